@@ -46,7 +46,7 @@ class Found:
 class Unpaced:
     """As many prompt tokens as fit."""
 
-    def allowance(self, num_prompts: int) -> int:
+    def allowance(self, num_prompts: int, num_decodes: int) -> int:
         """See `Pace.allowance`."""
         return BUDGET
 

@@ -36,7 +36,7 @@ async def prompts(engine: LocalEngine, count: int) -> list[Ids]:
     """As many different prompts."""
     text = "Say alpha beta gamma delta number {}."
     return [
-        (await engine.render(RenderInput([{"role": "user", "content": text.format(10 + i)}]))).ids
+        tuple((await engine.render(RenderInput([{"role": "user", "content": text.format(10 + i)}]))).ids)
         for i in range(count)
     ]
 

@@ -1,9 +1,9 @@
 """What fewer bits cost in quality, on the shipped model: `python -m benchmarks.quantization`.
 
 The model's distributions of the next token in held-out dialogues, wherever it was taught what to say: how far
-they are with int8, int4 and fp8 weights, and with keys and values in fp8, from those in bfloat16 (mean KL
-divergence), and how often the likeliest token is the same. bfloat16 beside float32 gives the scale. Then the
-shares of right answers, greedy, by skill.
+they are with int8, int4 and fp8 weights, with keys and values in fp8, and with those that come back from disk
+in int8, from those in bfloat16 (mean KL divergence), and how often the likeliest token is the same. bfloat16
+beside float32 gives the scale. Then the shares of right answers, greedy, by skill.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine import GenerateRequest, LocalEngine, ReaderParams, RenderInput, SamplingParams
 from engine.config import EngineConfig
+from engine.executor.block_memory import to_eight_bits
 from engine.kernels.fp8 import to_fp8
 from engine.model_folder import find_folder
 from engine.models import Attention, Model, load_model
@@ -38,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     "fp8": {"quantization": "fp8"},
     "fp8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+    "int8 KV on disk": {},
 }
 
 
@@ -53,6 +55,16 @@ def dense_in_fp8(layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, *
     return dense(layer, q, to_fp8(k).to(k.dtype), to_fp8(v).to(v.dtype), scale=scale)
 
 
+def dense_in_int8(layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **rest: Any) -> Tensor:
+    """The same with keys and values of the whole prompt as they come back from disk."""
+    return dense(layer, q, _from_disk(k), _from_disk(v), scale=scale)
+
+
+def _from_disk(x: Tensor) -> Tensor:
+    shares, scales = to_eight_bits(x.float().reshape(-1, x.shape[-1]).numpy())
+    return torch.from_numpy(shares * scales).to(x.dtype).view(x.shape)
+
+
 def taught(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[int]]:
     """A dialogue's tokens, and the places whose next token the model learned to say."""
     ids: list[int] = []
@@ -63,6 +75,10 @@ def taught(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[in
             places += range(len(ids) - 1, len(ids) + len(own) - 1)
         ids += own
     return ids, places
+
+
+ATTENTIONS: dict[str, Attention] = {"fp8 KV": dense_in_fp8, "int8 KV on disk": dense_in_int8}
+"""What differs where neither weights nor arithmetic do."""
 
 
 def distributions(
@@ -117,7 +133,7 @@ def main() -> None:
         models = {
             kind: load_model(EngineConfig(CHECKPOINT, cpu_kernels=False, **fields), CPU)
             for kind, fields in KINDS.items()
-            if kind != "fp8 KV"
+            if kind not in ATTENTIONS
         }
         print(f"{sum(len(places) for _, places in texts)} places of {len(texts)} dialogues\n")
         own = list(distributions(models["bfloat16"], texts))
@@ -125,10 +141,10 @@ def main() -> None:
         for kind in KINDS:
             if kind == "bfloat16":
                 continue
-            given = (models["bfloat16"], texts, dense_in_fp8) if kind == "fp8 KV" else (models[kind], texts)
-            divergence, equal = distance(own, distributions(*given))
+            model = models["bfloat16" if kind in ATTENTIONS else kind]
+            divergence, equal = distance(own, distributions(model, texts, ATTENTIONS.get(kind, dense)))
             print(f"| {kind} | {divergence:.5f} | {equal:.2%} |", flush=True)
-    for kind in KINDS if options.count else ():
+    for kind in [kind for kind in KINDS if KINDS[kind]] if options.count else ():
         print(f"\n{kind}:")
         with asyncio.Runner() as runner:
             engine = LocalEngine(CHECKPOINT, **KINDS[kind])

@@ -6,17 +6,19 @@ streams of a program; by turns, each behind a response that has listed the tools
 holds the second generation, the commits of the call and of its result, and the call itself. Prints medians
 and 95th percentiles of the seconds that a client waits.
 
-With `--waiting` a server process with the shipped model makes texts alone, and beside 64 responses that wait
-for a tool, by turns. Prints the tokens a second of both, and the processor time that a token takes of the
-server: that is steady where a busy machine makes the other swing.
+With `--waiting` two server processes with the shipped model make texts at once, one of them beside 64
+responses that wait for a tool; then the other one has those. Prints the tokens a second of both, and the
+processor time that a token takes of the server, which is steady where a busy machine makes the other swing;
+and whether the second is more by no more than 2 %.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
+import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -31,8 +33,11 @@ from tests.support.processes import ROOT, free_port, server_process
 
 ROUNDS = 200
 WARM = 20
-WAITING, WAITING_ROUNDS = 64, 9
-TEXTS, TOKENS = 8, 512
+WAITING = 64
+PAIRS, WARM_PAIRS = 30, 3
+TEXTS, TOKENS = 8, 64
+MOST = 1.02
+"""By how much a token may take more beside those that wait."""
 
 APPEND = 'call append {"line": "x"}'
 ASKED = {
@@ -115,27 +120,40 @@ async def measure(client: httpx.AsyncClient) -> None:
 
 
 async def main_waiting() -> None:
-    """Rounds by turns, and their medians."""
+    """Two servers at once, one of which has responses that wait; then the other one has them."""
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder)
-        async with mcp_process(data / "log") as url:
-            (data / "antiphon.toml").write_text(f'[mcp.servers.web]\nurl = "{url}"\n')
-            async with server_process(data, engine="local") as server, server.client() as client:
-                while (await client.get("/ready")).status_code != 200:
-                    await asyncio.sleep(0.1)
-                alone: list[Pace] = []
-                beside: list[Pace] = []
-                for _ in range(WAITING_ROUNDS):
-                    alone.append(await settled(client, server.child.pid))
-                    ids = await asyncio.gather(*(waiting(client) for _ in range(WAITING)))
-                    beside.append(await settled(client, server.child.pid))
-                    await asyncio.gather(*(client.post(f"/v1/responses/{each}/cancel") for each in ids))
-    told = {"tokens a second": 1.0, "microseconds of processor time a token": 1e6}
-    for at, (unit, scale) in enumerate(told.items()):
-        ratios = [there[at] / here[at] for here, there in zip(alone, beside, strict=True)]
-        medians = [scale * statistics.median(pace[at] for pace in paces) for paces in (alone, beside)]
-        print(f"{unit}: alone {medians[0]:.0f}, beside {WAITING} that wait for a tool {medians[1]:.0f}")
-        print(f"  ratio: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        async with (
+            mcp_process(Path(folder) / "log") as url,
+            local_server(Path(folder) / "first", url) as first,
+            local_server(Path(folder) / "second", url) as second,
+        ):
+            halves = [await half(*both) for both in ((first, second), (second, first))]
+    for at, what in enumerate(Pace._fields):
+        ratios = [[pair[1][at] / pair[0][at] for pair in pairs] for pairs in halves]
+        low, high = interval(ratios)
+        medians = [
+            statistics.median(pair[which][at] for pairs in halves for pair in pairs) for which in (0, 1)
+        ]
+        print(f"{what}: alone {medians[0]:.4g}, beside {WAITING} that wait for a tool {medians[1]:.4g}")
+        print(f"  ratio {middle(ratios):.4f}, with 95 % confidence {low:.4f} to {high:.4f}")
+        if what == "seconds_per_token":
+            verdict = "yes" if high <= MOST else "no" if low > MOST else "it cannot be said"
+            print(f"  at most {MOST:g}: {verdict}")
+
+
+@asynccontextmanager
+async def local_server(data: Path, url: str) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
+    """A server with the shipped model, on one thread: several wait for each other in loops, which on a busy
+    machine is most of what they do. Yields a client and its process id."""
+    data.mkdir(mode=0o700)
+    (data / "antiphon.toml").write_text(f'[mcp.servers.web]\nurl = "{url}"\n')
+    async with (
+        server_process(data, "--num-threads", "1", engine="local") as server,
+        server.client() as client,
+    ):
+        while (await client.get("/ready")).status_code != 200:
+            await asyncio.sleep(0.1)
+        yield client, server.child.pid
 
 
 class Pace(NamedTuple):
@@ -145,10 +163,33 @@ class Pace(NamedTuple):
     seconds_per_token: float
 
 
-async def settled(client: httpx.AsyncClient, pid: int) -> Pace:
-    """Medians of three times; another time before them ends what a change has begun."""
-    paces = [await texts(client, pid) for _ in range(4)][1:]
-    return Pace(*map(statistics.median, zip(*paces, strict=True)))
+async def half(
+    beside: tuple[httpx.AsyncClient, int], alone: tuple[httpx.AsyncClient, int]
+) -> list[tuple[Pace, Pace]]:
+    """Pairs of paces: of the server alone, and of the one that has responses that wait."""
+    client, _ = beside
+    ids = await asyncio.gather(*(waiting(client) for _ in range(WAITING)))
+    pairs = []
+    for number in range(-WARM_PAIRS, PAIRS):
+        # At once: whatever else the machine does, it does to both.
+        one, other = await asyncio.gather(texts(*alone), texts(*beside))
+        print(f"\r{number + 1} of {PAIRS} pairs", end="", file=sys.stderr, flush=True)
+        if number >= 0:
+            pairs.append((one, other))
+    await asyncio.gather(*(client.post(f"/v1/responses/{each}/cancel") for each in ids))
+    return pairs
+
+
+def middle(ratios: list[list[float]]) -> float:
+    """The ratio of both halves, in one of which each server has the part of the other."""
+    return statistics.geometric_mean(statistics.median(half) for half in ratios)
+
+
+def interval(ratios: list[list[float]]) -> tuple[float, float]:
+    """Where that ratio lies with 95 % confidence, by drawing pairs again (a bootstrap)."""
+    draw = random.Random(0)
+    found = sorted(middle([draw.choices(half, k=len(half)) for half in ratios]) for _ in range(2000))
+    return found[50], found[-51]
 
 
 async def texts(client: httpx.AsyncClient, pid: int) -> Pace:
@@ -162,9 +203,9 @@ async def texts(client: httpx.AsyncClient, pid: int) -> Pace:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has had of processors since it began."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    """What the threads of a process have had of processors since they began."""
+    told = (task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(each.split()[0]) for each in told) / 1e9
 
 
 async def waiting(client: httpx.AsyncClient) -> str:

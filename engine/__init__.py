@@ -48,6 +48,7 @@ from engine.types import (
     SamplingParams,
     Shape,
     Text,
+    TierStats,
     Timing,
     TokenLogprob,
     ToolShape,
@@ -137,6 +138,7 @@ __all__ = [
     "Text",
     "TextInput",
     "Tick",
+    "TierStats",
     "Timing",
     "TokenLogprob",
     "ToolShape",
@@ -156,9 +158,10 @@ __all__ = [
 
 
 def load_late_modules() -> None:
-    """Import what an engine imports when a request needs it: templates, and grammars. Takes half a second.
+    """Import what an engine imports when a request needs it: templates, arrays, grammars. Half a second.
 
     Whoever serves does this ahead of time: a process that has no descriptor left can import nothing.
     """
-    for name in ("jinja2.ext", "jinja2.meta", "jinja2.sandbox", "engine.structured.isolation.constraints"):
+    templates = ("jinja2.ext", "jinja2.meta", "jinja2.sandbox")
+    for name in (*templates, "engine.step", "engine.structured.isolation.constraints"):
         import_module(name)

@@ -13,6 +13,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
 KVDtype = Literal["auto", "fp8"]
+KVTierDtype = Literal["auto", "int8"]
 GenerationDefaults = Literal["auto", "none"]
 
 
@@ -38,6 +39,9 @@ class EngineConfig:
     block_size: int = 16  # tokens of a KV block
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
+    kv_disk_bytes: int = 10 << 30  # of saved KV on disk, at most; 0: none is saved
+    kv_disk_folder: Path | None = None  # where it lies; None: none is saved
+    kv_tier_dtype: KVTierDtype = "auto"  # what is saved on disk; auto: the same bits
     prefix_caching: bool = True  # requests may read the blocks that others have computed
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # folders of adapters, by name
     chat_template: str | None = None  # the text of a template that replaces the checkpoint's
@@ -65,6 +69,11 @@ class EngineConfig:
                 raise LoadError(f"{name} is {value}, and has to be at least {least}")
         if not self.step_timeout_s > 0:
             raise LoadError(f"step_timeout_s is {self.step_timeout_s}, and has to be more than 0")
+        if self.deterministic and self.kv_tier_dtype != "auto":
+            raise LoadError(
+                f"kv_tier_dtype {self.kv_tier_dtype} rounds what is read from disk, and tokens would "
+                "depend on that, which deterministic excludes"
+            )
         if not 0 <= self.assistant_confidence_threshold <= 1:
             raise LoadError("assistant_confidence_threshold is a probability, from 0 to 1")
 
@@ -83,6 +92,7 @@ class EngineConfig:
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache_bytes=None,
             num_blocks=None,
+            kv_disk_folder=None,
         )
 
 
@@ -91,6 +101,7 @@ _CHOICES = {
     "device": get_args(Device),
     "quantization": get_args(Quantization),
     "kv_cache_dtype": get_args(KVDtype),
+    "kv_tier_dtype": get_args(KVTierDtype),
     "generation_config": get_args(GenerationDefaults),
 }
 _LEAST = {
@@ -102,6 +113,7 @@ _LEAST = {
     "block_size": 1,
     "kv_cache_bytes": 1,
     "num_blocks": 1,
+    "kv_disk_bytes": 0,
     "num_threads": 1,
     "num_assistant_tokens": 0,
     "max_ngram_size": 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Protocol
 
 from engine.admission import Admission, Place
@@ -80,6 +80,36 @@ class Engine(Protocol):
 
     def let_go(self, name: str) -> None:
         """Nobody goes on from what was kept under this name, if anything was."""
+        ...
+
+    def save(
+        self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
+    ) -> None:
+        """Write the KV of a generation that has ended to disk, as far as it is still in the cache.
+
+        output: the token ids that it made. A later request that begins with the same tokens finds it there,
+        also after a restart. The name is that of a response or conversation, and belongs to the request's
+        owner; given again, it stands for what was saved last. until: unix seconds. It is no promise: what
+        computes in a moment is not saved, and what is worth least goes when there is no room.
+        `GenerateRequest.saved_as` does the same when a request ends.
+        """
+        ...
+
+    def forget(self, names: Collection[str]) -> None:
+        """Remove from disk what was saved under these names and under no other, and let nothing that still
+        runs save under them. It is done in the background; whoever has to know asks `saved_names`, or does it
+        again after a crash.
+        """
+        ...
+
+    def forget_owner(self, owner: str) -> None:
+        """The same with all names of an owner."""
+        ...
+
+    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+        """The names under which something is on disk, of one owner or of all; what was to be saved or
+        forgotten before this call has been.
+        """
         ...
 
     def stats(self) -> EngineStats:

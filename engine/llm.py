@@ -244,7 +244,7 @@ class LLM:
         if not isinstance(ask.prompt, RenderInput):
             return tuple(ask.prompt), ask.reader
         prompt = await self._engine.render(ask.prompt)
-        return prompt.ids, replace(ask.reader, starts_in=prompt.starts_in)
+        return tuple(prompt.ids), replace(ask.reader, starts_in=prompt.starts_in)
 
     # -- the loop's thread -----------------------------------------------------------------------------------
 

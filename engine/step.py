@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +14,12 @@ from engine.types import Done, EngineError, Timing
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+TokenIds = NDArray[np.int32]
+
+
+def token_array(ids: Sequence[int]) -> TokenIds:
+    """Token ids as numpy has them, not to be written to: an `array` of C ints is not copied."""
+    return np.frombuffer(ids, np.int32) if isinstance(ids, array) else np.array(ids, np.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,11 +117,12 @@ class GenerateRequest:
 
     `prefix` holds the token ids of this generation's durable chunks, oldest first: they are replayed to the
     reader (their chunks come out first, one for each, `replayed=True`) and count as output for penalties,
-    limits and the draw index. `prefix_logprobs`: theirs, where they were asked for.
+    limits and the draw index. `prefix_logprobs`: theirs, where they were asked for. `prompt_ids` may be what
+    `Prompt` has; nobody changes it.
     """
 
     id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
     sampling: SamplingParams
     reader: ReaderParams = ReaderParams()
     constraint: Constraint | None = None
@@ -135,6 +136,8 @@ class GenerateRequest:
     priority: int = 0  # lower runs first; one above 0 makes room for those below it while it runs
     adapter: str | None = None  # one of `ModelInfo.adapters`; None: the model as it is
     media: tuple[MediaSpan, ...] = ()
+    saved_as: str | None = None  # save its KV under this name when it ends (`Engine.save`)
+    saved_until: float | None = None  # unix seconds after which what is saved may go; None: no such time
     deadline: float | None = None  # time.monotonic() seconds; past it the request ends with DeadlineExceeded
     trace_headers: tuple[tuple[str, str], ...] = ()  # `traceparent` and the like, for servers asked for it
 
@@ -150,9 +153,13 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt, and where it leaves the model."""
+    """A rendered prompt, and where it leaves the model.
 
-    ids: tuple[int, ...]
+    ids: mostly an `array` of C ints, which is four bytes a token, and copied, compared and checked at once
+    where a tuple is gone through token by token. Others have it, too, so nobody may change it.
+    """
+
+    ids: Sequence[int]
     starts_in: Start = "text"
 
 
@@ -260,8 +267,8 @@ class Chunk:
 
     `token_ids` are exactly the tokens that count as output (a stop string cuts them); `logprobs` align with
     them when asked for. `reasoning_tokens` counts those of `token_ids` inside reasoning blocks, tags
-    included. `cached_tokens` (prompt tokens found in the prefix cache), `timing` and `prompt_logprobs` come
-    with the first chunk.
+    included. `cached_tokens` (prompt tokens found in the prefix cache or read from disk), `timing` and
+    `prompt_logprobs` come with the first chunk.
     """
 
     token_ids: tuple[int, ...]
@@ -323,6 +330,39 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """What of the KV cache is on disk, and what that was good for; totals grow, the rest are gauges.
+
+    state: "on", "off" (not asked for), "full" (the disk takes no more: what is there is still read) or "slow"
+    (left alone for a while); `why` says more. restores_refused: prefixes on disk that were computed instead,
+    by cause: `slower` (than computing), `late` (the disk took too long), `damaged`, `busy`, `room` (in the
+    pool), `state`. evictions: blocks, by cause: `quota`, `owner` (more than its share), `expired`,
+    `forgotten`, `damaged`. saves_refused: ends of which nothing was saved, by cause: `busy`, `small`
+    (computed in a moment), `state`.
+    """
+
+    state: Literal["on", "off", "full", "slow"] = "off"
+    why: str = ""
+    disk_bytes: int = 0
+    disk_bytes_limit: int = 0
+    files: int = 0
+    names: int = 0
+    blocks: int = 0
+    loading: int = 0  # sequences that wait for the disk
+    saving: int = 0  # ends whose blocks are on their way to it
+    saved_blocks_total: int = 0
+    saved_bytes_total: int = 0
+    save_seconds_total: float = 0.0
+    restored_tokens_total: int = 0
+    restored_bytes_total: int = 0
+    restore_seconds_total: float = 0.0  # of reading
+    saved_seconds_total: float = 0.0  # that computing would have taken longer, by the measured rates
+    restores_refused: Mapping[str, int] = field(default_factory=dict)
+    saves_refused: Mapping[str, int] = field(default_factory=dict)
+    evictions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine's counters; totals grow, the rest are gauges."""
 
@@ -345,6 +385,7 @@ class EngineStats:
     steps_total: int = 0
     drafts_total: int = 0  # draft tokens that were checked
     drafts_accepted_total: int = 0  # of those, the ones that were right
+    tier: TierStats = TierStats()
 
 
 # ------------------------------------------------------------------------------------------------------------

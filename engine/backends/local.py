@@ -11,7 +11,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from engine.admission import Admission, Place
 from engine.backends.generation import Generation, Mailbox, end_of_prefix, is_last
 from engine.backends.request_checks import check_request
 from engine.config import EngineConfig
-from engine.core import Abort, Call, Close, Credit, Inbox, Keep, LetGo, Submit
+from engine.core import Abort, Call, Close, Credit, Forget, Inbox, Keep, LetGo, Save, Submit
 from engine.model_folder import find_folder, read_sampling_defaults
 from engine.step import RowOutput
 from engine.tokenizer import Prompts, Tokenizer, open_dialect
@@ -42,10 +42,11 @@ from engine.types import (
     RenderInput,
     RequestFailed,
     SamplingDefaults,
+    TierStats,
 )
 
 if TYPE_CHECKING:
-    from engine.core import EngineLoop
+    from engine.core import EngineLoop, Tiering
     from engine.structured.isolation import Constraints, Matcher
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ log = logging.getLogger("antiphon.engine")
 LONG_PROMPT = 32 * 1024  # tokens; a look at each takes some 0.05 us, so of more it is taken in a thread
 
 LONG_SCORES = 256  # scored tokens of a prompt; each takes some 5 us, so more are read in a thread
+
+SAVING_S = 5.0  # at most, that closing waits for what is on its way to the disk
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
 
@@ -190,6 +193,8 @@ class LocalEngine:
                 await self._in_pool(lambda: self._thread.join(self._config.step_timeout_s))
             for handle, mailbox in self._mailboxes.items():
                 mailbox.put(RowOutput(handle, error=EngineDead("the engine was closed")))
+            if (tiering := self._loop.tiering) is not None:
+                await self._in_pool(lambda: tiering.disk.close(SAVING_S))
         if self._constraints is not None:
             await self._in_pool(self._constraints.close)
         self._pool.shutdown(wait=False)
@@ -212,7 +217,8 @@ class LocalEngine:
         if self._dialect.calls is not None:
             capabilities.add("calls")
         # a run that goes on elsewhere rounds differently: in f32 that is too little to change a token
-        if self._config.deterministic or str(self._loop.runner.kv_dtype) == "torch.float32":
+        exact = str(self._loop.runner.kv_dtype) == "torch.float32" and self._config.kv_tier_dtype == "auto"
+        if self._config.deterministic or exact:
             capabilities.add("exact_resume")
 
         def adapted(fingerprint: bytes) -> str:
@@ -257,6 +263,7 @@ class LocalEngine:
             steps_total=counters.steps,
             drafts_total=counters.drafts,
             drafts_accepted_total=counters.drafts_accepted,
+            tier=TierStats() if self._loop.tiering is None else self._loop.tiering.stats(),
         )
 
     def gpu(self) -> Mapping[str, float]:
@@ -394,6 +401,49 @@ class LocalEngine:
     def let_go(self, name: str) -> None:
         """See `Engine.let_go`."""
         self._inbox.put(LetGo(name))
+
+    def save(
+        self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
+    ) -> None:
+        """See `Engine.save`."""
+        self._inbox.put(Save(name, request, tuple(output), until))
+
+    def forget(self, names: Collection[str]) -> None:
+        """See `Engine.forget`."""
+        self._inbox.put(Forget(frozenset(names)))
+
+    def forget_owner(self, owner: str) -> None:
+        """See `Engine.forget_owner`."""
+        self._inbox.put(Forget(owner=owner))
+
+    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+        """See `Engine.saved_names`."""
+        return await self._on_disk(lambda tiering: tiering.disk.names(owner), frozenset())
+
+    async def saved(self) -> None:
+        """Wait until what was to be saved or forgotten so far has been, or could not be."""
+        await self._on_disk(lambda _: None, None)
+
+    async def _on_disk(self, work: Callable[[Tiering], T], otherwise: T) -> T:
+        """What some work says once the disk has done all that it was asked to; `otherwise`: where no KV is
+        saved."""
+        self._require_alive()
+        await self.settled()
+        tiering = self._loop.tiering
+        if tiering is None:
+            return otherwise
+        done: asyncio.Future[T] = self._asyncio.create_future()
+
+        def on_thread() -> None:
+            outcome: T | BaseException
+            try:
+                outcome = work(tiering)
+            except Exception as error:
+                outcome = error
+            self._post(lambda: _resolve(done, outcome))
+
+        tiering.disk.call(on_thread)
+        return await done
 
     def _drop(self, handle: int) -> None:
         """Have the engine thread forget a request, if it still runs there."""

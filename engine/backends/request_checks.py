@@ -6,7 +6,8 @@ The checks need no more than the request and `ModelInfo`. Constraints are checke
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 
 from engine.types import GenerateRequest, ModelInfo, PromptTooLong, RequestError, SamplingParams
 
@@ -26,13 +27,13 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 def check_request(request: GenerateRequest, info: ModelInfo) -> None:
     """Raise RequestError or PromptTooLong for what could never run."""
     limit, vocab_size, sampling = info.max_model_len, info.vocab_size, request.sampling
-    if not request.prompt_ids:
+    if not len(request.prompt_ids):
         raise RequestError("the prompt is empty")
     if len(request.prompt_ids) + 1 > limit:
         raise PromptTooLong(len(request.prompt_ids), limit)
     prefix = request.flat_prefix
     for what, ids in (("prompt", request.prompt_ids), ("prefix", prefix)):
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        if _is_outside(ids, vocab_size):
             raise RequestError(f"the {what} has a token id outside 0..{vocab_size - 1}")
     if len(prefix) > limit - len(request.prompt_ids):
         raise RequestError("the prefix does not fit behind the prompt")
@@ -43,10 +44,21 @@ def check_request(request: GenerateRequest, info: ModelInfo) -> None:
         raise RequestError("this model takes text only")
 
 
+def _is_outside(ids: Sequence[int], vocab_size: int) -> bool:
+    if not len(ids):
+        return False
+    if isinstance(ids, array):
+        from engine.step import token_array  # numpy, only where it is needed
+
+        known = token_array(ids)
+        return bool(known.min() < 0 or known.max() >= vocab_size)
+    return min(ids) < 0 or max(ids) >= vocab_size
+
+
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     biased = [token for token, _ in sampling.logit_bias]
     for field, ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        if _is_outside(ids, vocab_size):
             raise RequestError(f"{field} has a token id outside 0..{vocab_size - 1}", param=field)
     if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
         raise RequestError("logit_bias has a number that is not finite", param="logit_bias")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -178,6 +178,21 @@ class ScriptedEngine:
 
     def let_go(self, name: str) -> None:
         """Nothing was kept."""
+
+    def save(
+        self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
+    ) -> None:
+        """Nothing: there is no KV cache."""
+
+    def forget(self, names: Collection[str]) -> None:
+        """Nothing was saved."""
+
+    def forget_owner(self, owner: str) -> None:
+        """Nothing was saved."""
+
+    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+        """None."""
+        return frozenset()
 
     def stats(self) -> EngineStats:
         """Counters; there is no KV cache to count."""

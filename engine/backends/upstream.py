@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -197,6 +197,21 @@ class UpstreamEngine:
 
     def let_go(self, name: str) -> None:
         """Nothing was kept."""
+
+    def save(
+        self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
+    ) -> None:
+        """Nothing: the wire has no word for it."""
+
+    def forget(self, names: Collection[str]) -> None:
+        """Nothing was saved."""
+
+    def forget_owner(self, owner: str) -> None:
+        """Nothing was saved."""
+
+    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+        """None."""
+        return frozenset()
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`; a request waits until its first token has come, and KV is not ours to count."""

@@ -16,9 +16,21 @@ if TYPE_CHECKING:
     from engine.core.fair_share import FairShare
     from engine.core.kv_cache import KVCache
     from engine.core.loop import EngineLoop, build_loop
-    from engine.core.messages import Abort, Call, Close, Credit, Inbox, Keep, LetGo, Submit
+    from engine.core.messages import (
+        Abort,
+        Call,
+        Close,
+        Credit,
+        Forget,
+        Inbox,
+        Keep,
+        LetGo,
+        Save,
+        Submit,
+    )
     from engine.core.scheduler import Batch, Scheduler
     from engine.core.sequences import Sequence
+    from engine.core.tiering import Tiering
 else:
     __getattr__ = late(
         __name__,
@@ -28,9 +40,21 @@ else:
             "engine.core.fair_share": ("FairShare",),
             "engine.core.kv_cache": ("KVCache",),
             "engine.core.loop": ("EngineLoop", "build_loop"),
-            "engine.core.messages": ("Abort", "Call", "Close", "Credit", "Inbox", "Keep", "LetGo", "Submit"),
+            "engine.core.messages": (
+                "Abort",
+                "Call",
+                "Close",
+                "Credit",
+                "Forget",
+                "Inbox",
+                "Keep",
+                "LetGo",
+                "Save",
+                "Submit",
+            ),
             "engine.core.scheduler": ("Batch", "Scheduler"),
             "engine.core.sequences": ("Sequence",),
+            "engine.core.tiering": ("Tiering",),
         },
     )
 
@@ -42,14 +66,17 @@ __all__ = [
     "Credit",
     "EngineLoop",
     "FairShare",
+    "Forget",
     "Inbox",
     "KVCache",
     "Keep",
     "LetGo",
     "Rows",
+    "Save",
     "Scheduler",
     "Sequence",
     "Submit",
+    "Tiering",
     "build_loop",
     "of_device",
 ]

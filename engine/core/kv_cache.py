@@ -14,7 +14,8 @@ import os
 import struct
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -41,13 +42,23 @@ MAX_PIECES = 1024
 class BlockHasher:
     """Chained 128-bit keyed BLAKE2b over (parent, tokens, media); salts and adapter are in the chain's root.
 
-    The key is drawn per process, so nobody can prepare a collision. The keys of long prompts are remembered
+    The key is drawn at random, so nobody can prepare a collision. The keys of long prompts are remembered
     piece by piece, because a turn of a conversation begins with all that the turn before it had.
     """
 
-    def __init__(self, block_size: int, max_pieces: int = MAX_PIECES) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        max_pieces: int = MAX_PIECES,
+        *,
+        secret: bytes | None = None,
+        adapters: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """secret: the key, where digests have to be the same after a restart. adapters: what each computes,
+        by name: then another one may have its name."""
         self._block_size = block_size
-        self._secret = os.urandom(32)
+        self._secret = os.urandom(32) if secret is None else secret
+        self._adapters = adapters or {}
         self._max_pieces = max_pieces
         # By the digest in front of a piece and its tokens; those used last are last.
         self._pieces: OrderedDict[tuple[bytes, bytes], list[BlockKey]] = OrderedDict()
@@ -55,8 +66,8 @@ class BlockHasher:
     def root(self, owner: str, cache_salt: str, adapter: str | None) -> bytes:
         """The parent of a sequence's first block: sequences of different roots never share one."""
         digest = hashlib.blake2b(digest_size=16, key=self._secret)
-        for part in (owner, cache_salt, adapter or ""):
-            data = part.encode("utf-8", "surrogatepass")
+        parts = [part.encode("utf-8", "surrogatepass") for part in (owner, cache_salt, adapter or "")]
+        for data in (*parts, self._adapters.get(adapter or "", b"")):
             digest.update(struct.pack("<Q", len(data)) + data)
         return digest.digest()
 
@@ -149,10 +160,11 @@ class BlockPool:
 
     def retain(self, blocks: Iterable[int]) -> None:
         """Add a reference to blocks found by `find`."""
-        for block in blocks:
-            if self._references[block] == 0:
-                del self._unreferenced(block)[block]
-            self._references[block] += 1
+        references, cached, kept = self._references, self._cached, self._kept
+        for block in blocks:  # as many as the history has: what is looked up once is not looked up again
+            if references[block] == 0 and cached.pop(block, self) is self:
+                del kept[block]
+            references[block] += 1
 
     def release(self, blocks: Sequence[int], *, forget: bool = False) -> list[int]:
         """Drop a reference; the last block given is evicted first later on. Returns those without references
@@ -161,17 +173,18 @@ class BlockPool:
         `forget`: their content is bad, they must never be found again.
         """
         unreferenced = []
+        references, keys, promises = self._references, self._keys, self._promises
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if self._references[block]:
+            references[block] -= 1
+            if references[block]:
                 continue
             unreferenced.append(block)
             if forget:
                 self._unpublish(block)
-            if block in self._keys:
-                self._unreferenced(block)[block] = None
-            else:
+            if (key := keys.get(block)) is None:
                 self._free.append(block)
+            else:
+                (self._kept if promises and key.digest in promises else self._cached)[block] = None
         return unreferenced
 
     def publish(self, block: int, key: BlockKey) -> None:
@@ -188,9 +201,11 @@ class BlockPool:
     def find_prefix(self, chain: Sequence[BlockKey], limit: int) -> list[int]:
         """The blocks of the first `limit` keys, up to the first that there is none for."""
         blocks: list[int] = []
+        found, keys = self._by_digest, self._keys
         for key in chain[:limit]:
-            block = self._by_digest.get(key.digest)
-            if block is None or self._keys[block] != key:
+            block = found.get(key[0])
+            # The key of a block that this process hashed before is mostly the same object.
+            if block is None or ((known := keys[block]) is not key and known != key):
                 break
             blocks.append(block)
         return blocks
@@ -198,6 +213,10 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         """True when no sequence refers to the block."""
         return self._references[block] == 0
+
+    def num_unreferenced(self, blocks: Sequence[int]) -> int:
+        """How many of the blocks no sequence refers to."""
+        return sum(not self._references[block] for block in blocks)
 
     def promise(self, chain: Iterable[BlockKey]) -> list[bytes]:
         """Evict what there is of a chain after all that is not promised. Returns whose promises `withdraw`
@@ -268,6 +287,13 @@ class Hit(NamedTuple):
     blocks: tuple[list[int], ...]
 
 
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Blocks that are referred to without being in a slot's table, by group."""
+
+    blocks: list[list[int]]
+
+
 class KVCache:
     """Block tables of all groups, by slot (a running sequence's place in the batch arrays)."""
 
@@ -289,6 +315,7 @@ class KVCache:
         self.num_blocks = np.zeros(max_seqs, np.int64)  # blocks a slot has had; the live ones end here
         self.starts = np.zeros((len(groups), max_seqs), np.int64)  # and begin here
         self.num_releases = 0  # grows whenever blocks may have become available
+        self._holds: set[Hold] = set()
         self._waits: dict[str, tuple[float, list[list[bytes]]]] = {}  # until when, and the pools' promises
 
     def match(self, chain: Sequence[BlockKey], limit: int) -> Hit:
@@ -304,7 +331,7 @@ class KVCache:
             if missing is None:
                 break
             num_blocks = missing  # no prefix that ends after a missing block and still reaches it will do
-        starts = tuple(self._first_live(group, num_blocks * self.block_size) for group in self.groups)
+        starts = tuple(self.first_live(group, num_blocks * self.block_size) for group in self.groups)
         blocks, prefixes = [], iter(whole)
         for group, pool, start in zip(self.groups, self.pools, starts, strict=True):
             if group.window is None:
@@ -319,13 +346,13 @@ class KVCache:
         for group, pool in zip(self.groups, self.pools, strict=True):
             if group.window is None:
                 continue
-            first = self._first_live(group, num_blocks * self.block_size)
+            first = self.first_live(group, num_blocks * self.block_size)
             for i in range(num_blocks - 1, first - 1, -1):
                 if pool.find(chain[i]) is None:
                     return i
         return None
 
-    def _first_live(self, group: LayerGroup, num_computed: int) -> int:
+    def first_live(self, group: LayerGroup, num_computed: int) -> int:
         """The first block that the token at position `num_computed` can still reach."""
         if group.window is None:
             return 0
@@ -340,7 +367,7 @@ class KVCache:
             needed = total - hit.num_blocks
             if group.window is not None:
                 needed = min(needed, -(-(group.window + max_chunk) // self.block_size) + 2)
-            revived = sum(pool.is_cached(block) for block in blocks)
+            revived = pool.num_unreferenced(blocks)
             if needed + revived > pool.num_available:
                 return False
         return True
@@ -376,7 +403,7 @@ class KVCache:
     def trim(self, slot: int, num_computed: int) -> None:
         """Release blocks that have left their group's window."""
         for g, group in enumerate(self.groups):
-            start, live = int(self.starts[g, slot]), self._first_live(group, num_computed)
+            start, live = int(self.starts[g, slot]), self.first_live(group, num_computed)
             if live > start:
                 self.num_releases += 1
                 self.pools[g].release(self.tables[g][slot, start:live].tolist())
@@ -395,6 +422,32 @@ class KVCache:
             self.starts[g, slot] = 0
         self.num_blocks[slot] = 0
         return unreferenced
+
+    def hold(self, blocks: Sequence[Sequence[int]]) -> Hold:
+        """Refer to blocks that were found, by group, until they are dropped."""
+        hold = Hold([list(own) for own in blocks])
+        for pool, own in zip(self.pools, hold.blocks, strict=True):
+            pool.retain(own)
+        self._holds.add(hold)
+        return hold
+
+    def reserve(self, counts: Sequence[int]) -> Hold | None:
+        """Take so many blocks of each group; None where they are not to be had."""
+        if any(pool.num_available < count for pool, count in zip(self.pools, counts, strict=True)):
+            return None
+        hold = Hold([pool.allocate(count) for pool, count in zip(self.pools, counts, strict=True)])
+        self._holds.add(hold)
+        return hold
+
+    def drop(self, hold: Hold, *, but: Sequence[Sequence[int]] | None = None) -> None:
+        """Let go of what is held; but: blocks by group that stay held."""
+        self.num_releases += 1
+        kept = [set(own) for own in but] if but is not None else [set[int]() for _ in self.pools]
+        for g, pool in enumerate(self.pools):
+            pool.release([block for block in hold.blocks[g] if block not in kept[g]])
+            hold.blocks[g] = [block for block in hold.blocks[g] if block in kept[g]]
+        if not any(hold.blocks):
+            self._holds.discard(hold)
 
     def keep(self, name: str, chain: Sequence[BlockKey], until: float) -> None:
         """Evict what there is of a chain after what nobody waits for: until this time (time.monotonic
@@ -417,10 +470,11 @@ class KVCache:
         return any(group.window is not None for group in self.groups)
 
     def check_integrity(self, slots: Iterable[int]) -> None:
-        """Raise AssertionError unless every block is free, cached, or in the tables of just these slots."""
+        """Raise AssertionError unless every block is free, cached, held, or in the tables of just these
+        slots."""
         slots = list(slots)
         for g, pool in enumerate(self.pools):
-            used: dict[int, int] = {}
+            used = dict(Counter(block for hold in self._holds for block in hold.blocks[g]))
             for slot in slots:
                 for block in self.tables[g][
                     slot, int(self.starts[g, slot]) : int(self.num_blocks[slot])

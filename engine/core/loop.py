@@ -26,11 +26,26 @@ from engine.core.batch_state import Rows
 from engine.core.determinism_check import prove
 from engine.core.draft_model import open_assistant
 from engine.core.failures import of_device, without
-from engine.core.kv_cache import KVCache
-from engine.core.messages import Abort, Call, Close, Command, Credit, Inbox, Keep, LetGo, Submit
+from engine.core.kv_cache import BlockHasher, KVCache
+from engine.core.messages import (
+    Abort,
+    Call,
+    Close,
+    Command,
+    Credit,
+    Forget,
+    Inbox,
+    Keep,
+    LetGo,
+    Save,
+    Submit,
+    Update,
+)
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
+from engine.core.tier_opening import open_tier
+from engine.core.tiering import Tiering
 from engine.core.token_masks import ask_masks, make_masks, see_taken, take_drawn
 from engine.executor import Forwarded, PoolSizes, Runner, StepResult, size_pools
 from engine.models import ModelSpec, load_model
@@ -123,9 +138,11 @@ class EngineLoop:
         max_model_len: int,
         max_num_seqs: int,
         speculation: Speculation,
+        tiering: Tiering | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
+        self.tiering = tiering
         self.lock = threading.Lock()  # held while the books change, never during a forward
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
@@ -174,6 +191,7 @@ class EngineLoop:
         if in_flight is None:
             self._speculation.propose(self.scheduler.running)
         with self.lock:
+            self.scheduler.give_up_late_loads(time.monotonic())
             for sequence in self.scheduler.expired(time.monotonic()):
                 self.scheduler.finish(sequence)
                 outputs.append(RowOutput(sequence.handle, error=DeadlineExceeded("the deadline passed")))
@@ -191,6 +209,7 @@ class EngineLoop:
         self, batch: Batch, forwarded: Forwarded | None, began: float, outputs: list[RowOutput]
     ) -> None:
         """Compute and draw a batch, and book what came of it; `began`: when the step did."""
+        spans = None if self.tiering is None or forwarded is not None else self._prompt_spans(batch)
         parts, failed = self._compute(batch, forwarded)
         counters = self.scheduler.counters
         with self.lock:
@@ -200,10 +219,23 @@ class EngineLoop:
                 self._fail(sequence, error, outputs)
             for part in parts:
                 self._settle(part, outputs)
+            seconds = time.perf_counter() - began
             if batch.num_beside is not None:
-                self.scheduler.pace.took(batch.num_beside, time.perf_counter() - began)
+                self.scheduler.pace.took(batch.num_beside, seconds)
+            if self.tiering is not None and spans and len(parts) == 1:
+                beside = 0.0 if batch.num_beside is None else self.scheduler.pace.plain_s
+                self.tiering.computed(spans, seconds - beside)
         if not parts:
             self._probe_device()
+
+    def _prompt_spans(self, batch: Batch) -> list[tuple[int, int]]:
+        """From which position to which a batch computes prompts, or what was preempted."""
+        starts = self.scheduler.rows.num_computed[batch.slots].tolist()
+        return [
+            (start, start + count)
+            for sequence, start, count in zip(batch.sequences, starts, batch.counts.tolist(), strict=True)
+            if sequence.began is None
+        ]
 
     def _schedule(self, outputs: list[RowOutput]) -> Batch | None:
         """The next batch. A sequence that cannot be scheduled is ended, and the others are scheduled anew."""
@@ -357,6 +389,14 @@ class EngineLoop:
                     self.scheduler.keep(command)
             elif isinstance(command, LetGo):
                 self.scheduler.kv.let_go(command.name)
+            elif isinstance(command, Save):
+                with without("saving KV on disk"):
+                    self.scheduler.save(command)
+            elif isinstance(command, Forget):
+                self.scheduler.forget(command)
+            elif isinstance(command, Update):
+                with without("moving KV to or from disk"):
+                    command.function()
             elif isinstance(command, Close):
                 self._closed = True
         if isinstance(command, Call):
@@ -585,6 +625,12 @@ def build_loop(
     rows = Rows(config.max_num_seqs, sizes.max_len)
     if config.deterministic:
         prove(runner, kv, rows)
+    adapters = model.spec.adapters
+    secret, tiering = None, None
+    if config.kv_disk_folder is not None and config.kv_disk_bytes and config.prefix_caching:
+        secret, tiering = open_tier(
+            config, runner, kv, rows, tell=lambda function: inbox.put(Update(function))
+        )
     scheduler = Scheduler(
         kv,
         rows,
@@ -592,8 +638,10 @@ def build_loop(
         max_model_len=sizes.max_len,
         max_undelivered=config.max_undelivered,
         eos_token_ids=eos_token_ids,
-        adapters={name: number for number, (name, _) in enumerate(model.spec.adapters, 1)},
+        adapters={name: number for number, (name, _) in enumerate(adapters, 1)},
         prefix_caching=config.prefix_caching,
+        hasher=BlockHasher(config.block_size, secret=secret, adapters=dict(adapters)),
+        tiering=tiering,
     )
     drafter: Drafter = Lookup(config.max_ngram_size)
     if config.draft_model is not None:
@@ -612,6 +660,7 @@ def build_loop(
             num_assistant_tokens=config.num_assistant_tokens,
             room=ROOM[runner.device.type],
         ),
+        tiering=tiering,
     )
 
 

@@ -65,8 +65,33 @@ class LetGo:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Write the KV of a generation that has ended to disk (see `Engine.save`). until: unix seconds."""
+
+    name: str
+    request: GenerateRequest
+    output: tuple[int, ...]
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Remove what was saved under these names, or, where one is given, all that is an owner's."""
+
+    names: frozenset[str] = frozenset()
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Run a function on the engine thread, between two steps."""
+
+    function: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Run a function on the engine thread that changes the books."""
 
     function: Callable[[], None]
 
@@ -76,5 +101,5 @@ class Close:
     """End the engine thread."""
 
 
-Command = Submit | Abort | Credit | Keep | LetGo | Call | Close
+Command = Submit | Abort | Credit | Keep | LetGo | Save | Forget | Call | Update | Close
 Inbox = SimpleQueue[Command]

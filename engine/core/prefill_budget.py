@@ -37,15 +37,23 @@ class Pace:
         self._smaller = False
         self._weight = self._count = self._count2 = self._extra = self._product = 0.0  # sums that fade
 
-    def allowance(self, num_prompts: int) -> int:
-        """Prompt tokens of the next step, if so many prompts wait for theirs and others decode."""
-        room = max(STRETCH * num_prompts * self._plain - self._fixed, self._fixed)
-        wanted = GROWTH * self._largest
+    def allowance(self, num_prompts: int, num_decodes: int) -> int:
+        """Prompt tokens of the next step, if so many prompts wait for theirs beside so many sequences that
+        decode. Where more wait than would be held up, holding up costs less than waiting.
+        """
+        outnumbered = max(1.0, num_prompts / max(1, num_decodes))
+        room = max(STRETCH * num_prompts * outnumbered * self._plain - self._fixed, self._fixed)
+        wanted = GROWTH * self._largest * outnumbered
         if self._cost > 0:
             wanted = min(room / self._cost, wanted)
         if self._smaller:
             wanted *= SMALLER
         return min(self._most, max(LEAST, round(wanted)))
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a step in which nothing but decodes is computed; 0: not known."""
+        return self._plain
 
     def took(self, num_prompt: int, seconds: float) -> None:
         """A step with decodes took so long; `num_prompt` of its tokens were of prompts."""

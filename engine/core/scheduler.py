@@ -23,11 +23,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Rows, noise_key
+from engine.core.failures import without
 from engine.core.kv_cache import BlockHasher, BlockKey, Hit, KVCache
-from engine.core.messages import Keep, Submit
+from engine.core.messages import Forget, Keep, Save, Submit
 from engine.core.prefill_budget import Pace
 from engine.core.sequences import Sequence, WaitingQueue
-from engine.step import Ints
+from engine.core.tiering import Owned, Room, Tiering
+from engine.step import Ints, token_array
 from engine.types import CACHED_TOKEN, GenerateRequest
 
 LONG = 2
@@ -132,8 +134,11 @@ class Scheduler:
         eos_token_ids: tuple[int, ...],
         adapters: Mapping[str, int] | None = None,
         prefix_caching: bool = True,
+        hasher: BlockHasher | None = None,
+        tiering: Tiering | None = None,
     ) -> None:
-        """adapters: their numbers, by name. prefix_caching: whether requests find what others computed."""
+        """adapters: their numbers, by name. prefix_caching: whether requests find what others computed.
+        tiering: where what has left the pool is found; with it, `hasher` has a secret that stays."""
         self.kv = kv
         self.rows = rows
         self.counters = Counters()
@@ -142,7 +147,10 @@ class Scheduler:
         self._parked: dict[int, Sequence] = {}  # preempted, and waiting for their consumers
         self._live: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
-        self._hasher = BlockHasher(kv.block_size)
+        self._hasher = hasher or BlockHasher(kv.block_size)
+        self._tiering = tiering
+        if tiering is not None:
+            tiering.go_on = self.go_on
         self._prefix_caching = prefix_caching
         self.pace = Pace(max_num_batched_tokens)
         self._newest = -1  # the highest handle so far
@@ -167,7 +175,9 @@ class Scheduler:
     def add(self, submit: Submit) -> None:
         """Queue a request; its checks are done, it fits the context."""
         request, sampling = submit.request, submit.request.sampling
-        prefix = [token for chunk in request.prefix for token in chunk]
+        tokens = token_array(request.prompt_ids)
+        if request.prefix:
+            tokens = np.concatenate((tokens, token_array(request.flat_prefix)))
         stops = set(sampling.stop_token_ids)
         # a grammar allows the end of turn only where the shape may end: it always ends the sequence then
         if not sampling.ignore_eos or submit.matcher is not None:
@@ -178,12 +188,13 @@ class Scheduler:
             handle=submit.handle,
             request=request,
             matcher=submit.matcher,
-            tokens=np.array([*request.prompt_ids, *prefix], np.int32),
+            tokens=tokens,
             root=self._hasher.root(request.owner, salt, request.adapter),
             stop_ids=frozenset(stops),
             limit=min(len(request.prompt_ids) + sampling.max_tokens, self._max_model_len),
             credit=self._max_undelivered,
             submitted=submit.at,
+            saved_as=request.saved_as,
         )
         was_contested = self.waiting.is_contested
         self.waiting.push(sequence)
@@ -220,7 +231,10 @@ class Scheduler:
     @property
     def next_deadline(self) -> float | None:
         """time.monotonic seconds of the earliest deadline, perhaps of a sequence that is gone."""
-        return self._deadlines[0][0] if self._deadlines else None
+        due = [self._deadlines[0][0]] if self._deadlines else []
+        if self._tiering is not None and self._tiering.next_deadline is not None:
+            due.append(self._tiering.next_deadline)
+        return min(due, default=None)
 
     def finish(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:
         """Drop a sequence wherever it is; returns its blocks by group if their content is bad (`forget`)."""
@@ -228,26 +242,67 @@ class Scheduler:
         blocks: list[list[int]] = []
         if sequence.slot >= 0:
             self.running.remove(sequence)
+            num_saved = 0 if forget else sequence.num_published
             blocks = self._vacate(sequence, forget=forget)
-        elif self._parked.pop(sequence.handle, None) is None:
+            if self._tiering is not None and sequence.saved_as is not None and num_saved:
+                request = sequence.request
+                owned = Owned(sequence.saved_as, request.owner, request.saved_until)
+                with without("saving KV on disk"):
+                    self._tiering.save(owned, sequence.chain[:num_saved])
+        elif self._parked.pop(sequence.handle, None) is None and not self._is_loading(sequence):
             self.waiting.remove(sequence)
+        if self._tiering is not None:
+            self._tiering.leave(sequence)
         if not self._live:
             self.waiting.forget()
         return blocks if forget else []
 
     def keep(self, keep: Keep) -> None:
         """Evict the KV of a request that has ended after what nobody waits for."""
-        request = keep.request
         if self._prefix_caching:  # nobody could find it otherwise
-            root = self._hasher.root(request.owner, request.cache_salt, request.adapter)
-            tokens = np.array([*request.prompt_ids, *keep.output], np.int32)
-            chain: list[BlockKey] = []
-            self._hasher.extend(chain, root, tokens, _media(request))
-            self.kv.keep(keep.name, chain, keep.until)
+            self.kv.keep(keep.name, self._chain_of(keep.request, keep.output), keep.until)
+
+    def save(self, save: Save) -> None:
+        """Write the KV of a request that has ended to disk, as far as it is still in the pool."""
+        if self._tiering is not None:
+            owned = Owned(save.name, save.request.owner, save.until)
+            self._tiering.save(owned, self._chain_of(save.request, save.output))
+
+    def _chain_of(self, request: GenerateRequest, output: tuple[int, ...]) -> list[BlockKey]:
+        """The keys of the blocks that a request has left."""
+        root = self._hasher.root(request.owner, request.cache_salt, request.adapter)
+        tokens = np.concatenate((token_array(request.prompt_ids), token_array(output)))
+        chain: list[BlockKey] = []
+        self._hasher.extend(chain, root, tokens, _media(request))
+        return chain
+
+    def forget(self, forget: Forget) -> None:
+        """Remove what was saved from disk, and let no sequence save under these names."""
+        for sequence in self._live.values():
+            if sequence.saved_as in forget.names or sequence.request.owner == forget.owner:
+                sequence.saved_as = None
+        if self._tiering is not None:
+            self._tiering.forget(forget)
+
+    def give_up_late_loads(self, now: float) -> None:
+        """Sequences whose prompts the disk has not brought in time compute them."""
+        if self._tiering is not None:
+            self._tiering.give_up_late(now)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """What a sequence waited for has been read, or will not be."""
+        if sequence.credit > 0:
+            self.waiting.push(sequence, front=True)
+        else:
+            self._parked[sequence.handle] = sequence
+
+    def _is_loading(self, sequence: Sequence) -> bool:
+        return self._tiering is not None and self._tiering.is_loading(sequence)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self._parked)
+        num_loading = 0 if self._tiering is None else self._tiering.num_loading
+        return len(self.waiting) + len(self._parked) + num_loading
 
     @property
     def num_paused(self) -> int:
@@ -282,7 +337,7 @@ class Scheduler:
             short.add(self.waiting.rank(newcomer))
         halved = {sequence.handle for sequence, _ in prefills if self.waiting.rank(sequence) in short} & long
         num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
-        beside = self.pace.allowance(num_prompts)
+        beside = self.pace.allowance(num_prompts, len(decodes))
         filling = Filling(self._budget, beside, long=frozenset(long), halved=frozenset(halved))
         self._go_on(filling, decodes)
         for sequence, _ in filling.chosen.values():
@@ -362,6 +417,12 @@ class Scheduler:
         """
         needed = int(self.rows.num_computed[sequence.slot]) + count
         while not self.kv.grow(sequence.slot, needed):
+            if self._tiering is not None:
+                way = self._tiering.make_room()
+                if way == "wait":
+                    return False
+                if way == "again":
+                    continue
             victim = self._victim()
             filling.chosen.pop(victim.handle, None)
             self.preempt(victim)
@@ -449,10 +510,17 @@ class Scheduler:
             wanted = min(len(sequence.tokens) + 1, self._max_model_len)
             if not self.rows.num_free or not self.kv.fits(hit, wanted, self._most):
                 if yields is None:
-                    self._held_back = (sequence.handle, self.kv.num_releases)
+                    way = self._make_room_for(sequence)
+                    if way == "again":
+                        continue
+                    if way == "none":
+                        self._held_back = (sequence.handle, self.kv.num_releases)
                     break
                 filling.chosen.pop(yields.handle, None)
                 self.preempt(yields)
+                continue
+            if self._restores(sequence, hit, limit):
+                self.waiting.pop()
                 continue
             self._start(sequence, hit)
             num_hit = hit.num_blocks * self.kv.block_size
@@ -460,6 +528,21 @@ class Scheduler:
             if self._grow(sequence, count, filling):
                 filling.put(sequence, count)
                 self.waiting.charge(sequence, num_hit + count)
+
+    def _restores(self, sequence: Sequence, hit: Hit, limit: int) -> bool:
+        """Whether a sequence waits for the disk from now on."""
+        if self._tiering is not None:
+            with without("reading KV from disk"):
+                return self._tiering.restore(sequence, hit, limit)
+        return False
+
+    def _make_room_for(self, sequence: Sequence) -> Room:
+        """What is pinned for others, or being saved, gives way to the one whose turn it is."""
+        if self._tiering is None:
+            return "none"
+        if self._tiering.unpin_other(sequence):
+            return "again"
+        return "none" if self.running else self._tiering.make_room()
 
     def _is_being_computed(self, key: BlockKey, index: int) -> bool:
         rows = self.rows
@@ -487,6 +570,8 @@ class Scheduler:
         sequence.slot = slot
         insort(self.running, sequence, key=lambda other: other.request.priority)
         self.kv.attach(slot, hit)
+        if self._tiering is not None:
+            self._tiering.unpin(sequence)
         sequence.num_published = hit.num_blocks
         self.rows.num_computed[slot] = num_hit
         self.waiting.charge(sequence, num_hit, CACHED_TOKEN)

@@ -42,6 +42,8 @@ class Sequence:
     started: float = 0.0  # when it was first in a step
     slow: bool = False  # making its masks takes long
     move: Move | None = None  # what its grammar was asked last
+    saved_as: str | None = None  # the name that its KV is saved under when it ends
+    num_restores: int = 3  # how often more of its prompt may be read from disk
     unsettled: bool = False  # what that took of the tokens drawn last is not known yet
 
     @property

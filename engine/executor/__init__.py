@@ -6,9 +6,19 @@ numbers do not depend on the batch.
 
 from __future__ import annotations
 
+from engine.executor.block_memory import block_memory
 from engine.executor.deterministic import ROWS
 from engine.executor.gpu_readings import gpu_readings
 from engine.executor.kv_sizing import PoolSizes, size_pools
 from engine.executor.runner import Forwarded, Runner, StepResult
 
-__all__ = ["ROWS", "Forwarded", "PoolSizes", "Runner", "StepResult", "gpu_readings", "size_pools"]
+__all__ = [
+    "ROWS",
+    "Forwarded",
+    "PoolSizes",
+    "Runner",
+    "StepResult",
+    "block_memory",
+    "gpu_readings",
+    "size_pools",
+]

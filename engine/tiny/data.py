@@ -14,7 +14,7 @@ from engine.tiny.extract import extract
 from engine.tiny.manners import follow
 from engine.tiny.offers import Offer, offers, same_family, use_tool
 from engine.tiny.phrases import listed
-from engine.tiny.situations import SITUATIONS
+from engine.tiny.situations import SITUATIONS, branches
 from engine.tiny.talk import (
     arithmetic,
     count,
@@ -46,16 +46,16 @@ MIX: dict[str, float] = {
     "chain": 0.07,
     "extract": 0.15,
     "follow": 0.07,
-    "natural": 0.08,
+    "natural": 0.06,
     "natural_arguments": 0.24,
-    "no_parameters": 0.05,
-    "natural_parallel": 0.2,
-    "natural_chain": 0.2,
+    "no_parameters": 0.04,
+    "natural_parallel": 0.12,
+    "natural_chain": 0.12,
     "natural_decline": 0.14,
-    "tool_error": 0.14,
-    "follow_up": 0.12,
-    "server_tool": 0.2,
-    "rounds": 0.4,
+    "tool_error": 0.08,
+    "follow_up": 0.1,
+    "server_tool": 0.25,
+    "rounds": 0.25,
 }
 """How often a dialogue is made to show each skill, relative to the others."""
 PLAIN: dict[str, Callable[[Words], Turn]] = {
@@ -141,6 +141,26 @@ def _others(words: Words, tools: list[Json]) -> list[Json]:
     room = words.rng.randint(0, 5 - len(tools))
     extra = offers(words, 1, room) if room else []
     return [one.tool for one in extra if not any(same_family(one.name, name) for name in names)]
+
+
+def families(seed: int, long_text: float = 0.08, branched: float = 0.06) -> Iterator[list[Dialogue]]:
+    """Dialogues for training for ever, together those that share their system message and their tools.
+
+    branched: how often they are several; otherwise they are one of the mix. Several have ten times the tokens
+    to learn that one has, so a small share of them is much of what is learned.
+    """
+    rng = random.Random(f"{seed}/families")
+    words = Words(rng, "train")
+    skills, weights = list(MIX), list(MIX.values())
+    while True:
+        if rng.random() >= branched:
+            yield [make_dialogue(words, rng.choices(skills, weights)[0], long_text)]
+            continue
+        turns, tools = branches(words)
+        rng.shuffle(tools)
+        thinking = rng.random() > 0.05
+        system = [Message("system", rng.choice(SYSTEMS))] if rng.random() < 0.3 else []
+        yield [Dialogue(turn.skill, (*system, *turn.messages), tuple(tools), thinking) for turn in turns]
 
 
 def dialogues(

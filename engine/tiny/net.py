@@ -1,12 +1,13 @@
 """The training-time network: a minimal Qwen3 decoder whose parameters carry the Hugging Face names.
 
 It computes the same function as transformers' `Qwen3ForCausalLM` (checked by a test), but casts its matrices
-to one compute dtype, takes right-padded batches of whole documents, and runs the output head only where there
-is a loss. That is what makes training on two CPU cores bearable.
+to one compute dtype, takes rows packed with whole documents whose branches share a beginning, and runs the
+output head only where there is a loss. That is what makes training on two CPU cores bearable.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,25 +35,18 @@ class NetConfig:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32 as Qwen3 does."""
+    """The weight of a root-mean-square norm."""
 
-    def __init__(self, size: int, eps: float, init: float = 1.0) -> None:
+    def __init__(self, size: int, init: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((size,), init))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps).to(x.dtype)
 
 
 class Linear(nn.Linear):
-    """A bias-free linear map that computes in the dtype of its input, whatever its own."""
+    """The weight of a linear map without a bias."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight.to(input.dtype))
 
 
 def rope_tables(positions: Tensor, config: NetConfig) -> tuple[Tensor, Tensor]:
@@ -64,66 +58,173 @@ def rope_tables(positions: Tensor, config: NetConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to [batch, heads, length, head_dim]."""
+    """Apply the rotary embedding to [heads, length, head_dim]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 BLOCK = 192  # queries
+EDGE = 32  # keys begin and end at multiples of this: kernels are prepared anew for every shape
 
 
-class CausalAttention(torch.autograd.Function):
-    """Causal attention of grouped queries, a block of queries at a time, as three to five products a block.
+@dataclass(frozen=True)
+class Span:
+    """A block of queries and the keys they see: a document's shared beginning, and what leads up to them.
 
-    On a CPU with bf16 products it takes a quarter of the time of torch's own, whose backward pass computes in
-    float32. Queries [batch, heads, length, head_dim]; keys and values with as many or fewer heads.
+    `shared` and `own`: ranges of keys, the first empty where the second holds it all;
+    `hidden` [queries, keys]: which of those keys a query does not see.
+    """
+
+    queries: slice
+    shared: slice
+    own: slice
+    hidden: Tensor
+
+    def keys_of(self, x: Tensor) -> Tensor:
+        """The rows [heads, keys, size] of `x` [heads, length, size] that this block sees."""
+        if self.shared.stop == self.shared.start:
+            return x[:, self.own]
+        return torch.cat((x[:, self.shared], x[:, self.own]), 1)
+
+    def add(self, total: Tensor, part: Tensor) -> None:
+        """Add rows laid out as those of `keys_of` to where they came from."""
+        count = self.shared.stop - self.shared.start
+        total[:, self.shared] += part[:, :count]
+        total[:, self.own] += part[:, count:]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tokens of a row [length] belong together.
+
+    A row holds several documents one after the other. A document may branch: tokens of branch 0 are seen by
+    all that come after them, those of another branch by that branch alone, as if each branch were a document
+    of its own that repeats the shared beginning. `positions` are what the rotary embedding is told.
+    """
+
+    documents: Tensor
+    branches: Tensor
+    positions: Tensor
+
+    @classmethod
+    def plain(cls, length: int, device: torch.device) -> Layout:
+        """One document without branches."""
+        zeros = torch.zeros(length, dtype=torch.long, device=device)
+        return cls(zeros, zeros, torch.arange(length, device=device))
+
+    def to(self, device: torch.device) -> Layout:
+        return Layout(*(each.to(device) for each in (self.documents, self.branches, self.positions)))
+
+    def hidden(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """[queries, keys]: whether the key at one index is hidden from the query at another."""
+        same = self.documents[queries][:, None] == self.documents[keys][None]
+        branch = self.branches[keys][None]
+        same &= (branch == 0) | (branch == self.branches[queries][:, None])
+        return ~(same & (keys[None] <= queries[:, None]))
+
+    def spans(self) -> list[Span]:
+        """The row in blocks of queries."""
+        length = len(self.documents)
+        out = []
+        for begin in range(0, length, BLOCK):
+            end = min(begin + BLOCK, length)
+            document, branch = int(self.documents[begin]), int(self.branches[begin])
+            inside = self.documents == document
+            start = int(inside.nonzero()[0])
+            shared, own = slice(0, 0), start // EDGE * EDGE
+            if branch:
+                after = int((inside & (self.branches == branch)).nonzero()[0]) // EDGE * EDGE
+                until = -(-int((inside & (self.branches == 0)).nonzero()[-1] + 1) // EDGE) * EDGE
+                if until < after:
+                    shared, own = slice(own, until), after
+            keys = torch.cat((torch.arange(shared.start, shared.stop), torch.arange(own, end)))
+            hidden = self.hidden(torch.arange(begin, end), keys)
+            out.append(Span(slice(begin, end), shared, slice(own, end), hidden))
+        return out
+
+
+class BranchedAttention(torch.autograd.Function):
+    """Attention of grouped queries over a row, a block of queries at a time, as five products a block.
+
+    Queries [shared heads, group, length, size]; keys and values [shared heads, length, size]. On a CPU with
+    bf16 products it takes a quarter of the time of torch's own, whose backward pass computes in float32 and
+    which would go through what a block does not see.
     """
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        batch, heads, length, size = queries.shape
-        shared = keys.shape[1]
-        # The queries of heads that share keys are rows of one product.
-        q = (queries * size**-0.5).reshape(batch * shared, heads // shared, length, size)
-        k, v = (each.reshape(batch * shared, length, size) for each in (keys, values))
-        out, weights = torch.empty_like(q), []
-        for begin in range(0, length, BLOCK):
-            end = min(begin + BLOCK, length)
-            scores = torch.bmm(q[:, :, begin:end].flatten(1, 2), k[:, :end].mT)
-            later = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).triu(1)
-            scores.view(len(q), -1, end - begin, end)[..., begin:].masked_fill_(later, float("-inf"))
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, spans: list[Span]) -> Tensor:
+        shared, group, _, size = queries.shape
+        queries = queries * size**-0.5
+        out, weights = torch.empty_like(queries), []
+        for span in spans:
+            # The queries of heads that share keys are rows of one product.
+            q = queries[:, :, span.queries].flatten(1, 2)
+            scores = torch.bmm(q, span.keys_of(keys).mT)
+            scores.view(shared, group, *span.hidden.shape).masked_fill_(span.hidden, float("-inf"))
             weights.append(torch.softmax(scores, -1))
-            out[:, :, begin:end] = torch.bmm(weights[-1], v[:, :end]).view_as(out[:, :, begin:end])
-        ctx.save_for_backward(q, k, v, *weights)
-        return out.view(queries.shape)
+            mixed = torch.bmm(weights[-1], span.keys_of(values))
+            out[:, :, span.queries] = mixed.view(shared, group, -1, size)
+        ctx.save_for_backward(queries, keys, values, *weights)
+        ctx.spans = spans
+        return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, *weights = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        queries, keys, values, *weights = ctx.saved_tensors
         (gradient,) = gradients
-        batch, _, length, size = gradient.shape
-        gradient = gradient.reshape(q.shape)
-        d_q = torch.empty_like(q)
+        shared, group, _, size = queries.shape
+        d_q = torch.empty_like(queries)
         # Sums over blocks, in float32 at least.
-        d_k, d_v = (torch.zeros_like(k, dtype=torch.promote_types(k.dtype, torch.float32)) for _ in range(2))
-        for begin, weight in zip(range(0, length, BLOCK), weights, strict=True):
-            end = min(begin + BLOCK, length)
-            above = gradient[:, :, begin:end].flatten(1, 2)
-            d_v[:, :end] += torch.bmm(weight.mT, above)
-            d_weight = torch.bmm(above, v[:, :end].mT)
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        d_k, d_v = (torch.zeros_like(keys, dtype=wide) for _ in range(2))
+        for span, weight in zip(ctx.spans, weights, strict=True):
+            q = queries[:, :, span.queries].flatten(1, 2)
+            above = gradient[:, :, span.queries].flatten(1, 2)
+            span.add(d_v, torch.bmm(weight.mT, above))
+            d_weight = torch.bmm(above, span.keys_of(values).mT)
             d_scores = torch.ops.aten._softmax_backward_data(d_weight, weight, -1, weight.dtype)
-            d_q[:, :, begin:end] = torch.bmm(d_scores, k[:, :end]).view_as(d_q[:, :, begin:end])
-            d_k[:, :end] += torch.bmm(d_scores.mT, q[:, :, begin:end].flatten(1, 2))
-        split = (batch, -1, length, size)
-        return (d_q * size**-0.5).view(split), d_k.to(k.dtype).view(split), d_v.to(v.dtype).view(split)
+            d_q[:, :, span.queries] = torch.bmm(d_scores, span.keys_of(keys)).view(shared, group, -1, size)
+            span.add(d_k, torch.bmm(d_scores.mT, q))
+        return d_q * size**-0.5, d_k.to(keys.dtype), d_v.to(values.dtype), None
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm, computed in float32 as Qwen3 does."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+
+
+def heads_of(
+    x: Tensor, weights: Sequence[Tensor], norms: Sequence[Tensor], turn: tuple[Tensor, Tensor], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What attention takes, from the states [length, hidden] before a layer.
+
+    weights: of queries, keys and values; norms: before them, of queries and of keys; turn: `rope_tables`.
+    """
+    x = norm(x, norms[0], eps)
+    size, length = norms[1].shape[0], x.shape[0]
+    q, k, v = (F.linear(x, weight.to(x.dtype)).view(length, -1, size).transpose(0, 1) for weight in weights)
+    q, k = rotate(norm(q, norms[1], eps), *turn), rotate(norm(k, norms[2], eps), *turn)
+    return q.reshape(k.shape[0], -1, length, size), k.contiguous(), v.contiguous()
+
+
+def after_attention(x: Tensor, mixed: Tensor, weights: Sequence[Tensor], scale: Tensor, eps: float) -> Tensor:
+    """The states after a layer, from those before it and what attention gave.
+
+    mixed: [shared heads, group, length, size]; weights: of the output, and of the feed-forward block (gate,
+    up, down); scale: of the norm between them.
+    """
+    out, gate, up, down = (weight.to(x.dtype) for weight in weights)
+    x = x + F.linear(mixed.flatten(0, 1).transpose(0, 1).flatten(1), out)
+    inner = norm(x, scale, eps)
+    return x + F.linear(F.silu(F.linear(inner, gate)) * F.linear(inner, up), down)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with normed queries and keys."""
+    """The weights of grouped-query attention with normed queries and keys."""
 
     def __init__(self, config: NetConfig) -> None:
         super().__init__()
-        self.config = config
         queries = config.num_attention_heads * config.head_dim
         shared = config.num_key_value_heads * config.head_dim
         self.q_proj = Linear(config.hidden_size, queries)
@@ -131,26 +232,12 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.hidden_size, shared)
         self.o_proj = Linear(queries, config.hidden_size)
         # Above one from the start: with normed queries and keys this is what lets a head look at one token.
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, init=1.5)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, init=1.5)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        heads = (batch, length, -1, self.config.head_dim)
-        q = self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2)
-        v = self.v_proj(x).view(heads).transpose(1, 2)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if x.device.type == "cpu":
-            out: Tensor = CausalAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
-        else:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        mixed: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
-        return mixed
+        self.q_norm = RMSNorm(config.head_dim, init=1.5)
+        self.k_norm = RMSNorm(config.head_dim, init=1.5)
 
 
 class MLP(nn.Module):
-    """The gated feed-forward block."""
+    """The weights of the gated feed-forward block."""
 
     def __init__(self, config: NetConfig) -> None:
         super().__init__()
@@ -158,44 +245,58 @@ class MLP(nn.Module):
         self.up_proj = Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
 
 class Layer(nn.Module):
-    """One pre-norm decoder layer."""
+    """One pre-norm decoder layer. before, after: `heads_of` and `after_attention`, compiled or not."""
 
-    def __init__(self, config: NetConfig) -> None:
+    def __init__(self, config: NetConfig, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         super().__init__()
+        self.eps, self.before, self.after = config.rms_norm_eps, before, after
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], seen: list[Span] | Tensor) -> Tensor:
+        a, m = self.self_attn, self.mlp
+        projections = (a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)
+        norms = (self.input_layernorm.weight, a.q_norm.weight, a.k_norm.weight)
+        q, k, v = self.before(x, projections, norms, turn, self.eps)
+        if isinstance(seen, Tensor):
+            each = F.scaled_dot_product_attention(q, k[:, None], v[:, None], attn_mask=seen)
+        else:
+            each = BranchedAttention.apply(q, k, v, seen)  # type: ignore[no-untyped-call]
+        rest = (a.o_proj.weight, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight)
+        out: Tensor = self.after(x, each, rest, self.post_attention_layernorm.weight, self.eps)
         return out
 
 
 class Decoder(nn.Module):
     """Embedding, layers and final norm: what transformers calls `model`."""
 
-    def __init__(self, config: NetConfig) -> None:
+    def __init__(self, config: NetConfig, compiled: bool) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # Compiled once, for all layers.
+        parts = (
+            (torch.compile(heads_of), torch.compile(after_attention))
+            if compiled
+            else (heads_of, after_attention)
+        )
+        self.layers = nn.ModuleList(Layer(config, *parts) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size)
 
 
 class Net(nn.Module):
-    """The whole network; its `state_dict` loads into `Qwen3ForCausalLM` (tied embeddings)."""
+    """The whole network; its `state_dict` loads into `Qwen3ForCausalLM` (tied embeddings).
 
-    def __init__(self, config: NetConfig) -> None:
+    compiled: by a C++ compiler, what a layer computes beside attention; rows should then all have one length.
+    """
+
+    def __init__(self, config: NetConfig, compiled: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config)
+        self.model = Decoder(config, compiled)
         nn.init.normal_(self.model.embed_tokens.weight, std=0.05)
         for name, weight in self.named_parameters():
             if name.endswith("_proj.weight"):
@@ -225,17 +326,20 @@ class Net(nn.Module):
             queries[first : first + fast, 0] = torch.cos(back)
             queries[first + half : first + half + fast, 0] = -torch.sin(back)
 
-    def hidden(self, ids: Tensor, dtype: torch.dtype, positions: Tensor | None = None) -> Tensor:
-        """Final normed states [batch, length, hidden] of right-padded `ids`."""
-        if positions is None:
-            positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
-        cos, sin = rope_tables(positions, self.config)
-        cos, sin = cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
+    def states(self, ids: Tensor, dtype: torch.dtype, layout: Layout | None = None) -> Tensor:
+        """Final normed states [length, hidden] of a row of tokens: one document, or what its layout says."""
+        layout = layout or Layout.plain(len(ids), ids.device)
+        if ids.device.type == "cpu":
+            seen: list[Span] | Tensor = layout.spans()
+        else:
+            every = torch.arange(len(ids), device=ids.device)
+            seen = ~layout.hidden(every, every)
+        cos, sin = rope_tables(layout.positions, self.config)
+        turn = (cos.to(dtype), sin.to(dtype))
         x = self.model.embed_tokens(ids).to(dtype)
         for layer in self.model.layers:
-            x = layer(x, cos, sin)
-        out: Tensor = self.model.norm(x)
-        return out
+            x = layer(x, turn, seen)
+        return norm(x, self.model.norm.weight, self.config.rms_norm_eps)
 
     def logits(self, states: Tensor) -> Tensor:
         """Output scores through the tied embedding."""

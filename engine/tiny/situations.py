@@ -19,7 +19,7 @@ Made = tuple[Turn, list[Json]]
 """A turn, and every tool on offer."""
 
 
-def _with_others(words: Words, needed: list[Asked], most: int = 4) -> list[Json]:
+def with_others(words: Words, needed: list[Asked], most: int = 4) -> list[Json]:
     """The tools that are needed, and often others about something else."""
     rng = words.rng
     tools = [one.tool for one in needed]
@@ -54,45 +54,54 @@ def _with_others(words: Words, needed: list[Asked], most: int = 4) -> list[Json]
 def natural_call(words: Words) -> Made:
     """One call, and mostly the answer."""
     asked = natural.any_asked(words)
-    return _told("natural", words, asked), _with_others(words, [asked])
+    return told_by("natural", words, asked), with_others(words, [asked])
 
 
 def natural_arguments(words: Words) -> Made:
     """A call with arguments of any type: lists, objects, choices, booleans."""
     asked = natural.command(words)
-    return _told("natural_arguments", words, asked), _with_others(words, [asked])
+    return told_by("natural_arguments", words, asked), with_others(words, [asked])
 
 
 def no_parameters(words: Words) -> Made:
     """A call without arguments."""
     asked = natural.parameterless(words)
-    return _told("no_parameters", words, asked), _with_others(words, [asked])
+    return told_by("no_parameters", words, asked), with_others(words, [asked])
 
 
-def _told(skill: str, words: Words, asked: Asked) -> Turn:
+def told_by(skill: str, words: Words, asked: Asked) -> Turn:
     messages = natural.messages_of(asked, *natural.result(words))
     return Turn(skill, messages if words.rng.random() < 0.6 else messages[:2])
 
 
 def natural_parallel(words: Words) -> Made:
     """One request that takes two calls at once."""
-    rng = words.rng
-    if rng.random() < 0.45:
+    if words.rng.random() < 0.45:
         (first, second), question = _twice(words)
         needed = [first] if first.name == second.name else [first, second]
+        turn = called_together(words, question, first, second)
     else:
-        first, second = natural.different(words, 2)
-        one, other = first.question.rstrip("?.! "), second.question
-        joined = rng.choice(
-            ("{0}, and {1}", "{0}? And {1}", "{0}. {2}", "{0} and {1}", "{0}. Also {1}", "{0}, and also {1}")
-        )
-        question = joined.format(one, other[0].lower() + other[1:], other)
-        needed = [first, second]
+        needed = natural.different(words, 2)
+        turn = joined(words, *needed)
+    return turn, with_others(words, needed, 3)
+
+
+def joined(words: Words, first: Asked, second: Asked) -> Turn:
+    """Two questions asked in one breath."""
+    one, other = first.question.rstrip("?.! "), second.question
+    form = words.rng.choice(
+        ("{0}, and {1}", "{0}? And {1}", "{0}. {2}", "{0} and {1}", "{0}. Also {1}", "{0}, and also {1}")
+    )
+    return called_together(words, form.format(one, other[0].lower() + other[1:], other), first, second)
+
+
+def called_together(words: Words, question: str, first: Asked, second: Asked) -> Turn:
+    """Both calls at once, and mostly the answer from both results."""
     messages = [user(question), Message("assistant", calls=(first.call, second.call))]
-    if rng.random() < 0.65:
+    if words.rng.random() < 0.65:
         (one, told), (other, also) = natural.result(words), natural.result(words)
         messages += [Message("tool", one), Message("tool", other), says(f"{told} {also}")]
-    return Turn("natural_parallel", messages), _with_others(words, needed, 3)
+    return Turn("natural_parallel", messages)
 
 
 def _twice(words: Words) -> tuple[list[Asked], str]:
@@ -109,6 +118,12 @@ def _twice(words: Words) -> tuple[list[Asked], str]:
             fills = {"{a}": first.wanted, "{b}": wanted, "{n}": first.noun, "{v}": first.value}
             question = natural.filled(rng.choice(FORMS["twice"]), fills)
             return [first, second], natural.dressed(words, question, first.value)
+    return for_two(words, first)
+
+
+def for_two(words: Words, first: Asked) -> tuple[list[Asked], str]:
+    """The tool of `first`, whose question names its value once, asked for that value and for another one."""
+    rng = words.rng
     second = _other_value(words, first)
     fills = {"{0}": first.value, "{1}": second.value, "{n}": first.noun, "{a}": first.wanted}
     if first.wanted and rng.random() < 0.6:
@@ -132,6 +147,12 @@ def _other_value(words: Words, asked: Asked) -> Asked:
 
 def natural_chain(words: Words) -> Made:
     """A call whose result is an argument of the next one."""
+    turn, needed = chained(words)
+    return turn, with_others(words, needed, 3)
+
+
+def chained(words: Words) -> tuple[Turn, list[Asked]]:
+    """Two calls, the second of which takes what the first has given, and both their tools."""
     rng = words.rng
     entity = (
         words.made_up()
@@ -176,7 +197,7 @@ def _result_value(words: Words) -> str:
     return words.any()
 
 
-def _then_do(words: Words, first: Asked, entity: str, shown: str) -> Made:
+def _then_do(words: Words, first: Asked, entity: str, shown: str) -> tuple[Turn, list[Asked]]:
     """Something is done with what the first tool says: a message is sent to it, a visit is booked there."""
     rng = words.rng
     verb = rng.choice(
@@ -209,9 +230,11 @@ def _then_do(words: Words, first: Asked, entity: str, shown: str) -> Made:
     return _two_steps(words, natural.dressed(words, question, first.value), first, second, shown)
 
 
-def _two_steps(words: Words, question: str, first: Asked, second: Asked, shown: str) -> Made:
+def _two_steps(
+    words: Words, question: str, first: Asked, second: Asked, shown: str
+) -> tuple[Turn, list[Asked]]:
     if second.name == first.name:
-        return natural_chain(words)
+        return chained(words)
     text, answer = natural.result(words)
     messages = [
         user(question),
@@ -221,7 +244,7 @@ def _two_steps(words: Words, question: str, first: Asked, second: Asked, shown: 
         Message("tool", text),
         says(answer),
     ]
-    return Turn("natural_chain", messages), _with_others(words, [first, second], 3)
+    return Turn("natural_chain", messages), [first, second]
 
 
 # -------------------------------------------------------------------------------------------- when it fails
@@ -229,8 +252,13 @@ def _two_steps(words: Words, question: str, first: Asked, second: Asked, shown: 
 
 def tool_error(words: Words) -> Made:
     """A tool fails: the model says so, or tries again where the error says how."""
-    rng = words.rng
     asked = natural.any_asked(words)
+    return failing(words, asked), with_others(words, [asked], 2)
+
+
+def failing(words: Words, asked: Asked) -> Turn:
+    """A question whose call fails at first or for good."""
+    rng = words.rng
     first = [user(asked.question), Message("assistant", calls=(asked.call,))]
     roll = rng.random()
     if roll < 0.7:
@@ -262,7 +290,7 @@ def tool_error(words: Words) -> Made:
             Message("tool", again),
             says(answer),
         ]
-    return Turn("tool_error", messages), _with_others(words, [asked], 2)
+    return Turn("tool_error", messages)
 
 
 def natural_decline(words: Words) -> Made:
@@ -270,16 +298,16 @@ def natural_decline(words: Words) -> Made:
     rng = words.rng
     if rng.random() < 0.25:
         turn = (greet if rng.random() < 0.6 else repeat)(words)
-        return Turn("natural_decline", turn.messages), _with_others(words, [natural.any_asked(words)])
+        return Turn("natural_decline", turn.messages), with_others(words, [natural.any_asked(words)])
     asked = natural.any_asked(words)
     said = asked.question.lower()
-    tools = [tool for tool in _with_others(words, [natural.any_asked(words)]) if not _named_in(tool, said)]
+    tools = [tool for tool in with_others(words, [natural.any_asked(words)]) if not named_in(tool, said)]
     if not tools:
         return natural_decline(words)
     return Turn("natural_decline", [user(asked.question), says(NO_TOOL)]), tools
 
 
-def _named_in(tool: Json, said: str) -> bool:
+def named_in(tool: Json, said: str) -> bool:
     """Whether a question shares a word with a tool's name, which could mean that tool."""
     parts = re.findall(r"[A-Z]?[a-z]+", tool["function"]["name"])
     return any(part.lower().rstrip("s") in said for part in parts if len(part) > 3)
@@ -301,9 +329,9 @@ def rounds(words: Words) -> Made:
             messages += [user(rng.choice(FORMS["again"])), says(answer)]
     if rng.random() < 0.25:
         foreign = natural.any_asked(words)
-        if not any(_named_in(one.tool, foreign.question.lower()) for one in needed):
+        if not any(named_in(one.tool, foreign.question.lower()) for one in needed):
             messages += [user(foreign.question), says(NO_TOOL)]
-    return Turn("rounds", messages), _with_others(words, needed, 2)
+    return Turn("rounds", messages), with_others(words, needed, 2)
 
 
 def follow_up(words: Words) -> Made:
@@ -326,15 +354,20 @@ def follow_up(words: Words) -> Made:
         later = natural.any_asked(words)
         while later.noun == asked.noun or later.name == asked.name:
             later = natural.any_asked(words)
-        more = _told("follow_up", words, later).messages
-        return Turn("follow_up", [*messages, *more]), _with_others(words, [asked, later], 2)
-    return Turn("follow_up", messages), _with_others(words, [asked], 2)
+        more = told_by("follow_up", words, later).messages
+        return Turn("follow_up", [*messages, *more]), with_others(words, [asked, later], 2)
+    return Turn("follow_up", messages), with_others(words, [asked], 2)
 
 
 def _and_this_one(words: Words) -> Made:
     """The same for another thing, or the very same once more."""
-    rng = words.rng
     asked = natural.lookup(words)
+    return and_another(words, asked), with_others(words, [asked], 2)
+
+
+def and_another(words: Words, asked: Asked) -> Turn:
+    """A question by `lookup`, and then the same for another thing."""
+    rng = words.rng
     meant = _other_value(words, asked)
     form = rng.choice(FORMS["more"]).replace("{v}", meant.value).replace("{n}", asked.noun)
     text, answer = natural.result(words) if rng.random() < 0.85 else natural.failure(words, asked)
@@ -351,7 +384,7 @@ def _and_this_one(words: Words) -> Made:
         Message("tool", second),
         says(told),
     ]
-    return Turn("follow_up", messages), _with_others(words, [asked], 2)
+    return Turn("follow_up", messages)
 
 
 def _and_then(words: Words) -> Made:
@@ -385,7 +418,81 @@ def _and_then(words: Words) -> Made:
         Message("tool", text),
         says(answer),
     ]
-    return Turn("follow_up", messages), _with_others(words, [first, second], 2)
+    return Turn("follow_up", messages), with_others(words, [first, second], 2)
+
+
+# ------------------------------------------------------------------------- many conversations over one list
+
+
+def branches(words: Words) -> tuple[list[Turn], list[Json]]:
+    """Turns that each begin a conversation of its own, and the tools that all of them are offered.
+
+    Most of a document with tools is their list, which carries no loss. Asked many things, one list teaches as
+    much as many lists, and only what is asked tells which tool is meant, and how many calls.
+    """
+    rng = words.rng
+    needed = natural.different(words, rng.choice((1, 2, 2, 3, 4)))
+    turns, silent = [], []
+    if rng.random() < 0.75:
+        turn, steps = chained(words)
+        if not _meet(steps, needed):
+            turns.append(turn)
+            needed += [one for one in steps if one.question]
+            silent += [one for one in steps if not one.question]
+    turns += [_asked_once(words, one) for one in needed]
+    for _ in range(min(3, len(needed) * (len(needed) - 1) // 2)):
+        turns.append(joined(words, *(_other_wording(words, one) for one in rng.sample(needed, 2))))
+    lookups = [one for one in needed if one.key and one.value and one.question.count(one.value) == 1]
+    for one in lookups:
+        if rng.random() < 0.5:
+            pair, question = for_two(words, one)
+            turns.append(called_together(words, question, *pair))
+        if rng.random() < 0.35:
+            turns.append(and_another(words, one))
+    turns += [failing(words, one) for one in rng.sample(needed, min(len(needed), rng.randint(1, 2)))]
+    turns.append(_then_another(words, needed))
+    tools = [one.tool for one in (*needed, *silent)]
+    foreign = natural.any_asked(words)
+    if not any(named_in(tool, foreign.question.lower()) for tool in tools):
+        turns.append(Turn("natural_decline", [user(foreign.question), says(NO_TOOL)]))
+    if rng.random() < 0.3:
+        turns.append(Turn("no_tool", (greet if rng.random() < 0.5 else repeat)(words).messages))
+    rng.shuffle(turns)
+    return turns, tools
+
+
+def _meet(some: list[Asked], others: list[Asked]) -> bool:
+    """Whether tools of the one could be meant where those of the other are asked for."""
+    return any(
+        one.noun == other.noun
+        or one.name == other.name
+        or named_in(one.tool, other.question.lower())
+        or named_in(other.tool, one.question.lower())
+        for one in some
+        for other in others
+    )
+
+
+def _other_wording(words: Words, asked: Asked) -> Asked:
+    """The same tool, asked in these or in other words, where there are some."""
+    question, call = words.rng.choice(((asked.question, asked.call), *asked.more))
+    return replace(asked, question=question, call=call)
+
+
+def _asked_once(words: Words, asked: Asked) -> Turn:
+    return told_by("natural", words, _other_wording(words, asked))
+
+
+def _then_another(words: Words, needed: list[Asked]) -> Turn:
+    """A question and, after its answer, another one or the wish to hear it again."""
+    rng = words.rng
+    first = _other_wording(words, rng.choice(needed))
+    text, answer = natural.result(words)
+    messages = natural.messages_of(first, text, answer)
+    if len(needed) == 1 or rng.random() < 0.3:
+        return Turn("follow_up", [*messages, user(rng.choice(FORMS["again"])), says(answer)])
+    later = _other_wording(words, rng.choice([one for one in needed if one.name != first.name]))
+    return Turn("follow_up", [*messages, *told_by("natural", words, later).messages])
 
 
 SITUATIONS: dict[str, Callable[[Words], Made]] = {

@@ -36,9 +36,9 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
 from engine.tiny import CHECKPOINT
-from engine.tiny.data import MIX, dialogues, tokenizer_corpus
+from engine.tiny.data import MIX, dialogues, families, tokenizer_corpus
 from engine.tiny.dialogue import Dialogue, render
-from engine.tiny.net import Net, NetConfig
+from engine.tiny.net import Layout, Net, NetConfig
 
 VOCABULARY = 3072
 CONTEXT = 32768
@@ -87,15 +87,48 @@ def id_of(tokenizer: Tokenizer, text: str) -> int:
     return found
 
 
-def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
-    """Token ids of a dialogue and, for each, whether it is to be learned."""
-    ids: list[int] = []
-    learn: list[bool] = []
-    for text, learned in render(dialogue):
-        piece = tokenizer.encode(text, add_special_tokens=False).ids
-        ids += piece
-        learn += [learned] * len(piece)
-    return ids, learn
+@dataclass(frozen=True)
+class Document:
+    """Token ids, for each whether it is to be learned, and the branch it belongs to: 0 is what all share."""
+
+    ids: list[int]
+    learn: list[bool]
+    branches: list[int]
+
+    def positions(self) -> np.ndarray:
+        """Where each token stands in its own branch: every branch goes on where the shared part ends."""
+        branches = np.array(self.branches)
+        out = np.arange(len(branches))
+        shared = int((branches == 0).sum())
+        for branch in range(1, int(branches.max()) + 1):
+            own = branches == branch
+            out[own] += shared - int(own.argmax())
+        return out
+
+
+def encode(tokenizer: Tokenizer, family: Sequence[Dialogue], longest: int = CONTEXT) -> Document:
+    """A dialogue, or several as branches behind the system message they share, up to `longest` tokens."""
+
+    def add(branch: int, pieces: list[tuple[str, bool]]) -> None:
+        for text, learned in pieces:
+            piece = tokenizer.encode(text, add_special_tokens=False).ids
+            document.ids.extend(piece)
+            document.learn.extend([learned] * len(piece))
+            document.branches.extend([branch] * len(piece))
+
+    document = Document([], [], [])
+    if len(family) == 1:
+        add(0, render(family[0]))
+        return document
+    add(0, render(family[0])[:1])
+    for branch, dialogue in enumerate(family, 1):
+        before = len(document.ids)
+        add(branch, render(dialogue)[1:])
+        if len(document.ids) > longest:
+            for part in (document.ids, document.learn, document.branches):
+                del part[before:]
+            break
+    return document
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -106,21 +139,23 @@ class Plan:
     """What the producer of batches needs to know."""
 
     seed: int
-    tokens_per_batch: int
+    length: int
+    """Tokens of a row."""
     copies: float = 0.0
     leaps: float = 0.0
     long_text: float = 0.0
     max_length: int = 256
 
 
-def copy_exercise(rng: random.Random, vocabulary: int, end: int) -> tuple[list[int], list[bool]]:
+def copy_exercise(rng: random.Random, vocabulary: int, end: int) -> Document:
     """Random tokens twice over: the quickest way to grow heads that copy."""
     length = rng.randint(3, 30)
     body = [rng.randrange(vocabulary) for _ in range(length)]
-    return [*body, end, *body, end], [False] * (length + 1) + [True] * (length + 1)
+    ids, half = [*body, end, *body, end], length + 1
+    return Document(ids, [False] * half + [True] * half, [0] * len(ids))
 
 
-def leap(rng: random.Random, ids: list[int], start: int) -> np.ndarray:
+def leap(rng: random.Random, ids: Sequence[int], start: int) -> np.ndarray:
     """Positions that jump far ahead at the start of a message or two.
 
     Short dialogues then also show the model the distances of a long context, which it has no time to read.
@@ -135,57 +170,67 @@ def leap(rng: random.Random, ids: list[int], start: int) -> np.ndarray:
     return positions
 
 
-def batches(tokenizer: Tokenizer, plan: Plan) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Right-padded batches (ids, learn, positions) of documents of like length, for ever."""
-    rng = random.Random(f"{plan.seed}/batches")
-    source = dialogues(plan.seed, "train", long_text=plan.long_text)
+Row = tuple[np.ndarray, ...]
+"""Ids, whether they are learned, documents, branches and positions, each [length]."""
+WAITING = 100
+"""Documents that wait for a row with room for them."""
+
+
+def documents(tokenizer: Tokenizer, plan: Plan) -> Iterator[tuple[Document, np.ndarray]]:
+    """Documents of at most `plan.max_length` tokens that fit into a row, with their positions, for ever."""
+    longest = min(plan.max_length, plan.length)
+    rng = random.Random(f"{plan.seed}/documents")
+    source = families(plan.seed, plan.long_text)
     start, end = id_of(tokenizer, "<|im_start|>"), id_of(tokenizer, "<|im_end|>")
     while True:
-        pool: list[tuple[list[int], list[bool]]] = []
-        while len(pool) < 1200:
-            if rng.random() < plan.copies:
-                pool.append(copy_exercise(rng, VOCABULARY - len(SPECIAL) - len(MARKS), end))
+        if rng.random() < plan.copies:
+            document = copy_exercise(rng, VOCABULARY - len(SPECIAL) - len(MARKS), end)
+        else:
+            document = encode(tokenizer, next(source), longest)
+        if len(document.ids) > longest or not any(document.learn):
+            continue
+        leaps = not any(document.branches) and rng.random() < plan.leaps
+        yield document, leap(rng, document.ids, start) if leaps else document.positions()
+
+
+def rows(tokenizer: Tokenizer, plan: Plan) -> Iterator[Row]:
+    """Rows of `plan.length` tokens of whole documents, for ever; what is left over is document -1."""
+    source = documents(tokenizer, plan)
+    waiting: list[tuple[Document, np.ndarray]] = []
+    while True:
+        waiting += [next(source) for _ in range(WAITING - len(waiting))]
+        ids, branches, positions = (np.zeros(plan.length, dtype=np.int64) for _ in range(3))
+        learn, numbers = np.zeros(plan.length, dtype=np.bool_), np.full(plan.length, -1)
+        at, left = 0, []
+        for number, (document, where) in enumerate(waiting):
+            to = at + len(document.ids)
+            if to > plan.length:
+                left.append((document, where))
                 continue
-            ids, learn = encode(tokenizer, next(source))
-            if len(ids) <= plan.max_length:
-                pool.append((ids, learn))
-        pool.sort(key=lambda one: len(one[0]))
-        made: list[list[tuple[list[int], list[bool]]]] = [[]]
-        for one in pool:
-            if made[-1] and (len(made[-1]) + 1) * len(one[0]) > plan.tokens_per_batch:
-                made.append([])
-            made[-1].append(one)
-        rng.shuffle(made)
-        for batch in made:
-            # Few distinct widths: kernels are prepared anew for every shape.
-            width = -(-max(len(ids) for ids, _ in batch) // 16) * 16 + 1
-            shape = (len(batch), width)
-            all_ids, all_learn = np.full(shape, end, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
-            positions = np.tile(np.arange(width), (len(batch), 1))
-            for row, (ids, learn) in enumerate(batch):
-                all_ids[row, : len(ids)], all_learn[row, : len(ids)] = ids, learn
-                if rng.random() < plan.leaps:
-                    positions[row, : len(ids)] = leap(rng, ids, start)
-            yield all_ids, all_learn, positions
+            ids[at:to], learn[at:to], branches[at:to] = document.ids, document.learn, document.branches
+            positions[at:to], numbers[at:to] = where, number
+            at = to
+        waiting = left
+        yield ids, learn, numbers, branches, positions
 
 
 def produce(tokenizer_json: str, plan: Plan, queue: Any) -> None:
     """The body of the producer process; it ends with its parent."""
     parent = os.getppid()
     queue.cancel_join_thread()
-    for batch in batches(Tokenizer.from_str(tokenizer_json), plan):
+    for row in rows(Tokenizer.from_str(tokenizer_json), plan):
         while True:
             if os.getppid() != parent:
                 return
             try:
-                queue.put(batch, timeout=5)
+                queue.put(row, timeout=5)
                 break
             except Full:
                 continue
 
 
 class Feeder:
-    """Batches made in a process of their own, so that making them never holds up training."""
+    """Rows made in a process of their own, so that making them never holds up training."""
 
     def __init__(self, tokenizer: Tokenizer, plan: Plan) -> None:
         context = multiprocessing.get_context("spawn")
@@ -195,9 +240,9 @@ class Feeder:
         )
         self.process.start()
 
-    def next(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        ids, learn, positions = (torch.from_numpy(array).to(device) for array in self.queue.get())
-        return ids, learn, positions
+    def next(self, device: torch.device) -> tuple[Tensor, Tensor, Layout]:
+        ids, learn, *layout = (torch.from_numpy(array).to(device) for array in self.queue.get())
+        return ids, learn, Layout(*layout)
 
     def close(self) -> None:
         self.process.terminate()
@@ -282,28 +327,19 @@ class Muon:
 
 
 def rate_at(progress: float, step: int) -> float:
-    """Share of the peak learning rate: a short warm-up, flat, then straight down over the last 40 %."""
-    return min(1.0, (step + 1) / 60) * min(1.0, max(0.02, (1 - progress) / 0.4))
+    """Share of the peak learning rate: a short warm-up, flat, then straight down over the last 50 %."""
+    return min(1.0, (step + 1) / 60) * min(1.0, max(0.02, (1 - progress) / 0.5))
 
 
 def loss_of(
-    net: Net,
-    ids: Tensor,
-    learn: Tensor,
-    dtype: torch.dtype,
-    positions: Tensor | None = None,
-    full: int = 600,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss to minimise, mean loss, which best guesses were right) over the tokens to learn.
-
-    A batch of few such tokens, one long document for instance, weighs less than one of `full` or more.
-    """
-    states = net.hidden(ids[:, :-1], dtype, None if positions is None else positions[:, :-1]).flatten(0, 1)
-    wanted = learn[:, 1:].flatten().nonzero().squeeze(1)
-    targets = ids[:, 1:].flatten()[wanted]
-    logits = net.logits(states[wanted])
-    mean = F.cross_entropy(logits, targets)
-    return mean * min(1.0, len(targets) / full), mean.detach(), logits.argmax(-1) == targets
+    net: Net, ids: Tensor, learn: Tensor, layout: Layout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(mean loss, which best guesses were right) over the tokens of a row that are to be learned."""
+    # Where documents and branches begin, nothing is learned.
+    wanted = learn[1:].nonzero().squeeze(1)
+    targets = ids[1:][wanted]
+    logits = net.logits(net.states(ids, dtype, layout)[wanted])
+    return F.cross_entropy(logits, targets), logits.argmax(-1) == targets
 
 
 @torch.no_grad()
@@ -317,21 +353,15 @@ def probe(
     scores = {}
     for skill in MIX:
         source = dialogues(7, "heldout", skill)
-        encoded = sorted((encode(tokenizer, next(source)) for _ in range(each)), key=lambda one: len(one[0]))
         right = 0
-        for start in range(0, each, 12):
-            part = encoded[start : start + 12]
-            width = max(len(ids) for ids, _ in part)
+        for _ in range(each):
+            document = encode(tokenizer, [next(source)])
             ids, learn = (
-                torch.zeros((len(part), width), dtype=torch.long),
-                torch.zeros((len(part), width), dtype=torch.bool),
+                torch.tensor(document.ids, device=device),
+                torch.tensor(document.learn, device=device),
             )
-            for row, (tokens, mask) in enumerate(part):
-                ids[row, : len(tokens)], learn[row, : len(tokens)] = torch.tensor(tokens), torch.tensor(mask)
-            ids, learn = ids.to(device), learn.to(device)
-            guesses = net.logits(net.hidden(ids[:, :-1], dtype)).argmax(-1)
-            wrong = ((guesses != ids[:, 1:]) & learn[:, 1:]).any(dim=1)
-            right += int((~wrong).sum())
+            _, good = loss_of(net, ids, learn, Layout.plain(len(ids), device), dtype)
+            right += bool(good.all())
         scores[skill] = right / each
     return scores
 
@@ -434,6 +464,7 @@ class Options:
     init: Path | None
     layers: int
     tokens_per_batch: int
+    compile: bool
     rate: float
     processes: int
     save_every: float
@@ -452,7 +483,12 @@ def parse() -> Options:
     parser.add_argument("--state", type=Path, default=None, help="file to save to and to resume from")
     parser.add_argument("--init", type=Path, default=None, help="checkpoint folder to begin with")
     parser.add_argument("--layers", type=int, default=NetConfig.num_hidden_layers)
-    parser.add_argument("--tokens-per-batch", type=int, default=4096, help="of all processes together")
+    parser.add_argument("--tokens-per-batch", type=int, default=4224, help="of all processes together")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="prepare the layers by torch.compile, which needs a C++ compiler",
+    )
     parser.add_argument("--rate", type=float, default=0.02, help="peak learning rate of the matrices (Muon)")
     parser.add_argument("--processes", type=int, default=2, help="on a CPU; one on a GPU")
     parser.add_argument("--save-every", type=float, default=5, help="minutes between saves")
@@ -469,7 +505,7 @@ def phase(progress: float, plan: Plan, fresh: bool) -> tuple[int, Plan]:
     """The stage of the run at `progress`, and what its documents are like."""
     if fresh and progress < 0.2:
         return 1, replace(plan, copies=0.1, long_text=0.02, max_length=256)
-    if progress < 0.5:
+    if fresh and progress < 0.5:
         return 2, replace(plan, copies=0.02, leaps=0.1, long_text=0.03, max_length=1024)
     return 3, replace(plan, copies=0.01, leaps=0.2, long_text=0.05, max_length=2048)
 
@@ -490,8 +526,10 @@ def grown(weights: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     return out
 
 
-def copy_batch(rng: random.Random, end: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A batch of nothing but copy exercises of one length: what the run begins with."""
+def copy_row(
+    rng: random.Random, end: int, tokens: int, device: torch.device
+) -> tuple[Tensor, Tensor, Layout]:
+    """A row of nothing but copy exercises of one length: what the run begins with."""
     length = rng.choice((6, 10, 14, 20, 30))
     shape = (tokens // (2 * length + 2), length)
     generator = torch.Generator().manual_seed(rng.getrandbits(40))
@@ -500,7 +538,14 @@ def copy_batch(rng: random.Random, end: int, tokens: int, device: torch.device) 
     ids = torch.cat((body, stop, body, stop), dim=1)
     learn = torch.zeros_like(ids, dtype=torch.bool)
     learn[:, length + 1 :] = True
-    return ids.to(device), learn.to(device)
+    count, width = ids.shape
+    numbers = torch.arange(count).repeat_interleave(width)
+    layout = Layout(numbers, torch.zeros_like(numbers), torch.arange(width).repeat(count))
+    spare = (0, tokens - ids.numel())
+    layout = Layout(
+        F.pad(numbers, spare, value=-1), *(F.pad(x, spare) for x in (layout.branches, layout.positions))
+    )
+    return F.pad(ids.flatten(), spare).to(device), F.pad(learn.flatten(), spare).to(device), layout.to(device)
 
 
 def train(options: Options) -> None:
@@ -549,7 +594,9 @@ class Training:
         if options.state and options.state.exists():
             saved = torch.load(options.state, map_location=device, weights_only=False)
         self.tokenizer = self._tokenizer(saved)
-        self.net = Net(NetConfig(vocab_size=VOCABULARY, num_hidden_layers=options.layers)).to(device)
+        self.net = Net(
+            NetConfig(vocab_size=VOCABULARY, num_hidden_layers=options.layers), options.compile
+        ).to(device)
         if options.init and not saved:
             self.net.load_state_dict(grown(load_file(options.init / "model.safetensors"), options.layers))
         matrices = [p for name, p in self.net.named_parameters() if name.endswith("_proj.weight")]
@@ -614,15 +661,14 @@ class Training:
     def _step(self, progress: float) -> float:
         """One step of training, at this share of the time; returns the factor of the learning rate."""
         rank, totals, options = self.rank, self.totals, self.options
-        budget = options.tokens_per_batch // rank.count
+        length = options.tokens_per_batch // rank.count
         copying = self.copied < 0.9 and progress < 0.2
         if copying:
-            positions = None
-            ids, learn = copy_batch(self.copy_rng, id_of(self.tokenizer, "<|im_end|>"), budget, self.device)
+            row = copy_row(self.copy_rng, id_of(self.tokenizer, "<|im_end|>"), length, self.device)
         else:
-            ids, learn, positions = self._feed(progress, budget).next(self.device)
-        full = 600 // rank.count
-        loss, mean, right = loss_of(self.net, ids, learn, self.dtype, positions, full=full)
+            row = self._feed(progress, length).next(self.device)
+        ids, learn, layout = row
+        loss, right = loss_of(self.net, ids, learn, layout, self.dtype)
         (loss / rank.count).backward()  # type: ignore[no-untyped-call]
         rank.sum([p.grad for p in self.net.parameters() if p.grad is not None])
         if copying:
@@ -637,13 +683,13 @@ class Training:
         totals.step += 1
         totals.tokens += ids.numel() * rank.count
         totals.learned += right.numel() * rank.count
-        self.smooth_loss = 0.97 * (self.smooth_loss or mean.item()) + 0.03 * mean.item()
+        self.smooth_loss = 0.97 * (self.smooth_loss or loss.item()) + 0.03 * loss.item()
         return factor
 
-    def _feed(self, progress: float, budget: int) -> Feeder:
+    def _feed(self, progress: float, length: int) -> Feeder:
         """The dialogues of the phase that has begun by now."""
         seed = (self.options.seed * 1_000_003 + self.totals.step) * 64 + self.rank.index
-        stage, plan = phase(progress, Plan(seed, budget), not self.options.init)
+        stage, plan = phase(progress, Plan(seed, length), not self.options.init)
         if self.feeder is None or stage != self.stage:
             if self.feeder:
                 self.feeder.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ Message = Mapping[str, Any]
 MAX_BYTES = 64 << 20
 """What the memory may take: the newest prompts of some hundred conversations of 10,000 tokens."""
 
-TOKEN_BYTES, MESSAGE_BYTES = 40, 400
+TOKEN_BYTES, MESSAGE_BYTES = 4, 400
 """What a token, and a message beside its text, take in memory, about."""
 
 FEW = 8
@@ -48,7 +49,7 @@ class _Past:
 
     asked: RenderInput
     head: str
-    ids: tuple[int, ...]
+    ids: array[int]
     num_chars: int
 
     @property
@@ -136,10 +137,10 @@ class GrowingPrompts:
 
     def _remembered(self, inp: RenderInput, head: str, past: _Past | None, kept: str, rest: str) -> Prompt:
         """The prompt of what was printed: `past`, `kept` up to the last message, and `rest`."""
-        before, num_chars = ((), 0) if past is None else (past.ids, past.num_chars)
+        before, num_chars = (array("i"), 0) if past is None else (past.ids, past.num_chars)
         start = start_of(kept + rest, inp, self._dialect)
         if not self._encoder.cuts(rest):
-            return Prompt((*before, *self._encoder.encode(kept + rest, inp.scope)), start)
+            return Prompt(before + self._encoder.encode(kept + rest, inp.scope), start)
         ids = before + self._encoder.encode(kept, inp.scope)
         self._remember(_Past(_kept(inp), head, ids, num_chars + len(kept)), instead_of=past)
         return Prompt(ids + self._encoder.encode(rest, inp.scope), start)

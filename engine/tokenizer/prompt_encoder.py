@@ -76,13 +76,13 @@ class Encoder:
         """Whether a text may be encoded by itself, whatever stands before it."""
         return self._cut is not None and self._cut.match(text) is not None
 
-    def encode(self, text: str, scope: str | None) -> tuple[int, ...]:
+    def encode(self, text: str, scope: str | None) -> array[int]:
         """The ids that the tokenizer makes of a rendered prompt, without special tokens of its own.
 
         scope: whose text it is. Nobody else is answered sooner for it; None: nothing is remembered.
         """
         if self._cut is None or scope is None:
-            return tuple(self._tokenizer.encode_rendered([text])[0])
+            return array("i", self._tokenizer.encode_rendered([text])[0])
         parts = [part for part in self._cut.split(text) if part]
         found: list[array[int] | None] = []
         now = self._clock()
@@ -95,14 +95,14 @@ class Encoder:
         missing = list(dict.fromkeys(part for part, ids in zip(parts, found, strict=True) if ids is None))
         if missing:
             encoded = self._tokenizer.encode_rendered(missing)
-            new = {part: array("I", ids) for part, ids in zip(missing, encoded, strict=True)}
+            new = {part: array("i", ids) for part, ids in zip(missing, encoded, strict=True)}
             self._remember(scope, new, now)
             found = [new[part] if ids is None else ids for part, ids in zip(parts, found, strict=True)]
-        whole: list[int] = []
+        whole = array("i")
         for ids in found:
             assert ids is not None
             whole.extend(ids)
-        return tuple(whole)
+        return whole
 
     def _remember(self, scope: str, new: dict[str, array[int]], now: float) -> None:
         with self._lock:

@@ -157,7 +157,7 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
     const int64_t first = low / size, pieces = ((high - 1) / size + 1 - first) * count;
     Scratch& own = scratch();
     float* scores = room(own.scores, heads * num);
-    float* mixed = room(own.sums, std::max<int64_t>(ROWS * PANEL, heads * dim));
+    float* mixed = room(own.sums, heads * dim);
     std::fill_n(mixed, heads * dim, 0.0f);
     // the keys, block after block and in it head after head; then the values
     const auto piece = [&](int64_t i) {
@@ -194,37 +194,152 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
             narrow(out + d, read(mixed + d) / totals[g], read(mixed + d + WIDE) / totals[g]);
 }
 
-inline void interleave(const float* from, float* to, int64_t count) { std::memcpy(to, from, count * sizeof(float)); }
-
-inline void interleave(const bf16* from, bf16* to, int64_t count) {
-    for (int64_t d = 0; d < count; d++) to[2 * d] = from[d];
+// Numbers of one key, in pairs, each pair to its place of a panel: `to` is the first's, of PANEL keys a step.
+template <class T> inline void scatter(const T* key, int64_t dim, T* to) {
+    constexpr int PAIR = Pairs<T>::SIZE;
+    for (int64_t d = 0; d < dim; d += PAIR, to += PANEL * PAIR) std::memcpy(to, key + d, sizeof(T) * PAIR);
 }
 
-// Keys `low..high` of a sequence in panels of PANEL keys, and values in panels of PANEL of their dimensions.
+// The same of WIDE keys that follow each other.
+template <class T> inline void scatter_many(const T* keys, int64_t dim, T* to) {
+    constexpr int PAIR = Pairs<T>::SIZE;
+#if defined(__AVX512F__)
+    for (int64_t d = 0; d < dim; d += WIDE * PAIR) {
+        Words rows[WIDE];
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDE; i++) rows[i] = load<Words>(keys + i * dim + d);
+        transpose(rows);
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDE; i++) store(to + (d / PAIR + i) * PANEL * PAIR, rows[i]);
+    }
+#else
+    for (int i = 0; i < WIDE; i++) scatter(keys + i * dim, dim, to + i * PAIR);
+#endif
+}
+
+// `count` numbers of a value, and of the next key's, into a panel: side by side, where they are multiplied in pairs.
+inline void interleave(const float* from, const float*, float* to, int64_t count) {
+    std::memcpy(to, from, count * sizeof(float));
+}
+
+inline void interleave(const bf16* from, const bf16* next, bf16* to, int64_t count) {
+    for (int64_t d = 0; d < count; d += WIDE) {
+        const Words low = __builtin_convertvector(load<Halves>(from + d), Words);
+        const Words high = __builtin_convertvector(load<Halves>(next + d), Words);
+        store(to + 2 * d, low | high << 16);
+    }
+}
+
+// Keys `low..high` of a sequence in panels of PANEL keys, and values in panels of PANEL of their dimensions. Behind
+// the last, it is repeated.
 template <class T>
 void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high, T* keys,
                 T* values) {
     constexpr int PAIR = Pairs<T>::SIZE;
     const int64_t size = cache.block_size, dim = cache.head_dim;
     const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL;
-    for (int64_t i = 0; i < padded; i++) {
-        const int64_t block = std::min(low + i, high - 1) / size, offset = std::min(low + i, high - 1) % size;
-        const int64_t from = table[block] * cache.block_stride + kv_head * cache.head_stride + offset * dim;
-        const T* key = static_cast<const T*>(cache.keys) + from;
-        const T* value = static_cast<const T*>(cache.values) + from;
+    const auto place = [&](int64_t i) {
+        const int64_t at = std::min(low + i, high - 1);
+        return table[at / size] * cache.block_stride + kv_head * cache.head_stride + at % size * dim;
+    };
+    const T* all_keys = static_cast<const T*>(cache.keys);
+    const T* all_values = static_cast<const T*>(cache.values);
+    for (int64_t i = 0; i < padded; i += WIDE) {
+        const int64_t last = low + i + WIDE - 1;
         T* to = keys + i / PANEL * dim * PANEL + i % PANEL * PAIR;
-        for (int64_t d = 0; d < dim; d += PAIR, to += PANEL * PAIR) std::memcpy(to, key + d, sizeof(T) * PAIR);
+        if (last < high && (low + i) / size == last / size)
+            scatter_many(all_keys + place(i), dim, to);
+        else
+            for (int64_t j = 0; j < WIDE; j++) scatter(all_keys + place(i + j), dim, to + j * PAIR);
+    }
+    for (int64_t i = 0; i < padded; i += PAIR) {
+        const T* value = all_values + place(i);
+        const T* next = all_values + place(i + PAIR - 1);
         for (int64_t first = 0; first < dim; first += PANEL)
-            interleave(value + first, values + (first * padded + i / PAIR * PANEL * PAIR) + i % PAIR,
+            interleave(value + first, next + first, values + first * padded + i * PANEL,
                        std::min<int64_t>(PANEL, dim - first));
     }
 }
+
+#if defined(HAS_TILES)
+
+// As `weigh`, of the keys `begin..end` of a row whose scores lie in panels, `stride` apart -> weights.
+inline float weigh_in_panels(const float* scores, int64_t stride, int64_t from, int64_t to, int64_t begin, int64_t end,
+                             float scale, bf16* weights) {
+    const auto seen = [&](int64_t j) {
+        const int64_t before = std::min<int64_t>(WIDE, std::max<int64_t>(0, from - j));
+        const int64_t upto = std::min<int64_t>(WIDE, std::max<int64_t>(0, to - j));
+        return __mmask16(((1u << upto) - 1) & ~((1u << before) - 1));
+    };
+    const auto at = [&](int64_t j) { return __m512(read(scores + j / PANEL * stride + j % PANEL)); };
+    __m512 peaks = _mm512_set1_ps(-INFINITY);
+    for (int64_t j = begin; j < end; j += WIDE) peaks = _mm512_mask_max_ps(peaks, seen(j), at(j), peaks);
+    const float peak = greatest(Floats(peaks));
+    Floats totals{};
+    for (int64_t j = begin; j < end; j += WIDE) {
+        const Floats weight = exponential((Floats(at(j)) - peak) * scale);
+        const Floats kept = Floats(_mm512_maskz_mov_ps(seen(j), __m512(weight)));
+        write(weights + j, kept);
+        totals += kept;
+    }
+    return sum(totals);
+}
+
+// `attend_many` of bfloat16 in tiles.
+inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t position,
+                            int64_t count, int64_t window, int64_t num_heads, float scale, bf16* out) {
+    constexpr int64_t HEIGHT = 2 * TILE;
+    const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, high = position + count, all = count * group;
+    const int64_t low = window ? std::max<int64_t>(0, position - window + 1) : 0;
+    const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL, wide = (dim + PANEL - 1) / PANEL * PANEL;
+    Scratch& own = scratch();
+    bf16* keys = reinterpret_cast<bf16*>(room(own.packed, (padded * (dim + wide + HEIGHT) + all * dim) * sizeof(bf16)));
+    bf16* values = keys + padded * dim;
+    bf16* weights = values + padded * wide;
+    bf16* queries = weights + padded * HEIGHT;
+    float* scores = room(own.scores, HEIGHT * padded);
+    float* mixed = room(own.sums, HEIGHT * PANEL);
+    const auto place = [&](int64_t r) { return (r / group * num_heads + kv_head * group + r % group) * dim; };
+    pack_cache(cache, table, kv_head, low, high, keys, values);
+    for (int64_t i = 0; i < count; i++) std::memcpy(queries + i * group * dim, q + place(i * group), group * dim * 2);
+    Tiles tiles;
+    Ahead ahead{};
+    for (int64_t begin = 0; begin < all; begin += HEIGHT) {
+        const int64_t rows = std::min(HEIGHT, all - begin);
+        const int64_t first_at = position + begin / group - low, seen = position + (begin + rows - 1) / group + 1 - low;
+        const int64_t start = window ? std::max<int64_t>(0, first_at - window + 1) / PANEL * PANEL : 0;
+        const int64_t end = (seen + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
+        for (int64_t key = start; key < seen; key += PANEL)
+            tiles.multiply(queries + begin * dim, dim, rows, keys + key * dim, dim, scores + key * HEIGHT, true, ahead);
+        float totals[HEIGHT];
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t at = position + (begin + r) / group - low;
+            const int64_t from = window ? std::max<int64_t>(0, at - window + 1) : 0;
+            totals[r] = weigh_in_panels(scores + r * PANEL, HEIGHT * PANEL, from, at + 1, start, end, scale,
+                                        weights + r * padded);
+        }
+        for (int64_t first = 0; first < dim; first += PANEL) {
+            tiles.multiply(weights + start, padded, rows, values + first * padded + start * PANEL, end - start, mixed,
+                           true, ahead);
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t d = 0; d < std::min<int64_t>(PANEL, dim - first); d += WIDE)
+                    write(out + place(begin + r) + first + d, read(mixed + r * PANEL + d) / totals[r]);
+        }
+    }
+}
+
+#endif
 
 // All queries of a piece against one head of keys; q and out [tokens, heads, D] at the piece's first token.
 template <class T>
 void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t position,
                  int64_t count, int64_t window, int64_t num_heads, float scale, T* out) {
     constexpr int PAIR = Pairs<T>::SIZE;
+#if defined(HAS_TILES)
+    if constexpr (std::is_same<T, bf16>::value)
+        if (has_tiles())
+            return attend_in_tiles(q, cache, table, kv_head, position, count, window, num_heads, scale, out);
+#endif
     const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, high = position + count;
     const int64_t low = window ? std::max<int64_t>(0, position - window + 1) : 0;
     const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL, wide = (dim + PANEL - 1) / PANEL * PANEL;
@@ -233,7 +348,7 @@ void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t k
     T* values = keys + padded * dim;
     T* weights = values + padded * wide;
     float* scores = room(own.scores, MOST * padded);
-    float* mixed = room(own.sums, ROWS * PANEL);
+    float* mixed = room(own.sums, MOST * PANEL);
     pack_cache(cache, table, kv_head, low, high, keys, values);
     const int64_t all = count * group, tiles = (all + MOST - 1) / MOST;
     Ahead ahead{};

@@ -2,19 +2,26 @@
 //
 // Weights are unpacked as they are read, and scale, bias, adapter, gate and residual follow the product at once.
 //
-// A panel of 64 outputs is one stream from memory, read once a step: up to six rows at a time stay in registers, and
-// while more rows pass the next panel is fetched. Every output adds its terms in the same order, whatever is computed
-// beside it, so a row's numbers do not depend on its batch.
+// A panel of 64 outputs is one stream from memory, read once a step: up to six rows at a time stay in registers, or 32
+// in tiles, and while more rows pass the next panel is fetched. Every output adds its terms in the same order, whatever
+// is computed beside it, so a row's numbers do not depend on its batch.
 
 #pragma once
 
-#include "vectors.h"
+#include <omp.h>
+
+#include <type_traits>
+
+#include "tiles.h"
 
 namespace {
 
 constexpr int GROUP = 32;        // inputs that share a scale in four bits
-constexpr int MOST = 6;          // rows of a tile
-constexpr int ROWS = 256;        // rows whose sums stay near while the weights' blocks pass
+constexpr int MOST = 6;          // rows that are multiplied together in registers
+constexpr int LEAST_ROWS = 64;   // rows that pass a panel together, if there are so many
+constexpr int64_t NEAR_BYTES = 1 << 20;   // of their numbers, which stay in the second cache while panels pass
+constexpr int64_t SOON_BYTES = 16 << 10;  // of a stream of weights, fetched before their turn
+constexpr int TURNS = 8;         // of a thread in one product
 constexpr int DEEP = 2048;       // inputs of a block of a panel, so that it stays in the second cache
 constexpr int NEAR = 128;        // the same where a block is read but once: in the first
 #if defined(__AVX512F__)
@@ -46,12 +53,6 @@ inline Floats multiply(Floats total, const bf16* w, const bf16* x) {
 
 inline Floats multiply(Floats total, const float* w, const float* x) { return total + load<Floats>(w) * *x; }
 
-// What is fetched meanwhile, a line a step: from `at` on to `end`.
-struct Ahead {
-    const char* at;
-    const char* end;
-};
-
 // A group of four bits: a weight is (bits - 8) * scale + middle, of PANEL outputs each; `x_sums` [rows].
 struct Scales {
     const float *scale, *middle;
@@ -71,7 +72,7 @@ void dot(const T* const* x, const T* w, int64_t steps, float* sums, int64_t stri
                 total[r][c] = scales || fresh ? Floats{} : read(sums + r * stride + first + c * WIDE);
         const T* block = w + first * PAIR;
         for (int64_t k = 0; k < steps; k++, block += PANEL * PAIR) {
-            if (ahead.at < ahead.end) __builtin_prefetch(ahead.at, 0, 2), ahead.at += LINE;
+            ahead.fetch(1);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -213,6 +214,46 @@ void multiply_block(const Map& map, int64_t p, int64_t from, int64_t count, int6
     }
 }
 
+struct Scratch {
+    std::vector<bf16> unpacked;
+    std::vector<float> sums, part, scores;
+    std::vector<char> packed;
+};
+
+inline Scratch& scratch() {
+    static thread_local Scratch own;
+    return own;
+}
+
+template <class T> bool by_tiles(const Map& map) {
+    return std::is_same<T, bf16>::value && map.inputs % TILE_INPUTS == 0 && has_tiles();
+}
+
+// The same as `multiply_block`, of x [rows, map.inputs] and x_sums [rows, inputs / GROUP], in tiles.
+template <class T>
+void tiled_block(Tiles& tiles, const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows, const T* x,
+                 const bf16* unpacked, const float* x_sums, float* sums, Ahead& ahead) {
+    const bf16* own = reinterpret_cast<const bf16*>(x) + from;
+    const bf16* w = unpacked;
+    if (map.kind == AS_COMPUTED) w = static_cast<const bf16*>(map.weight) + (p * map.inputs + from) * PANEL;
+    if (map.kind != INT4) return tiles.multiply(own, map.inputs, rows, w, count, sums, from == 0, ahead);
+    const int64_t groups = map.inputs / GROUP;
+    float* part = room(scratch().part, rows * PANEL);
+    for (int64_t at = 0; at < count; at += GROUP) {
+        const int64_t group = (from + at) / GROUP;
+        const float* scale = map.scale + (p * groups + group) * 2 * PANEL;
+        tiles.multiply(own + at, map.inputs, rows, w + at * PANEL, GROUP, part, true, ahead);
+        for (int64_t r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int c = 0; c < PANEL; c += WIDE) {
+                float* sum = sums + r * PANEL + c;
+                const Floats so_far = from + at == 0 ? Floats{} : read(sum);
+                const Floats scaled = fused(read(part + r * PANEL + c), read(scale + c), so_far);
+                write(sum, fused(read(scale + PANEL + c), Floats{} + x_sums[r * groups + group], scaled));
+            }
+    }
+}
+
 // What a product needs to know of its inputs beside: where weights have four bits the sums of every GROUP [rows,
 // inputs / GROUP]; with adapters the one of each row (0: none), and the inputs on their ranks [rows, rank].
 struct Beside {
@@ -250,42 +291,45 @@ void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, floa
     for (; c < count; c++) put(out + first + c, residual ? sums[c] + number(residual[first + c]) : sums[c]);
 }
 
-struct Scratch {
-    std::vector<bf16> unpacked;
-    std::vector<float> sums, scores;
-    std::vector<char> packed;
-};
-
-inline Scratch& scratch() {
-    static thread_local Scratch own;
-    return own;
-}
-
 // x [rows, inputs] W^T, gated or plus residual -> out [rows, outputs]. Called by every thread of a team; all are done
 // when it returns.
 template <class T, class O>
 void product(const Map& map, const T* x, const Beside& beside, int64_t num_rows, const T* residual, O* out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP, width = map.outputs, bytes = panel_bytes<T>(map);
-    const bool once = num_rows <= MOST;
+    const bool tiled = by_tiles<T>(map), once = num_rows <= (tiled ? TILE : MOST);
     const int64_t deep = once && map.kind != AS_COMPUTED ? NEAR : DEEP;
+    // as many rows at a time as stay near while panels pass, each of which is read again for the next
+    const int64_t most = std::max<int64_t>(LEAST_ROWS, NEAR_BYTES / (inputs * sizeof(T)) / LEAST_ROWS * LEAST_ROWS);
+    const int64_t high = std::min(most, num_rows);
     Scratch& own = scratch();
-    float* sums = room(own.sums, ROWS * PANEL);
+    float* sums = room(own.sums, high * PANEL);
     bf16* unpacked = map.kind == AS_COMPUTED ? nullptr : room(own.unpacked, deep * PANEL);
-#pragma omp for schedule(static)
-    for (int64_t p = 0; p < map.panels; p++) {
-        const char* panel = static_cast<const char*>(map.weight) + p * bytes;
-        for (int64_t top = 0; top < num_rows; top += ROWS) {
-            const int64_t rows = std::min<int64_t>(ROWS, num_rows - top), tiles = (rows + MOST - 1) / MOST;
-            const bool comes = p + 1 < map.panels && !once;  // one pass is a stream that the machine foresees
-            Ahead ahead{panel + bytes, comes ? panel + 2 * bytes : panel};
+    // what is fetched meanwhile is the next panel. Of a single pass it is what comes soon, and nothing where rows are
+    // multiplied in registers: that is a stream which the machine foresees
+    const int64_t lead = !once ? bytes : tiled ? std::min(SOON_BYTES, bytes) : map.panels * bytes;
+    const char* all_end = static_cast<const char*>(map.weight) + map.panels * bytes;
+    // panels of a thread's turn: one that is held up, by other work of the processor, leaves the rest to the others
+    const int64_t share = std::max<int64_t>(1, map.panels / (TURNS * omp_get_num_threads()));
+    Tiles tiles;
+    for (int64_t top = 0; top < num_rows; top += most) {
+        const int64_t rows = std::min(most, num_rows - top), cuts = (rows + MOST - 1) / MOST;
+#pragma omp for schedule(dynamic, share) nowait
+        for (int64_t p = 0; p < map.panels; p++) {
+            const char* panel = static_cast<const char*>(map.weight) + p * bytes;
+            Ahead ahead{panel + lead, std::min(panel + lead + bytes, all_end)};
             for (int64_t from = 0; from < inputs; from += deep) {
                 const int64_t count = std::min(deep, inputs - from);
                 if (map.kind == INT8)
                     unpack_int8(reinterpret_cast<const int8_t*>(panel), from, count, unpacked);
                 else if (map.kind == INT4)
                     unpack_int4(reinterpret_cast<const uint16_t*>(panel), from, count, unpacked);
-                for (int64_t tile = 0; tile < tiles; tile++) {
-                    const int64_t begin = tile * rows / tiles, end = (tile + 1) * rows / tiles;
+                if (tiled) {
+                    tiled_block(tiles, map, p, from, count, rows, x + top * inputs, unpacked,
+                                beside.sums + top * groups, sums, ahead);
+                    continue;
+                }
+                for (int64_t cut = 0; cut < cuts; cut++) {
+                    const int64_t begin = cut * rows / cuts, end = (cut + 1) * rows / cuts;
                     const T* own_x[MOST];
                     const float* own_sums[MOST];
                     for (int64_t r = begin; r < end; r++) {
@@ -304,6 +348,7 @@ void product(const Map& map, const T* x, const Beside& beside, int64_t num_rows,
             }
         }
     }
+#pragma omp barrier
 }
 
 }  // namespace

@@ -139,6 +139,28 @@ inline Floats read_some(const float* from, int64_t count, float rest) {
     return out;
 }
 
+#if defined(__AVX512F__)
+// Rows of words become columns.
+inline void transpose(Words (&rows)[WIDE]) {
+#pragma GCC unroll 4
+    for (int span = WIDE / 2; span; span /= 2) {  // of two rows that are `span` apart, quarters change places
+        Ints upper, lower;
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDE; i++) {
+            upper[i] = i & span ? WIDE + i - span : i;
+            lower[i] = i & span ? WIDE + i : i + span;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDE; i++)
+            if (!(i & span)) {
+                const __m512i first = __m512i(rows[i]), second = __m512i(rows[i + span]);
+                rows[i] = Words(_mm512_permutex2var_epi32(first, __m512i(upper), second));
+                rows[i + span] = Words(_mm512_permutex2var_epi32(first, __m512i(lower), second));
+            }
+    }
+}
+#endif
+
 // Buffers that grow and stay, one set a thread.
 template <class T> inline T* room(std::vector<T>& held, size_t size) {
     if (held.size() < size) held.resize(size);

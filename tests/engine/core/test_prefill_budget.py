@@ -22,7 +22,7 @@ def gone_on(pace: Pace, plain: float, extra: Extra, *, noise: float = 0.05, step
             left = draw.randint(1000, 8000)
             for _ in range(20):
                 pace.took(0, plain * (1 + draw.gauss(0, noise)))
-        count = min(left, pace.allowance(1))
+        count = min(left, pace.allowance(1, 8))
         seconds = (plain + extra(count)) * (1 + draw.gauss(0, noise))
         pace.took(count, seconds)
         made.append((count, seconds))
@@ -57,7 +57,7 @@ def test_where_a_piece_costs_by_itself_pieces_are_large() -> None:
 def test_what_costs_nothing_is_not_held_back() -> None:
     pace = Pace(2048)
     gone_on(pace, 6e-3, lambda count: 0.0, noise=0.0)
-    assert max(pace.allowance(1), pace.allowance(1)) > 1000
+    assert max(pace.allowance(1, 8), pace.allowance(1, 8)) > 1000
 
 
 @pytest.mark.parametrize("most", [4, 2048])
@@ -70,21 +70,21 @@ def test_a_prompt_goes_on_however_slow(most: int) -> None:
 def test_prompts_that_pile_up_get_more() -> None:
     pace = Pace(2048)
     gone_on(pace, 20e-3, linear, noise=0.0)
-    alone = pace.allowance(1)
-    assert alone < pace.allowance(8) <= GROWTH * 2 * alone + 1
+    alone = pace.allowance(1, 8)
+    assert alone < pace.allowance(8, 8) <= GROWTH * 2 * alone + 1
     for _ in range(8):
-        count = pace.allowance(8)
+        count = pace.allowance(8, 8)
         pace.took(count, 20e-3 + linear(count))
-    assert pace.allowance(8) > 4 * alone
+    assert pace.allowance(8, 8) > 4 * alone
 
 
 def test_a_step_that_something_held_up_changes_little() -> None:
     pace = Pace(2048)
     gone_on(pace, 20e-3, linear, noise=0.0)
-    before = pace.allowance(1)
+    before = pace.allowance(1, 8)
     pace.took(before, 5.0)
-    pace.took(pace.allowance(1), 20e-3 + linear(before))
-    assert before / 3 <= pace.allowance(1) <= 3 * before
+    pace.took(pace.allowance(1, 8), 20e-3 + linear(before))
+    assert before / 3 <= pace.allowance(1, 8) <= 3 * before
 
 
 def test_it_follows_the_decode_steps() -> None:
@@ -99,4 +99,15 @@ def test_without_decode_steps_to_compare_with_nothing_is_learnt() -> None:
     pace = Pace(2048)
     pace.took(LEAST, 3.0)
     pace.took(LEAST, 3.0)
-    assert pace.allowance(1) > LEAST
+    assert pace.allowance(1, 8) > LEAST
+
+
+def test_many_prompts_do_not_wait_for_the_sake_of_few_decodes() -> None:
+    pace = Pace(2048)
+    gone_on(pace, 6e-3, linear)
+    beside_many, beside_one = pace.allowance(15, 16), pace.allowance(15, 1)
+    assert pace.allowance(1, 1) == pace.allowance(1, 64), (
+        "as many decodes as prompts, or more, are held up as little"
+    )
+    assert beside_one > 8 * beside_many
+    assert Pace(2048).allowance(15, 1) > 8 * FIRST, "also where nothing is known"

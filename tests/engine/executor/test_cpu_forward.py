@@ -48,18 +48,31 @@ def inference() -> Any:
         yield
 
 
-def need_kernels() -> None:
-    """Skip the test where there is nothing to build, or nothing to build by; else they must be there."""
+# Kinds of processors, as compilers name them, and what a machine must have that runs what is built for one:
+# this machine's own, which may have tiles; bfloat16 products in registers; 512 bits without them; AVX2 alone.
+PROCESSORS = {
+    "native": "avx2",
+    "cooperlake": "avx512_bf16",
+    "skylake-avx512": "avx512bw",
+    "haswell": "avx2",
+}
+
+
+def need_kernels(march: str = "native") -> None:
+    """Skip the test where there is nothing to build, nothing to build by, or no such processor; else they
+    must be there.
+    """
     compiler = os.environ.get("CXX") or any(map(shutil.which, library.COMPILERS))
     if not (library.worth_building() and compiler):
         pytest.skip("no kernels on this machine")
+    if PROCESSORS[march] not in library._processor_flags():
+        pytest.skip(f"this machine cannot run what is built for {march}")
     assert library.open_library() is not None
 
 
-# this machine's; one that knows AVX2 alone; one without bfloat16 products
-@pytest.fixture(scope="module", params=["native", "haswell", "skylake-avx512"])
+@pytest.fixture(scope="module", params=list(PROCESSORS))
 def kernels(request: pytest.FixtureRequest) -> Library:
-    need_kernels()
+    need_kernels(request.param)
     return library.build(request.param)
 
 
@@ -180,35 +193,36 @@ def test_shapes_without_panels_are_left_to_torch(kernels: Library) -> None:
 
 @pytest.mark.parametrize("name", ["llama-32", "mistral-32", "qwen2-windows-32", "qwen3-64"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("march", ["native", "haswell"])
+@pytest.mark.parametrize("march", ["native", "cooperlake", "haswell"])
 def test_a_whole_step_is_that_of_torch(
     checkpoint: Find, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, march: str
 ) -> None:
     """The logits of every token of prompts of all lengths, in chunks beside sequences that decode."""
-    need_kernels()
+    need_kernels(march)
     monkeypatch.setattr("engine.models.loader.open_library", lambda: library.build(march))
-    logits = []
-    for cpu_kernels in (True, False):
+    scores = {}
+    for kind, cpu_kernels in ((dtype, True), (dtype, False), ("float32", False)):
         driver = Driver(
-            checkpoint(name), dtype=dtype, cpu_kernels=cpu_kernels, max_num_batched_tokens=150, num_blocks=100
+            checkpoint(name), dtype=kind, cpu_kernels=cpu_kernels, max_num_batched_tokens=150, num_blocks=100
         )
         assert (driver.loop.runner.fused is not None) is cpu_kernels
         prompts = [tuple((7 * i + 3 * j) % 290 for j in range(n)) for i, n in enumerate((1, 200, 17, 64, 3))]
         handles = [driver.submit(prompt, greedy(2, prompt_logprobs=1)) for prompt in prompts]
         driver.run()
-        scores = [
+        found = [
             row.logprob
             for handle in handles
             for out in driver.outputs[handle]
             for row in out.prompt_logprobs or ()
         ]
-        logits.append(torch.tensor(scores))
-    assert len(logits[0]) == 199 + 16 + 63 + 2
-    difference = (logits[0] - logits[1]).abs()
+        scores[kind, cpu_kernels] = torch.tensor(found)
+    exact = scores["float32", False]
+    assert len(exact) == 199 + 16 + 63 + 2
+    error = (scores[dtype, True] - exact).abs()
     if dtype == "float32":
-        assert difference.max() < 1e-3
-    else:  # two ways of rounding, in a model of random weights
-        assert difference.mean() < 0.15
+        assert error.max() < 1e-3
+    else:  # two ways of rounding, neither of which is much the better
+        assert error.mean() < 1.25 * (scores[dtype, False] - exact).abs().mean()
 
 
 def test_the_shipped_model_runs_by_them_and_holds_its_embedding_once() -> None:

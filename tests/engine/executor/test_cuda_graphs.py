@@ -158,7 +158,7 @@ def test_who_comes_while_a_step_is_ahead_is_next(checkpoint: Find, flights: list
 def test_who_comes_while_a_step_is_ahead_spares_those_that_decode(
     checkpoint: Find, flights: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "allowance", lambda self, num_prompts: 8)
+    monkeypatch.setattr(Pace, "allowance", lambda self, num_prompts, num_decodes: 8)
     driver = Driver(checkpoint("qwen3"), block_size=4, num_assistant_tokens=0)
     driver.submit(prompt(5), greedy(30, ignore_eos=True))
     for _ in range(4):

@@ -15,7 +15,7 @@ import pytest
 
 from engine.tiny import CHECKPOINT
 from engine.tiny.chains import NO_TOOL
-from engine.tiny.data import dialogues
+from engine.tiny.data import dialogues, families
 from engine.tiny.dialogue import Call, Dialogue, Message, answer_text, chat_messages, render
 from engine.tiny.evaluate import Answer, held_out, http_asker, turns
 from engine.tiny.talk import worked
@@ -158,6 +158,27 @@ def test_every_call_is_one_that_its_tools_allow() -> None:
     assert seen == {1, 2, 3, 4, 5}
 
 
+def test_branches_share_their_tools_and_call_what_those_allow() -> None:
+    seen = set()
+    for family in itertools.islice(families(4, branched=1.0), 40):
+        tools = {tool["function"]["name"]: tool["function"] for tool in family[0].tools}
+        assert len(tools) == len(family[0].tools)
+        for dialogue in family:
+            seen.add(dialogue.skill)
+            assert dialogue.tools == family[0].tools
+            assert render(dialogue)[0] == render(family[0])[0]
+            for call in (call for message in dialogue.messages for call in message.calls):
+                jsonschema.validate(call.arguments, tools[call.name].get("parameters", {}))
+    assert seen >= {
+        "natural",
+        "natural_chain",
+        "natural_parallel",
+        "natural_decline",
+        "tool_error",
+        "follow_up",
+    }
+
+
 def test_what_is_declined_is_not_on_offer() -> None:
     for dialogue in itertools.islice(dialogues(4, "train", "decline"), 100):
         assert dialogue.target.content == NO_TOOL
@@ -254,25 +275,31 @@ def test_the_training_network_is_qwen3(model: Any) -> None:
     net = Net(NetConfig(vocab_size=model.config.vocab_size, num_hidden_layers=layers))
     missing = net.load_state_dict(model.state_dict(), strict=False)
     assert not missing.missing_keys
-    ids = torch.randint(0, model.config.vocab_size, (2, 40))
+    ids = torch.randint(0, model.config.vocab_size, (40,))
     with torch.no_grad():
         torch.testing.assert_close(
-            net.logits(net.hidden(ids, torch.float32)), model(ids).logits, atol=1e-3, rtol=1e-3
+            net.logits(net.states(ids, torch.float32)), model(ids[None]).logits[0], atol=1e-3, rtol=1e-3
         )
 
 
-@pytest.mark.parametrize("length", [5, 192, 450])
-def test_attention_and_its_gradients_are_those_of_torch(length: int) -> None:
-    from engine.tiny.net import CausalAttention
+@pytest.mark.parametrize("counts", [(5,), (192,), (450,), (70, 150, 30), (20, 400, 190, 300)])
+def test_attention_and_its_gradients_are_those_of_torch(counts: tuple[int, ...]) -> None:
+    from engine.tiny.net import BranchedAttention, Layout
 
+    # Two documents, each of a shared part and branches of so many tokens.
+    branches = torch.cat([torch.full((count,), branch) for branch, count in enumerate(counts)] * 2)
+    length = len(branches)
+    documents = torch.arange(2).repeat_interleave(length // 2)
+    layout = Layout(documents, branches, torch.arange(length))
     queries, keys, values = (
-        torch.randn(2, heads, length, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+        torch.randn(2, *group, length, 8, dtype=torch.float64, requires_grad=True) for group in ((2,), (), ())
     )
-    above = torch.randn(2, 4, length, 8, dtype=torch.float64)
+    above = torch.randn(2, 2, length, 8, dtype=torch.float64)
+    every = torch.arange(length)
     expected = torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, is_causal=True, enable_gqa=True
+        queries, keys[:, None], values[:, None], attn_mask=~layout.hidden(every, every)
     )
-    found = CausalAttention.apply(queries, keys, values)
+    found = BranchedAttention.apply(queries, keys, values, layout.spans())
     torch.testing.assert_close(found, expected)
     for ours, theirs in zip(
         torch.autograd.grad(found, (queries, keys, values), above),
@@ -282,6 +309,52 @@ def test_attention_and_its_gradients_are_those_of_torch(length: int) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_branches_are_learned_as_documents_of_their_own() -> None:
+    from tokenizers import Tokenizer
+
+    from engine.tiny.net import Layout, Net, NetConfig
+    from engine.tiny.train import Document, encode, loss_of
+
+    def learned(document: Document) -> Any:
+        """The sum of the loss over what a document learns, and its gradients."""
+        branches, positions = torch.tensor(document.branches), torch.from_numpy(document.positions())
+        layout = Layout(torch.zeros_like(branches), branches, positions)
+        learn = torch.tensor(document.learn)
+        loss, _ = loss_of(net, torch.tensor(document.ids), learn, layout, torch.float32)
+        total = loss * int(learn.sum())
+        return total, *torch.autograd.grad(total, list(net.parameters()))
+
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    net = Net(NetConfig(vocab_size=3072, num_hidden_layers=2))
+    family = next(families(1, branched=1.0))
+    assert len(family) > 3
+    together = learned(encode(tokenizer, family))
+    apart = [learned(encode(tokenizer, [dialogue])) for dialogue in family]
+    for ours, theirs in zip(together, zip(*apart, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs).sum(0), atol=2e-3, rtol=2e-3)
+
+
+def test_rows_are_filled_with_whole_documents() -> None:
+    from tokenizers import Tokenizer
+
+    from engine.tiny.train import Plan, rows
+
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    for ids, learn, documents, branches, positions in itertools.islice(rows(tokenizer, Plan(1, 3000)), 8):
+        assert len(ids) == len(learn) == 3000
+        assert (documents >= 0).mean() > 0.9
+        assert not learn[documents < 0].any()
+        for number in set(documents[documents >= 0]):
+            inside = documents == number
+            shared = int((inside & (branches == 0)).sum())
+            for branch in set(branches[inside]):
+                part = inside & (branches == branch)
+                first = 0 if branch == 0 else shared
+                assert positions[part].tolist() == list(range(first, first + int(part.sum())))
+                assert tokenizer.decode(list(ids[part][:1]), skip_special_tokens=False) == "<|im_start|>"
+
+
 def test_a_network_grows_without_forgetting() -> None:
     from engine.tiny.net import Net, NetConfig
     from engine.tiny.train import grown
@@ -289,9 +362,9 @@ def test_a_network_grows_without_forgetting() -> None:
     small = Net(NetConfig(vocab_size=300, num_hidden_layers=3))
     large = Net(NetConfig(vocab_size=300, num_hidden_layers=5))
     large.load_state_dict(grown(small.state_dict(), 5))
-    ids = torch.randint(0, 300, (2, 20))
+    ids = torch.randint(0, 300, (20,))
     with torch.no_grad():
-        torch.testing.assert_close(large.hidden(ids, torch.float32), small.hidden(ids, torch.float32))
+        torch.testing.assert_close(large.states(ids, torch.float32), small.states(ids, torch.float32))
 
 
 def test_processes_share_the_work_of_muon() -> None:
@@ -320,18 +393,20 @@ def test_processes_share_the_work_of_muon() -> None:
 
 
 def test_a_fresh_network_looks_back() -> None:
-    from engine.tiny.net import Net, NetConfig, rope_tables, rotate
+    from engine.tiny.net import Net, NetConfig, heads_of, rope_tables
 
     net = Net(NetConfig(vocab_size=300))
     layer: Any = net.model.layers[0]
-    attention: Any = layer.self_attn
-    states = layer.input_layernorm(net.model.embed_tokens(torch.randint(0, 300, (1, 40))))
-    queries = attention.q_norm(attention.q_proj(states).view(1, 40, 4, 64)).transpose(1, 2)
-    keys = attention.k_norm(attention.k_proj(states).view(1, 40, 2, 64)).transpose(1, 2)
-    cos, sin = rope_tables(torch.arange(40), net.config)
-    queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+    attention, embedded = layer.self_attn, net.model.embed_tokens(torch.randint(0, 300, (40,)))
+    queries, keys, _ = heads_of(
+        embedded,
+        (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight),
+        (layer.input_layernorm.weight, attention.q_norm.weight, attention.k_norm.weight),
+        rope_tables(torch.arange(40), net.config),
+        net.config.rms_norm_eps,
+    )
     for head in (0, 1):
-        scores = queries[0, head, 30] @ keys[0, 0, :31].T
+        scores = queries[0, head, 30] @ keys[0, :31].T
         assert int(scores.argmax()) == 29 - head
 
 

@@ -136,12 +136,12 @@ def test_only_what_is_new_is_rendered(name: str, monkeypatch: pytest.MonkeyPatch
 def test_others_never_share_a_past_and_memory_is_bounded() -> None:
     tokenizer = scripted_tokenizer()
     dialect = detect_dialect(tokenizer.chat_template)
-    prompts = GrowingPrompts(tokenizer, dialect, max_bytes=1_000_000)
+    prompts = GrowingPrompts(tokenizer, dialect, max_bytes=400_000)
     messages = [{"role": "user", "content": "x" * 20} for _ in range(20)]
     for scope in map(str, range(40)):
         prompts.prompt(RenderInput(messages, scope=scope))
         assert {past.asked.scope for past in prompts._pasts.values()} >= {scope}
-        assert sum(past.num_bytes for past in prompts._pasts.values()) == prompts._num_bytes <= 1_000_000
+        assert sum(past.num_bytes for past in prompts._pasts.values()) == prompts._num_bytes <= 400_000
     assert len(prompts._pasts) < 40
 
 

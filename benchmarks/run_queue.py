@@ -1,8 +1,8 @@
-"""What a full queue costs: 10,000 queued runs of 100 owners, on both databases: `python -m benchmarks.queue`.
+"""What a full queue costs, 10,000 queued runs of 100 owners, on both databases.
 
-Prints the best of some tries, in milliseconds by the clock, and for what only reads of processor time of its
-thread: finding the next 32 runs, finding the place of one, and then, each a transaction, taking 16, ending a
-run, and queueing one of an owner that has none in the queue.
+`python -m benchmarks.run_queue` prints the best of some tries, in milliseconds by the clock, and for what
+only reads of processor time of its thread: finding the next 32 runs, finding the place of one, and then, each
+a transaction, taking 16, ending a run, and queueing one of an owner that has none in the queue.
 """
 
 from __future__ import annotations

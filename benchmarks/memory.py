@@ -1,0 +1,168 @@
+"""What the disk tier gives agents with long histories: `python -m benchmarks.memory`.
+
+Agents take turns side by side, each on its own growing history, chained by `previous_response_id`. Three
+servers are driven, one after the other: one whose KV pool holds every history, one whose pool holds a
+quarter of them, and one with the quarter and the disk tier. The last two are then stopped and started again
+for one more turn of each agent. For each server this prints the median time to the first text of a late
+turn (from the third on), turns a minute, and the share of the prompts' tokens that had to be computed.
+
+The model has random weights in a real shape, since only a model of that size makes prompts dear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.start import serving
+from engine import SIZES, write_random_model
+
+WORDS = ("order", "status", "shipped", "pending", "failed", "invoice", "total", "region", "stock", "price")
+SETUP_WORDS = 180  # of instructions, about 1,000 tokens
+RESULT_WORDS = 52  # of a tool's output, about 300 tokens
+ANSWER_TOKENS = 32
+# What the words and an answer come to in the tokenizer of random models, rounded up.
+SETUP_TOKENS, TURN_TOKENS = 1_100, 400
+LATE = 2
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn: its place among its agent's turns, seconds to the first text, and tokens of its prompt."""
+
+    number: int
+    first_text_s: float
+    prompt: int
+    cached: int
+
+
+@dataclass(slots=True)
+class Agent:
+    """One agent: what it says next is drawn from its own seed, so that every server is told the same."""
+
+    number: int
+    words: random.Random = field(init=False)
+    response: str | None = None
+    turns: int = 0
+
+    def __post_init__(self) -> None:
+        self.words = random.Random(f"agent {self.number}")
+
+    def text(self, count: int) -> str:
+        """`count` words with numbers, which no other agent says."""
+        return " ".join(f"{self.words.choice(WORDS)} {self.words.randint(0, 99)}" for _ in range(count))
+
+    async def turn(self, client: httpx.AsyncClient) -> Turn:
+        """Send what is new, read the stream to its end."""
+        body: dict[str, Any] = {
+            "input": f"Result {self.turns}: {self.text(RESULT_WORDS)}",
+            "stream": True,
+            "temperature": 0,
+            "max_output_tokens": ANSWER_TOKENS,
+            "ignore_eos": True,
+        }
+        if self.response is None:
+            body["input"] = f"{self.text(SETUP_WORDS)}\n{body['input']}"
+        else:
+            body["previous_response_id"] = self.response
+        began, first = time.perf_counter(), None
+        async with client.stream("POST", "/v1/responses", json=body) as reply:
+            reply.raise_for_status()
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if first is None and event["type"].endswith(".delta"):
+                    first = time.perf_counter() - began
+        ended = event["response"]
+        usage = ended["usage"]
+        assert first is not None, ended
+        self.response = ended["id"]
+        self.turns += 1
+        return Turn(
+            self.turns - 1,
+            first,
+            usage["input_tokens"],
+            usage["input_tokens_details"]["cached_tokens"],
+        )
+
+
+async def take_turns(url: str, agents: list[Agent], count: int) -> tuple[list[Turn], float]:
+    """`count` turns of each agent, agents side by side; the turns, and seconds."""
+    async with httpx.AsyncClient(base_url=url, timeout=1800) as client:
+
+        async def one(agent: Agent) -> list[Turn]:
+            return [await agent.turn(client) for _ in range(count)]
+
+        began = time.perf_counter()
+        taken = await asyncio.gather(*map(one, agents))
+        return [turn for turns in taken for turn in turns], time.perf_counter() - began
+
+
+def told(name: str, turns: list[Turn], seconds: float, late: int) -> None:
+    """Print a line about turns."""
+    waits = [turn.first_text_s for turn in turns if turn.number >= late]
+    computed = 1 - sum(turn.cached for turn in turns) / sum(turn.prompt for turn in turns)
+    print(
+        f"{name:>26}: late first text p50 {statistics.median(waits):7.2f} s, worst {max(waits):7.2f} s; "
+        f"{60 * len(turns) / seconds:5.1f} turns/min; computed {computed:5.1%} of the prompts",
+        flush=True,
+    )
+
+
+def drive(name: str, model: Path, asked: argparse.Namespace, *flags: str) -> None:
+    """Drive one server, and, where its pool is too small, drive it again after a restart."""
+    everything = ("--model", str(model), "--log-level", "error", "--max-model-len", "32768", *flags)
+    agents = [Agent(number) for number in range(asked.agents)]
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder)
+        with serving(data, *everything) as url:
+            told(name, *asyncio.run(take_turns(url, agents, asked.turns)), LATE)
+        if name != "fits":
+            with serving(data, *everything) as url:
+                told(f"{name}, restarted", *asyncio.run(take_turns(url, agents, 1)), 0)
+
+
+def bytes_a_token(config: Mapping[str, Any]) -> int:
+    """Bytes of keys and values that one token takes in bf16. config: as in config.json."""
+    both, bf16 = 2, 2
+    return both * bf16 * int(config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
+
+
+def main() -> None:
+    """Drive the servers and print a line for each."""
+    parser = argparse.ArgumentParser(description="The disk tier of the KV cache, with agents' turns.")
+    parser.add_argument("--size", default="qwen3-0.6b", choices=sorted(SIZES))
+    parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--only", action="append", choices=("fits", "quarter", "quarter + disk"))
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        write_random_model(asked.size, model)
+        a_history = (SETUP_TOKENS + TURN_TOKENS * (asked.turns + 1)) * bytes_a_token(SIZES[asked.size])
+        fits = int(1.25 * asked.agents * a_history)
+        quarter = asked.agents * a_history // 4
+        for name, pool, disk in (
+            ("fits", fits, 0),
+            ("quarter", quarter, 0),
+            ("quarter + disk", quarter, 20 << 30),
+        ):
+            if asked.only and name not in asked.only:
+                continue
+            drive(name, model, asked, "--kv-cache-bytes", str(pool), "--kv-disk-bytes", str(disk))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+// Sums of products in the tiles of a processor that has them (AMX).
+//
+// A tile of weights is 32 inputs of 16 outputs, and lies in a panel as it is multiplied by. Up to 16 rows pass a panel
+// once, four tiles of it at a time; more go in pairs of tiles, past one half of the panel and then the other. A row's
+// numbers do not depend on how many there are.
+
+#pragma once
+
+#include "vectors.h"
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define HAS_TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+constexpr int TILE = 16;         // rows, and outputs
+constexpr int TILE_INPUTS = 32;  // of bfloat16
+
+// What is fetched meanwhile: from `at` on to `end`.
+struct Ahead {
+    const char* at;
+    const char* end;
+
+    void fetch(int64_t lines) {
+        for (; lines > 0 && at < end; lines--, at += LINE) __builtin_prefetch(at, 0, 2);
+    }
+};
+
+#if defined(HAS_TILES)
+
+// Whether the system lets this process have tiles, which it must ask for once.
+inline bool has_tiles() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    static const bool allowed = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+    return allowed;
+}
+
+// Instructions by their names: GCC's functions for them do not say which memory they read.
+template <int AT> inline void tile_load(const void* from, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(AT) : "memory");
+}
+
+template <int AT> inline void tile_store(void* to, int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(AT) : "memory");
+}
+
+template <int AT> inline void tile_zero() { asm volatile("tilezero %%tmm%c0" : : "i"(AT)); }
+
+template <int SUMS, int X, int W> inline void tile_multiply() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(X), "i"(W));
+}
+
+// A thread's tiles. Sums are in the first four; with up to TILE rows x is in the fifth, else in the fifth and the
+// sixth; weights are in the others.
+class Tiles {
+public:
+    Tiles() = default;
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+
+    ~Tiles() {
+        if (rows) asm volatile("tilerelease");
+    }
+
+    // sums [count, PANEL], rows PANEL apart, += x [count, inputs], rows `stride` apart, times w [inputs / 2, PANEL, 2],
+    // inputs being whole tiles. fresh: there are no sums yet. `ahead` is fetched meanwhile, a share in every step.
+    void multiply(const bf16* x, int64_t stride, int64_t count, const bf16* w, int64_t inputs, float* sums, bool fresh,
+                  Ahead& ahead) {
+        const int64_t steps = inputs / TILE_INPUTS, rest = count % (2 * TILE), pairs = (count - rest) / (2 * TILE);
+        const int64_t wide = pairs + (rest > TILE), passes = 2 * wide + 2 * (rest > 0 && rest <= TILE);
+        const int64_t lines = (ahead.end - ahead.at) / LINE, share = passes ? lines / (passes * steps) + 1 : 0;
+        for (int half = 0; half < 2; half++)
+            for (int64_t pair = 0; pair < wide; pair++) {
+                const int64_t first = pair * 2 * TILE;
+                shape(std::min<int64_t>(2 * TILE, count - first));
+                two_by_two(x + first * stride, stride, w + half * PANEL, steps, sums + first * PANEL + half * PANEL / 2,
+                           fresh, ahead, share);
+            }
+        if (rest > 0 && rest <= TILE) {
+            const int64_t first = pairs * 2 * TILE;
+            shape(rest);
+            one_by_four(x + first * stride, stride, w, steps, sums + first * PANEL, fresh, ahead, 2 * share);
+        }
+    }
+
+private:
+    static constexpr int64_t W_ROW = 2 * PANEL * sizeof(bf16), SUMS_ROW = PANEL * sizeof(float);
+    static constexpr int64_t W_STEP = TILE_INPUTS * PANEL;
+    int64_t rows = 0;
+
+    void shape(int64_t count) {
+        if (count == rows) return;
+        rows = count;
+        struct {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } wanted;
+        for (int i = 0; i < 8; i++) wanted.bytes[i] = LINE, wanted.rows[i] = TILE;
+        const int64_t low = std::min<int64_t>(count, TILE), high = count - low;
+        for (int i = 0; i < 5; i++) wanted.rows[i] = uint8_t(low);
+        if (high) wanted.rows[2] = wanted.rows[3] = wanted.rows[5] = uint8_t(high);
+        asm volatile("ldtilecfg %0" : : "m"(wanted) : "memory");
+    }
+
+    static void one_by_four(const bf16* x, int64_t stride, const bf16* w, int64_t steps, float* sums, bool fresh,
+                            Ahead& ahead, int64_t share) {
+        if (fresh) {
+            tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+        } else {
+            tile_load<0>(sums, SUMS_ROW), tile_load<1>(sums + TILE, SUMS_ROW);
+            tile_load<2>(sums + 2 * TILE, SUMS_ROW), tile_load<3>(sums + 3 * TILE, SUMS_ROW);
+        }
+        for (int64_t k = 0; k < steps; k++, x += TILE_INPUTS, w += W_STEP) {
+            ahead.fetch(share);
+            tile_load<4>(x, stride * sizeof(bf16));
+            tile_load<5>(w, W_ROW);
+            tile_multiply<0, 4, 5>();
+            tile_load<6>(w + 2 * TILE, W_ROW);
+            tile_multiply<1, 4, 6>();
+            tile_load<7>(w + 4 * TILE, W_ROW);
+            tile_multiply<2, 4, 7>();
+            tile_load<5>(w + 6 * TILE, W_ROW);
+            tile_multiply<3, 4, 5>();
+        }
+        tile_store<0>(sums, SUMS_ROW), tile_store<1>(sums + TILE, SUMS_ROW);
+        tile_store<2>(sums + 2 * TILE, SUMS_ROW), tile_store<3>(sums + 3 * TILE, SUMS_ROW);
+    }
+
+    static void two_by_two(const bf16* x, int64_t stride, const bf16* w, int64_t steps, float* sums, bool fresh,
+                           Ahead& ahead, int64_t share) {
+        float* below = sums + TILE * PANEL;
+        if (fresh) {
+            tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+        } else {
+            tile_load<0>(sums, SUMS_ROW), tile_load<1>(sums + TILE, SUMS_ROW);
+            tile_load<2>(below, SUMS_ROW), tile_load<3>(below + TILE, SUMS_ROW);
+        }
+        for (int64_t k = 0; k < steps; k++, x += TILE_INPUTS, w += W_STEP) {
+            ahead.fetch(share);
+            tile_load<6>(w, W_ROW);
+            tile_load<4>(x, stride * sizeof(bf16));
+            tile_multiply<0, 4, 6>();
+            tile_load<7>(w + 2 * TILE, W_ROW);
+            tile_multiply<1, 4, 7>();
+            tile_load<5>(x + TILE * stride, stride * sizeof(bf16));
+            tile_multiply<2, 5, 6>();
+            tile_multiply<3, 5, 7>();
+        }
+        tile_store<0>(sums, SUMS_ROW), tile_store<1>(sums + TILE, SUMS_ROW);
+        tile_store<2>(below, SUMS_ROW), tile_store<3>(below + TILE, SUMS_ROW);
+    }
+};
+
+#else
+
+inline bool has_tiles() { return false; }
+
+class Tiles {
+public:
+    void multiply(const bf16*, int64_t, int64_t, const bf16*, int64_t, float*, bool, Ahead&) {}
+};
+
+#endif
+
+}  // namespace

@@ -1,0 +1,162 @@
+"""Where saved blocks lie: a folder for each identity of model and layout, in it one for each owner.
+
+    ROOT/secret                          32 random bytes: keys of digests, and of the names of folders
+    ROOT/<identity>/<owner>/<id>.kv      blocks
+    ROOT/<identity>/<owner>/names/<name> names, as digests
+
+Several processes may have the same root: each reads what the others have written. Everything is private to
+the user that the server runs as: folders 0700, files 0600.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from engine.tiers.files import SUFFIX, UNFINISHED, Damaged, Name, open_private, read_name, write_name
+
+ABANDONED_S = 600.0
+"""An unfinished file this old is nobody's any more: its process was killed."""
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+class Folder:
+    """The saved blocks of one identity, by owner. Methods raise OSError where the disk does."""
+
+    def __init__(self, root: Path, identity: bytes) -> None:
+        """identity: 16 bytes that name model, arithmetic and layout. Makes what is not there."""
+        self.root = root
+        self.identity = identity
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.secret = _secret(root / "secret")
+        self.path = root / identity.hex()
+        self.path.mkdir(mode=0o700, exist_ok=True)
+
+    def owner(self, owner: str) -> bytes:
+        """16 bytes that stand for an owner; without the secret they tell nothing."""
+        return self._digest(b"owner", owner)
+
+    def of(self, owner: bytes) -> Path:
+        """An owner's folder, made if it is not there."""
+        path = self.path / owner.hex()
+        (path / "names").mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+        return path
+
+    def owners(self) -> list[bytes]:
+        """Those who have a folder."""
+        return [bytes.fromhex(entry.name) for entry in _listed(self.path) if _DIGEST.fullmatch(entry.name)]
+
+    def files(self, owner: bytes) -> Iterator[os.DirEntry[str]]:
+        """An owner's files of blocks; what was abandoned unfinished is removed on the way."""
+        for entry in _listed(self.path / owner.hex()):
+            if entry.name.endswith(SUFFIX) and _DIGEST.fullmatch(entry.name.removesuffix(SUFFIX)):
+                yield entry
+            elif entry.name.endswith(UNFINISHED):
+                _remove_abandoned(entry)
+
+    def names(self, owner: bytes) -> dict[Path, int]:
+        """An owner's names: where they are written down, and when they were, in nanoseconds."""
+        found = {}
+        for entry in _listed(self.path / owner.hex() / "names"):
+            if entry.name.endswith(UNFINISHED):
+                _remove_abandoned(entry)
+                continue
+            with suppress(FileNotFoundError):
+                found[Path(entry.path)] = entry.stat().st_mtime_ns
+        return found
+
+    def read_name(self, owner: bytes, path: Path) -> Name | None:
+        """A name that is written down there; None where it is gone, or cannot be read and is removed."""
+        with suppress(OSError):
+            try:
+                name = read_name(path)
+                if path == self.path_of(owner, name.name):
+                    return name
+            except Damaged:
+                pass
+            path.unlink()
+        return None
+
+    def path_of(self, owner: bytes, name: str) -> Path:
+        """Where a name is written down."""
+        return self.path / owner.hex() / "names" / self._digest(b"name", name).hex()
+
+    def write_name(self, owner: bytes, name: Name) -> None:
+        """Write a name down, in the place of what it stood for."""
+        self.of(owner)
+        write_name(self.path_of(owner, name.name), name)
+
+    def remove_owner(self, owner: bytes) -> None:
+        """Remove all that is an owner's."""
+        path = self.path / owner.hex()
+        while path.exists():  # a file that was renamed meanwhile is found the next time
+            shutil.rmtree(path, ignore_errors=True)
+
+    def others(self) -> list[Folder]:
+        """What other models, or this one under other settings, have left under the same root."""
+        mine = self.identity.hex()
+        found = [entry.name for entry in _listed(self.root) if _DIGEST.fullmatch(entry.name)]
+        return [Folder(self.root, bytes.fromhex(name)) for name in found if name != mine]
+
+    def touched_at(self) -> float:
+        """When it was last read or written, unix seconds."""
+        times = [self.path.stat().st_mtime]
+        for owner in self.owners():
+            times += [entry.stat().st_mtime for entry in self.files(owner)]
+        return max(times)
+
+    def num_bytes(self) -> int:
+        """Of all files of blocks."""
+        return sum(entry.stat().st_size for owner in self.owners() for entry in self.files(owner))
+
+    def remove(self) -> None:
+        """Remove all of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _digest(self, kind: bytes, text: str) -> bytes:
+        data = text.encode("utf-8", "surrogatepass")
+        return blake2b(data, digest_size=16, key=self.secret, person=kind).digest()
+
+
+def _listed(path: Path) -> list[os.DirEntry[str]]:
+    """What a folder has; nothing where there is none."""
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+
+
+def _remove_abandoned(entry: os.DirEntry[str]) -> None:
+    with suppress(OSError):
+        if time.time() - entry.stat().st_mtime > ABANDONED_S:
+            os.unlink(entry.path)
+
+
+def _secret(path: Path) -> bytes:
+    """The root's secret; of several processes that begin at once, all get the same."""
+    draft = path.with_name(f"{secrets.token_hex(8)}{UNFINISHED}")
+    for _ in range(2):
+        with suppress(FileNotFoundError), open_private(path, os.O_RDONLY) as descriptor:
+            if len(found := os.read(descriptor, 33)) == 32:
+                return found
+            path.unlink()  # cut by a crash of the machine: what was saved under it cannot be found any more
+        with open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+            os.write(descriptor, secrets.token_bytes(32))
+            os.fsync(descriptor)
+        try:
+            with suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink()
+    with open_private(path, os.O_RDONLY) as descriptor:
+        return os.read(descriptor, 32)
