@@ -9,6 +9,7 @@ from tools.documents import (
     Chunk,
     Document,
     DocumentPage,
+    ReadersBusy,
     ReadingLimits,
     UnreadableDocument,
     estimated_tokens,
@@ -21,7 +22,7 @@ from tools.documents import (
     unreadable_kinds,
 )
 from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
-from tools.images import GENERATE, Image, ImageGenerator, image_tools
+from tools.images import GENERATE, Image, ImageGenerator, Original, Originals, image_kind, image_tools
 from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
 from tools.ranking import best_matches
@@ -92,7 +93,10 @@ __all__ = [
     "McpServer",
     "McpTool",
     "Moment",
+    "Original",
+    "Originals",
     "Outcome",
+    "ReadersBusy",
     "ReadingLimits",
     "Registry",
     "Sandbox",
@@ -113,6 +117,7 @@ __all__ = [
     "folder_tools",
     "guarded_client",
     "host_of",
+    "image_kind",
     "image_tools",
     "is_path",
     "is_within",

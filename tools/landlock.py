@@ -17,6 +17,8 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _READ_FILE, _READ_FOLDER, _WRITE_FILE, _TRUNCATE, _DEVICES = 1, 1 << 2, 1 << 3, 2, 1 << 14, 1 << 15
+_CAPABILITIES, _MAY_READ = 0x20080522, 1 << 2
+"""The version of the sets of capabilities, and CAP_DAC_READ_SEARCH."""
 _MAKE_DEVICES = 1 << 6 | 1 << 11
 _TCP, _SCOPES = 0b11, 0b11
 """Binding and connecting; abstract Unix sockets of others, and signals to them."""
@@ -35,12 +37,24 @@ def give_up_privileges() -> bool:
     return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
 
 
-def only_these_files(readable: Iterable[str], writable: Iterable[str] = (), programs: bool = False) -> bool:
-    """Open nothing but what lies below these paths; whether the kernel does that. writable: read, too.
-    programs: whether what can be read can also be executed."""
+def give_up_capabilities() -> None:
+    """Of what root may do, keep only to read every file, which Landlock bounds: some Pythons lie in a folder
+    that lets nobody else in. Other users have nothing to give up."""
+    if os.geteuid() != 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kept in (_MAY_READ, 0):
+        sets = struct.pack("6I", kept, kept, 0, 0, 0, 0)  # effective, permitted, inheritable; the high halves
+        if libc.capset(struct.pack("Ii", _CAPABILITIES, 0), sets) == 0:
+            return
+
+
+def only_these_files(readable: Iterable[str], writable: Iterable[str] = (), programs: bool = False) -> int:
+    """Open nothing but what lies below these paths; the version of Landlock that sees to that, 0 where the
+    kernel does not. writable: read, too. programs: whether what can be read can also be executed."""
     version = landlock_version()
     if version < 1:
-        return False
+        return 0
     libc = ctypes.CDLL(None, use_errno=True)
     every = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
     handled = struct.pack("<Q", every)
@@ -48,7 +62,7 @@ def only_these_files(readable: Iterable[str], writable: Iterable[str] = (), prog
     handled += struct.pack("<Q", _SCOPES) if version >= 6 else b""
     rules = libc.syscall(_CREATE, handled, ctypes.c_size_t(len(handled)), 0)
     if rules < 0:
-        return False
+        return 0
     reading = _READ_FILE | _READ_FOLDER | (_EXECUTE if programs else 0)
     rights = [(path, reading) for path in readable]
     rights += [(path, every & ~(_MAKE_DEVICES | _DEVICES)) for path in writable]
@@ -60,7 +74,7 @@ def only_these_files(readable: Iterable[str], writable: Iterable[str] = (), prog
                     right &= _READ_FILE | _EXECUTE | _WRITE_FILE | _TRUNCATE & every
                 libc.syscall(_ADD, rules, _PATH_BENEATH, struct.pack("<Qi", right, opened), 0)
                 os.close(opened)
-        return bool(libc.syscall(_RESTRICT, rules, 0) == 0)
+        return version if libc.syscall(_RESTRICT, rules, 0) == 0 else 0
     finally:
         os.close(rules)
 

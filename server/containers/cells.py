@@ -229,8 +229,7 @@ class Cells:
         def settle(stored: bool) -> None:
             if stored:
                 outcome.keep(found.version + 1, digests)
-                gone = {*change.removed, *(file.path for file in change.files)}
-                self._settled(change.files, [file for file in files if file.path in gone])
+                self._settled(change.files)
             else:
                 outcome.let_go()
                 self._storage.blobs.let_go()  # its rows may be on their way: a sweep finds what none names
@@ -332,13 +331,12 @@ class Cells:
                 raise ToolError(GONE) from None
             raise
 
-    def _settled(self, put: Sequence[ContainerFile], replaced: Sequence[ContainerFile] = ()) -> None:
+    def _settled(self, put: Sequence[ContainerFile]) -> None:
         """The rows of files that were put are committed, or will never be: what no row names goes."""
 
         async def tidy() -> None:
             for file in put:
                 await self._storage.blobs.release(file.digest)
-            await self._storage.blobs.drop([file.digest for file in replaced])
 
         task = asyncio.create_task(tidy(), name="contents of cells")
         self._tidying.add(task)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from server.errors import to_api_error
 from server.shapes import refuse
-from storage import ContainerFile, StoredFile
+from storage import ContainerFile, NotFound, StoredFile
 from tools import is_path
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ async def wanted_files(
     storage: Storage, owner: str, file_ids: Sequence[str], path: str, now: int
 ) -> dict[str, StoredFile]:
     """Uploaded files that can be copied into a container, by their ids. path: of the list of ids. ApiError
-    400 for one that is not there, has a name that no file of a container can have, or the name of another."""
+    404 for one that is not there, 400 for one that has the name of another, or one that no file of a
+    container can have."""
     found = await storage.files.get_many(owner, file_ids, now)
     ids: dict[str, str] = {}  # by name
     for index, file_id in enumerate(file_ids):
@@ -64,7 +66,7 @@ async def copied(
     storage: Storage, container_id: str, owner: str, files: dict[str, StoredFile], path: str, now: int
 ) -> AsyncGenerator[dict[str, ContainerFile]]:
     """Copies of uploaded files for a container, by the ids of these, whose contents stay for the block, in
-    which the rows are committed. ApiError 400 for one that was deleted meanwhile."""
+    which the rows are committed. ApiError 404 for one that was deleted meanwhile."""
     copies: dict[str, ContainerFile] = {}
     async with AsyncExitStack() as held:
         for index, (file_id, file) in enumerate(files.items()):
@@ -76,5 +78,5 @@ async def copied(
         yield copies
 
 
-def _not_found(param: str, file_id: str) -> None:
-    refuse(param, f"File with id '{file_id}' not found.", "file_not_found")
+def _not_found(param: str, file_id: str) -> NoReturn:
+    raise to_api_error(NotFound("file", file_id), param=param)

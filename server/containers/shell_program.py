@@ -27,18 +27,30 @@ def drain(pipe: IO[bytes], kept: bytearray, room: list[int]) -> None:
         kept += taken
 
 
+def begin(command: str) -> subprocess.Popen[bytes]:
+    """A shell at work, in a session of its own where the sandbox lets it have one. Raises OSError."""
+
+    def shell(apart: bool) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [SHELL, "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=apart,
+        )
+
+    try:
+        return shell(apart=True)
+    except PermissionError:  # what it leaves running then ends with the cell
+        return shell(apart=False)
+
+
 def run(command: str, until: float, room: list[int], begun: list[int]) -> tuple[bytes, bytes, int | None]:
     """What a command wrote to standard output and error, and its exit code; None where its time was over."""
     kept = bytearray(), bytearray()
     if time.monotonic() >= until:
         return b"", b"", None
-    process = subprocess.Popen(
-        [SHELL, "-c", command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    process = begin(command)
     begun.append(process.pid)
     assert process.stdout is not None and process.stderr is not None, "they are pipes"
     readers = [
@@ -53,6 +65,7 @@ def run(command: str, until: float, room: list[int], begun: list[int]) -> tuple[
     except subprocess.TimeoutExpired:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
     for reader in readers:  # what it has left running may hold the pipes
         reader.join(0.5)

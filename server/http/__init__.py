@@ -12,7 +12,7 @@ from server.http.body import read_as, read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
 from server.http.host_and_origin import HostAndOrigin
-from server.http.idempotency import RUN_ROUTES, IdempotencyMiddleware, keyed
+from server.http.idempotency import RUN_ROUTES, IdempotencyMiddleware, kept, keyed
 from server.http.ignored_header import NameIgnored
 from server.http.proxies import RootPath, trusted_hosts
 from server.http.query_params import (
@@ -80,6 +80,7 @@ __all__ = [
     "include",
     "integer",
     "json_reply",
+    "kept",
     "keyed",
     "life",
     "limited",

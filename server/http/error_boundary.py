@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match
@@ -38,6 +38,7 @@ from server.telemetry import (
     load_report,
     read_traceparent,
 )
+from storage import PATIENCE_S, StorageError, patience_s
 
 if TYPE_CHECKING:
     from server.http.state import ServerState
@@ -51,6 +52,8 @@ PROBES = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
 MAX_ECHO = 512
 MAX_REQUEST_ID = 128
 MAX_LOGGED = 512
+REQUEST_PATIENCE_S = 1.0
+"""How long a request waits for a database that is away: its client can ask again, and is told when."""
 CLIENT_LEFT = 499  # nginx's number for a request whose client did not wait; it is counted, never sent
 
 ECHOED = ("x-client-request-id", "x-request-trace")
@@ -231,6 +234,8 @@ class Boundary:
         async def noting(message: Message) -> None:
             nonlocal started, accepted, closed
             kind = message["type"]
+            if not started:
+                patience_s.set(PATIENCE_S)  # what is sent cannot be asked for again without loss
             started = True
             accepted = accepted or kind == "websocket.accept"
             closed = closed or kind == "websocket.close"
@@ -240,6 +245,7 @@ class Boundary:
             if not started or (accepted and not closed):
                 await tell(error, scope, receive, send, accepted=accepted)
 
+        before = patience_s.set(REQUEST_PATIENCE_S)
         try:
             await self._app(scope, receive, noting)
         except (ClientDisconnect, WebSocketDisconnect):
@@ -252,11 +258,13 @@ class Boundary:
         except Exception as exc:
             if isinstance(exc, StreamCut | EngineDead) and started and not accepted:
                 return
-            error = _routing_error(exc, scope) or to_api_error(exc)
+            error = _routing_error(exc, scope) or to_api_error(exc, param=_asker_of(exc, scope))
             if error.status == 500:
                 log.error("%s %s", _method(scope), _logged(scope), exc_info=exc, extra=scope["state"])
                 error.message += f" (request id {scope['state']['request_id']})"
             await answer(error)
+        finally:
+            patience_s.reset(before)
 
 
 def _is_request_id(value: str) -> bool:
@@ -303,6 +311,15 @@ def _routing_error(exc: Exception, scope: Scope) -> ApiError | None:
         message = f"Not allowed to {method} on {path} (allowed: {allow})."
         return ApiError(405, message, code="method_not_allowed", headers={"allow": allow})
     return None
+
+
+def _asker_of(exc: Exception, scope: Scope) -> str | None:
+    """The parameter of a path or a query by which a request named what is not there, or cannot be changed any
+    more: the one whose value is the id that storage's error names. None where it came in no such way."""
+    if not isinstance(exc, StorageError) or (id := getattr(exc, "id", None)) is None:
+        return None
+    given = {**QueryParams(scope.get("query_string", b"")), **scope.get("path_params", {})}
+    return next((name for name, value in given.items() if value == id), None)
 
 
 def _near(scope: Scope) -> str:

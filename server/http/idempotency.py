@@ -1,7 +1,8 @@
 """Carries out a POST with an `Idempotency-Key` header once, and answers repeats with the first result.
 
 A request that starts a run is recorded in the transaction that starts the run, and a repeat follows that run.
-Any other reply is committed to storage before its last part is sent, and a repeat gets the same bytes.
+Any other reply is committed to storage before its last part is sent, or together with what was done, and a
+repeat gets the same bytes.
 Replies above 1 MiB and those of admin routes are not kept, so their repeats get a 409. After an error reply
 the key is free again, because an error is not a result.
 """
@@ -10,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -26,11 +27,13 @@ from server.http.authentication import ADMIN_PATHS, ORGANIZATION_PATHS
 from server.http.body import load_body
 from server.http.contents import load_form, takes_form
 from server.http.request import while_connected
-from storage import KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
+from storage import Kept, KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
 
 if TYPE_CHECKING:
     from server.http.state import ServerState
     from storage import Storage
+
+T = TypeVar("T")
 
 HEADER = b"idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")
@@ -46,6 +49,8 @@ RUN_ROUTES = frozenset({"/v1/responses"})
 PRIVATE_PATHS = (ADMIN_PATHS, ORGANIZATION_PATHS)
 """Where replies hold keys and secrets, which are shown once and never stored."""
 
+JSON_HEADERS = b'[["content-type","application/json"]]'
+
 LAST_FRAME = b"data: [DONE]\n\n"
 """How a stream outside of the Responses API ends, unless it failed."""
 
@@ -55,11 +60,13 @@ class Keyed:
     """A request as its route sees it: the key that it came with, and the run that stands for it.
 
     response_id: of a run that was started already, by this request or by the one that it repeats. over: there
-    is something to be found in storage, or the key is free. alone: no repeat waits for that.
+    is something to be found in storage, or the key is free. alone: no repeat waits for that. kept: the reply
+    is in storage, together with what was done.
     """
 
     request: KeyedRequest | None = None
     response_id: str | None = None
+    kept: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     alone: asyncio.Event = field(default_factory=asyncio.Event)
     num_waiting: int = 0
@@ -89,6 +96,21 @@ def keyed(request: Request) -> Keyed:
     """What a route has to know of a request's key, if it has one."""
     found: Keyed = getattr(request.state, "keyed", None) or Keyed()
     return found
+
+
+def kept(request: Request, reply: Callable[[T], bytes]) -> Kept[T] | None:
+    """What storage is to record of a request with its one transaction; None without a key. reply: the JSON
+    that answers it, made of what the transaction returns."""
+    key = keyed(request)
+    if key.request is None:
+        return None
+
+    def noted(result: T) -> bytes | None:
+        body = reply(result)
+        key.kept = True
+        return body if len(body) <= MAX_KEPT_BYTES else None
+
+    return Kept(key.request, JSON_HEADERS, noted)
 
 
 class IdempotencyMiddleware:
@@ -245,17 +267,19 @@ class _Kept:
             return
         self._take(message.get("body", b""))
         if not message.get("more_body", False) and self._is_result:
-            small = self._num_bytes <= MAX_KEPT_BYTES and not self._request.route.startswith(PRIVATE_PATHS)
-            headers, body = orjson.dumps(list(self._headers.items())), b"".join(self._parts)
-            await self._storage.complete_request(
-                self._request, self._status, headers, body if small else None
-            )
+            if not self._here.kept:
+                await self._keep()
             self.done = True
             self._here.over.set()
         if self._start is not None:
             await self._send(self._start)
             self._start = None
         await self._send(message)
+
+    async def _keep(self) -> None:
+        small = self._num_bytes <= MAX_KEPT_BYTES and not self._request.route.startswith(PRIVATE_PATHS)
+        headers, body = orjson.dumps(list(self._headers.items())), b"".join(self._parts)
+        await self._storage.complete_request(self._request, self._status, headers, body if small else None)
 
     @property
     def _streams(self) -> bool:

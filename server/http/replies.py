@@ -21,15 +21,16 @@ def json_reply(body: bytes, headers: Mapping[str, str] | None = None) -> Respons
 
 
 def conversation_json(stored: StoredConversation) -> bytes:
-    """The official ConversationResource."""
-    return orjson.dumps(
-        {
-            "id": stored.id,
-            "object": "conversation",
-            "created_at": stored.created_at // 1_000_000,
-            "metadata": orjson.Fragment(stored.metadata),
-        }
-    )
+    """The official ConversationResource; a fork says what it was forked from (extension)."""
+    shown = {
+        "id": stored.id,
+        "object": "conversation",
+        "created_at": stored.created_at // 1_000_000,
+        "metadata": orjson.Fragment(stored.metadata),
+    }
+    if stored.parent_id is not None:
+        shown["forked_from"] = {"conversation_id": stored.parent_id, "after": stored.parent_item}
+    return orjson.dumps(shown)
 
 
 def file_json(stored: StoredFile) -> bytes:

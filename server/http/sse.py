@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import AppStatus, EventSourceResponse, SendTimeoutError
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from server.http.state import ServerState
 
@@ -24,6 +26,31 @@ if TYPE_CHECKING:
 AppStatus.enable_automatic_graceful_drain = False
 
 KEEPALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+
+
+class _Begun:
+    """A coroutine that has begun: it is over, or `waits`, and then its rest can be awaited."""
+
+    def __init__(self, begun: Awaitable[Any]) -> None:
+        self._steps = begun.__await__()
+        self.waits = True
+        try:
+            self._awaited = next(self._steps)
+        except StopIteration:
+            self.waits = False
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        while True:
+            try:
+                told = yield self._awaited
+            except BaseException as error:
+                step = partial(self._steps.throw, error)
+            else:
+                step = partial(self._steps.send, told)
+            try:
+                self._awaited = step()
+            except StopIteration:
+                return
 
 
 class StreamCut(Exception):
@@ -61,6 +88,16 @@ class EventStream(EventSourceResponse):
         finally:
             life.num_streams -= 1
             await self._close()
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """The library's, with a timer for those sends alone that have to wait: the socket mostly takes what
+        it is given, and a timer costs as much as that."""
+        sending = _Begun(send(message))
+        if sending.waits:
+            with anyio.move_on_after(self.send_timeout) as scope:
+                await sending
+            if scope.cancel_called:
+                raise SendTimeoutError
 
     async def _listen_for_exit_signal_with_grace(self) -> None:
         """Wait for ever: the library would poll for signals in a task that nobody ends."""

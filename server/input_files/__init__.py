@@ -1,7 +1,8 @@
-"""Files in messages and tool outputs (`input_file`): where their bytes come from, their text in a prompt."""
+"""Files and images in messages and tool outputs: their bytes, a file's text for a prompt."""
 
 from __future__ import annotations
 
+from server.input_files.images import InputImages
 from server.input_files.reader import InputFiles
 
-__all__ = ["InputFiles"]
+__all__ = ["InputFiles", "InputImages"]

@@ -7,8 +7,9 @@ text, whatever becomes of the file or of the parsers.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from server.config import THREADED_BYTES
@@ -18,7 +19,7 @@ from server.items import FILE_PARTS, Item, input_files_of, with_file_texts
 from server.schema import refuse, shorten
 from server.threads import begin_large_request
 from storage import Storage
-from tools import Document, Egress, ReadingLimits, UnreadableDocument, read_document
+from tools import Document, Egress, ReadersBusy, ReadingLimits, UnreadableDocument, read_document
 
 MAX_FILES = 32
 """In one request."""
@@ -33,8 +34,16 @@ KEPT_CHARS = 16_000_000
 every turn. Each owner's are looked for alone: how long an answer takes tells nothing of what others sent."""
 
 ENTRY_CHARS = 500
-"""What is counted of each besides its text."""
+"""What is counted of each besides its text, its name and its address."""
 
+TOTAL_S = 240.0
+"""For all files of one request: to come, to wait for their turns, and to be read. What was read is known when
+the client tries again."""
+
+Key = tuple[str, str, str, str | None]
+"""Owner, digest of the bytes, name, and URL of a file that was read."""
+
+_SOON = {"retry-after": "1"}
 _PAGES = {"pptx": "slide", "xlsx": "sheet"}
 
 
@@ -43,7 +52,7 @@ class InputFiles:
 
     def __init__(self, storage: Storage, egress: Egress) -> None:
         self._storage, self._egress = storage, egress
-        self._known: OrderedDict[tuple[str, str, str, str | None], str] = OrderedDict()
+        self._known: OrderedDict[Key, str] = OrderedDict()
         self._num_chars = 0
 
     async def read(
@@ -54,9 +63,20 @@ class InputFiles:
         `param`.
 
         Raises ApiError: 404 for an unknown `file_id`; 400 for what is not one file, cannot be fetched or
-        read, or is too large; 503 where it could not be read at this moment.
+        read, or is too large; 429 where too many files of the owner wait to be read; 503 where one could not
+        be read at this moment, or all of them not in time.
         """
-        named = iter(paths) if paths is not None else None
+        named = None if paths is None else [*paths]
+        try:
+            async with asyncio.timeout(TOTAL_S):
+                return await self._read(owner, items, param, iter(named) if named else None)
+        except TimeoutError:
+            message = f"The files of this request could not be read in {TOTAL_S:g} s. Try again."
+            raise _not_read(message, named[0] if named else param) from None
+
+    async def _read(
+        self, owner: str, items: Sequence[Item], param: str, named: Iterator[str] | None
+    ) -> list[Item]:
         sources = RequestFiles(self._storage, self._egress, owner)
         done, num_files, num_chars = list(items), 0, 0
         for index, item in enumerate(items):
@@ -95,9 +115,9 @@ class InputFiles:
         text = words(document, source.filename)
         if key not in self._known:  # else another request has read it meanwhile
             self._known[key] = text
-            self._num_chars += len(text) + ENTRY_CHARS
+            self._num_chars += _num_chars(key, text)
         while self._num_chars > KEPT_CHARS:
-            self._num_chars -= len(self._known.popitem(last=False)[1]) + ENTRY_CHARS
+            self._num_chars -= _num_chars(*self._known.popitem(last=False))
         return text
 
 
@@ -113,8 +133,16 @@ def words(document: Document, filename: str) -> str:
     return "\n".join([*lines, f"[end of file: {name}]"])
 
 
+def _num_chars(key: Key, text: str) -> int:
+    """What is counted of a file that was read."""
+    _, _, filename, url = key
+    return len(text) + len(filename) + len(url or "") + ENTRY_CHARS
+
+
 def _refuse(why: UnreadableDocument, source: FoundFile, path: str) -> NoReturn:
     message = f"The file '{shorten(source.filename)}' cannot be read. {why.message}"
+    if isinstance(why, ReadersBusy) and why.own:
+        raise ApiError(429, message, code="rate_limit_exceeded", param=path, headers=_SOON)
     match why.code:
         case "unsupported_file":
             refuse(path, message, "unsupported_file")
@@ -123,4 +151,8 @@ def _refuse(why: UnreadableDocument, source: FoundFile, path: str) -> NoReturn:
         case "too_large":
             refuse(path, message, "file_too_large")
         case "server_error":
-            raise ApiError(503, message, code="file_not_read", param=path, headers={"retry-after": "1"})
+            raise _not_read(message, path)
+
+
+def _not_read(message: str, path: str) -> ApiError:
+    return ApiError(503, message, code="file_not_read", param=path, headers=_SOON)

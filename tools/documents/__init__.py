@@ -6,7 +6,13 @@ within limits of time and memory: parsers are fed with the bytes of strangers he
 
 from __future__ import annotations
 
-from tools.documents.document import Document, DocumentPage, ReadingLimits, UnreadableDocument
+from tools.documents.document import (
+    Document,
+    DocumentPage,
+    ReadersBusy,
+    ReadingLimits,
+    UnreadableDocument,
+)
 from tools.documents.reader import (
     parser_version,
     prepare_documents,
@@ -20,6 +26,7 @@ __all__ = [
     "Chunk",
     "Document",
     "DocumentPage",
+    "ReadersBusy",
     "ReadingLimits",
     "UnreadableDocument",
     "estimated_tokens",

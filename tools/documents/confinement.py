@@ -8,16 +8,20 @@ where the machine has it: bubblewrap (namespaces of their own), Landlock (which 
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import shutil
-import struct
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tools.landlock import filter_system_calls, give_up_privileges, only_these_files
+from tools.landlock import (
+    filter_system_calls,
+    give_up_capabilities,
+    give_up_privileges,
+    only_these_files,
+)
+from tools.seccomp import CHANNEL, ITSELF, READING, Condition, system_call_filter
 
 OWN = Path(__file__).resolve().parents[1]
 """The folder of the package `tools`, which is all of ours that such a process can read."""
@@ -79,63 +83,17 @@ def confine(folders: Iterable[str]) -> list[str]:
     """Take from this process, for good, what a parser has no use for; says by what means that was done."""
     if sys.platform != "linux" or not give_up_privileges():
         return []
+    give_up_capabilities()
     done = []
-    if only_these_files(folders):
-        done.append("Landlock")
-    if _without_system_calls():
+    if version := only_these_files(folders):
+        done.append(f"Landlock {version}")
+    if (instructions := parsing_filter(os.getpid())) is not None and filter_system_calls(instructions):
         done.append("seccomp")
     return done
 
 
-_DENIED = {
-    "x86_64": (
-        *(41, 42, 49, 53),  # socket, connect, bind, socketpair
-        *(56, 57, 58, 435, 59, 322),  # clone, fork, vfork, clone3, execve, execveat
-        *(62, 200, 129, 297, 424, 434, 438),  # kill, tkill, rt_(tg)sigqueueinfo, pidfd_*
-        *(101, 310, 311, 298, 321, 323),  # ptrace, process_vm_*, perf_event_open, bpf, userfaultfd
-        *(160, 302, 319, 425),  # setrlimit, prlimit64, memfd_create, io_uring_setup
-        *(165, 166, 272, 308, 248, 249, 250),  # mount, umount2, unshare, setns, keys
-    ),
-    "aarch64": (
-        *(198, 203, 200, 199),
-        *(220, 435, 221, 281),
-        *(129, 130, 138, 240, 424, 434, 438),
-        *(117, 270, 271, 241, 280, 282),
-        *(164, 261, 279, 425),
-        *(40, 39, 97, 268, 217, 218, 219),
-    ),
-}
-"""Numbers of the system calls that no parser makes."""
-
-_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_TGKILL = {"x86_64": 234, "aarch64": 131}
-_X32 = 0x40000000
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
-"""What a filter returns: carried out; EPERM; the end of the process."""
-
-
-def _without_system_calls() -> bool:
-    """seccomp: no sockets, no processes, no signals but to itself (as `abort` sends one)."""
-    machine = platform.machine()
-    if machine not in _DENIED or sys.byteorder != "little":
-        return False
-    code = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUAL, 1, 0, _AUDIT[machine]),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, _X32),
-        (_RETURN, 0, 0, _REFUSE),
-    ]
-    for number in _DENIED[machine]:
-        code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
-    code += [
-        (_EQUAL, 0, 3, _TGKILL[machine]),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_EQUAL, 1, 0, os.getpid()),
-        (_RETURN, 0, 0, _REFUSE),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-    return filter_system_calls(b"".join(struct.pack("<HBBI", *each) for each in code))
+def parsing_filter(process: int, machine: str = "") -> bytes | None:
+    """The system calls that parsers make: no sockets, no processes, no signals but to itself, as `abort`
+    sends one. process: the one that it is for. None where they are not known for the machine."""
+    allowed = {**READING, **ITSELF, **CHANNEL, "tgkill": (Condition(0, (process,)),)}
+    return system_call_filter(allowed, machine)

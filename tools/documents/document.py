@@ -49,6 +49,16 @@ class UnreadableDocument(Exception):
         self.message = message
 
 
+class ReadersBusy(UnreadableDocument):
+    """A document has no place among those that are read, nor among those that wait for one, or has waited too
+    long. own: so many of its owner wait already."""
+
+    def __init__(self, *, own: bool) -> None:
+        whose = "Too many of your files" if own else "Too many files"
+        super().__init__("server_error", f"{whose} wait to be read at this moment. Try again.")
+        self.own = own
+
+
 @dataclass(frozen=True, slots=True)
 class ReadingLimits:
     """What the reading of one document may take.

@@ -37,7 +37,15 @@ from tools.documents.child_process import (
     send,
 )
 from tools.documents.confinement import OWN, namespaced, readable_folders
-from tools.documents.document import Code, Document, DocumentPage, Kind, ReadingLimits, UnreadableDocument
+from tools.documents.document import (
+    Code,
+    Document,
+    DocumentPage,
+    Kind,
+    ReadersBusy,
+    ReadingLimits,
+    UnreadableDocument,
+)
 from tools.documents.kinds import HEAD, LIBRARIES, likely_kind
 from tools.documents.turns import Turns
 
@@ -46,6 +54,9 @@ DEFAULT_LIMITS = ReadingLimits()
 PLACES = max(2, min(4, (os.cpu_count() or 1) // 2))
 """How many documents are read at a time. One more may be, of an owner of whom none is being read: so
 nobody's first document waits for the many of another."""
+
+WAIT_S = 60.0
+"""How long a document waits for its turn at most."""
 
 START_S = 60.0
 """Of a nursery, and of its answers: the first of a kind of document waits for a library to load."""
@@ -293,11 +304,18 @@ class Reader:
         owner: str = "",
         limits: ReadingLimits = DEFAULT_LIMITS,
     ) -> Document:
-        """A document as text. Raises UnreadableDocument."""
+        """A document as text. Raises UnreadableDocument; of these ReadersBusy where it is not even tried."""
         work = _Work(self._nursery, source, filename, url, limits)
+        turn = self._turns.submit(owner, work.run)
+        reading = asyncio.wrap_future(turn)
         try:
-            document, self._confined = await asyncio.wrap_future(self._turns.submit(owner, work.run))
+            done, _ = await asyncio.wait({reading}, timeout=WAIT_S)
+            if not done and turn.cancel():  # which what has begun cannot be
+                raise ReadersBusy(own=False)
+            document, self._confined = await reading
         except asyncio.CancelledError:
+            reading.cancel()
+            turn.cancel()
             work.cancel()
             raise
         return document
@@ -385,8 +403,8 @@ async def read_document(
 
     source: its bytes, or the file they lie in. filename: what its sender calls it; its ending tells the kind
     where the bytes do not. url: for a page of the web, from where its relative links lead; links are left out
-    otherwise. owner: whose it is; owners take turns. Raises UnreadableDocument, and OSError for a path that
-    cannot be read.
+    otherwise. owner: whose it is; owners take turns. Raises UnreadableDocument, of these ReadersBusy where
+    too much waits or has waited too long, and OSError for a path that cannot be read.
     """
     return await shared_reader().read(source, filename, url=url, owner=owner, limits=limits)
 

@@ -5,8 +5,17 @@ What the server makes of them (items, events, words for the model) is not known 
 
 from __future__ import annotations
 
-from tools.images.generator import ImageGenerator
-from tools.images.replies import Image, ImageFailed
+from tools.images.generator import ImageGenerator, Original, Originals
+from tools.images.replies import Image, ImageFailed, image_kind
 from tools.images.specs import GENERATE, image_tools
 
-__all__ = ["GENERATE", "Image", "ImageFailed", "ImageGenerator", "image_tools"]
+__all__ = [
+    "GENERATE",
+    "Image",
+    "ImageFailed",
+    "ImageGenerator",
+    "Original",
+    "Originals",
+    "image_kind",
+    "image_tools",
+]

@@ -1,11 +1,12 @@
-"""Asks a server with the official endpoint `/v1/images/generations` for an image."""
+"""Asks a server with the official endpoints `/v1/images/generations` and `/v1/images/edits` for an image."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,32 @@ _ALWAYS_BASE64 = re.compile(r"(gpt-image|chatgpt-image)")
 """Models that answer in base64 alone, and refuse to be asked for it."""
 
 _LOOK = Caps(max_bytes=1 << 20, total_s=10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """The bytes of an image that is to be changed, or of a mask. kind: png, jpeg, webp or gif."""
+
+    data: bytes
+    kind: str
+
+    def file(self, name: str) -> tuple[str, bytes, str]:
+        """It as a file of a form: name, content, media type."""
+        return f"{name}.{self.kind}", self.data, f"image/{self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """What an image is made from. mask: where its transparent pixels are, the first one is changed."""
+
+    images: Sequence[Original]
+    mask: Original | None = None
+
+    def files(self) -> list[tuple[str, tuple[str, bytes, str]]]:
+        """The files of the form, by their fields."""
+        field = "image" if len(self.images) == 1 else "image[]"
+        found = [(field, image.file(f"image{number}")) for number, image in enumerate(self.images, 1)]
+        return found if self.mask is None else [*found, ("mask", self.mask.file("mask"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +80,15 @@ class ImageGenerator:
     def _path(self, path: str) -> str:
         return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/{path}"
 
-    async def generate(self, wanted: Mapping[str, Any], show: Callable[[int, Image], None]) -> Image:
+    async def generate(
+        self,
+        wanted: Mapping[str, Any],
+        show: Callable[[int, Image], None],
+        originals: Originals | None = None,
+    ) -> Image:
         """The image of a request with these members. show: told its earlier forms, by their index, where
-        `partial_images` asks for some and the server sends them. Raises ImageFailed, EgressError."""
+        `partial_images` asks for some and the server sends them. originals: what it is made from besides the
+        prompt. Raises ImageFailed, EgressError."""
         body = {**wanted, "n": 1}
         if self.model is not None:
             body["model"] = self.model
@@ -67,7 +100,7 @@ class ImageGenerator:
         most = (1 + MAX_PARTIAL_IMAGES) * (self.max_bytes * 4 // 3) + BESIDE_IMAGES
         async with (
             self._client(Caps(max_bytes=most, total_s=self.timeout_s)) as client,
-            client.stream("POST", self.address, json=body) as reply,
+            self._asked(client, body, originals) as reply,
         ):
             if reply.headers.get("content-type", "").startswith("text/event-stream") and reply.is_success:
                 most_shown = min(body.get("partial_images", 0), MAX_PARTIAL_IMAGES)
@@ -76,6 +109,18 @@ class ImageGenerator:
             if not reply.is_success:
                 raise self._refusal(reply.status_code, content)
             return await self._whole(content, client)
+
+    def _asked(
+        self, client: httpx2.AsyncClient, body: Mapping[str, Any], originals: Originals | None
+    ) -> AbstractAsyncContextManager[httpx2.Response]:
+        """The server's answer to a request: JSON, or a form where there are images to be changed."""
+        if originals is None:
+            return client.stream("POST", self.address, json=body)
+        fields = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in body.items()
+        }
+        return client.stream("POST", self._path("images/edits"), data=fields, files=originals.files())
 
     async def _whole(self, content: bytes, client: httpx2.AsyncClient) -> Image:
         """The image of a reply that is no stream."""

@@ -43,13 +43,14 @@ class Image:
 
 def image_of(data: bytes, said: Mapping[str, Any]) -> Image:
     """An image of these bytes, of which a server says this much. Raises ImageFailed for what is none."""
-    if (kind := _kind(data)) is None:
+    if (kind := image_kind(data)) is None:
         raise ImageFailed("The image server did not answer with a PNG, JPEG, WebP or GIF image.")
     facts = {name: said[name][:MAX_FACT] for name in FACTS if isinstance(said.get(name), str) and said[name]}
     return Image(base64.b64encode(data).decode(), len(data), {**facts, "output_format": kind})
 
 
-def _kind(data: bytes) -> str | None:
+def image_kind(data: bytes) -> str | None:
+    """What kind of image some bytes begin as: png, jpeg, webp or gif; None for none of these."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     return next((kind for mark, kind in _KINDS if data.startswith(mark)), None)

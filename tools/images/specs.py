@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tools.images.generator import ImageGenerator
+from tools.images.generator import ImageGenerator, Originals
 from tools.images.replies import Image, ImageFailed
 from tools.spec import ToolResult, ToolSpec
 
@@ -15,12 +15,15 @@ GENERATE = "image.generate"
 
 def image_tools(generator: ImageGenerator) -> dict[str, ToolSpec]:
     """The tool, by its name. Its arguments are the members of the official request for an image, and `show`,
-    a callable that is told an image's earlier forms by their index. Of an image the result keeps `base64`,
+    a callable that is told an image's earlier forms by their index, and `originals`, where it is made from
+    other images. Of an image the result keeps `base64`,
     `facts`, `prompt` and `model`; of a failure `fault`, the members of an official error object."""
 
-    async def generate(show: Callable[[int, Image], None], prompt: str, **wanted: Any) -> ToolResult:
+    async def generate(
+        show: Callable[[int, Image], None], prompt: str, originals: Originals | None = None, **wanted: Any
+    ) -> ToolResult:
         try:
-            image = await generator.generate({"prompt": prompt, **wanted}, show)
+            image = await generator.generate({"prompt": prompt, **wanted}, show, originals)
         except ImageFailed as failure:
             return ToolResult(error=str(failure), kept={"fault": failure.fault})
         kept = {

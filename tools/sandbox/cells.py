@@ -32,9 +32,9 @@ class CellLimits:
     cell_s: seconds that a cell may take; it is interrupted then, and its process ended grace_s later.
     memory_bytes: address space of each process, and memory of all processes of a session together; of the
     heap, where the interpreter is Monty. data_bytes, files: of all files of a container. log_bytes: of a
-    cell's output. images: shown of a cell. processes: at once, threads included. scratch_bytes: of /tmp, and
-    of shared memory. idle_s: seconds after which a session without a cell ends. per_owner, live: sessions
-    that may live at once.
+    cell's output. images: shown of a cell. processes: at once, threads included. descriptors: that all
+    processes of a session hold open. scratch_bytes: of /tmp, and of shared memory. idle_s: seconds after
+    which a session without a cell ends. per_owner, live: sessions that may live at once.
     """
 
     cell_s: float = 60.0
@@ -45,6 +45,7 @@ class CellLimits:
     log_bytes: int = MIB
     images: int = 8
     processes: int = 64
+    descriptors: int = 1024
     scratch_bytes: int = 64 * MIB
     idle_s: float = 600.0
     per_owner: int = 2

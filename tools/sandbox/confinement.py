@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import secrets
 import shlex
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -29,7 +30,7 @@ from tools.landlock import landlock_version
 from tools.sandbox.cells import DATA, CellLimits, SandboxError, Tier
 from tools.sandbox.folder import Folder, give
 from tools.sandbox.python import Python
-from tools.sandbox.seccomp import system_call_filter
+from tools.sandbox.system_calls import code_filter
 
 _LANDLOCK_MODULE = (files("tools") / "landlock.py").read_text()
 
@@ -51,8 +52,13 @@ _SLACK_BYTES = 8192
 """What a file takes besides its bytes, at the most: the rest of its last page, and its folder."""
 _LANDLOCK = 6
 """The version that also keeps signals and abstract sockets in."""
+_UNKNOWN = f"the system calls of this machine ({platform.machine()}) are not known here"
 SCRATCH_NAME = "tmp"
 """Of the folder beside that of the files which takes the place of /tmp by Landlock."""
+_DESCRIPTORS = 256
+"""Of one process."""
+_SIGNALS = 128
+"""Signals that wait, and timers, of a user; the kernel keeps them in memory of its own."""
 _CPU_FACTOR = 20
 """Seconds of the processor that a process may use in its life, for each second that a cell may take."""
 
@@ -86,6 +92,28 @@ class Confinement:
         """Whether all other processes that a program can reach are its own."""
         return self.tier == "bubblewrap"
 
+    @property
+    def num_own(self) -> int:
+        """How many processes of a session run no code but the server's: the worker, which is the last of
+        them, and those above it, which only wait for its end."""
+        return {"bubblewrap": 3, "landlock": 2}.get(self.tier, 1)
+
+    @property
+    def told(self) -> str:
+        """How code is confined, for an operator."""
+        version = f" {landlock_version()}" if self.tier == "landlock" else ""
+        return f"{self.tier}{version}, Python {self.python.version} at {self.python.path}"
+
+    def require_hidden(self, paths: Iterable[Path]) -> None:
+        """Raises SandboxError where code could read one of these paths, because it lies in a folder that code
+        has to see. What an operator's own command shows it is not known here."""
+        if self.tier == "command":
+            return
+        for path in paths:
+            for folder in ("/usr", *_SYSTEM, *_SEEN, *self.python.folders):
+                if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+                    raise SandboxError(f"code could read {path}, which lies in {folder}: move one of them")
+
     async def start(
         self, program: str, data: Path | None, limits: CellLimits, slot: int, memory: int
     ) -> Started:
@@ -105,10 +133,8 @@ class Confinement:
         try:
             argv = list[str]()
             if self.tier == "bubblewrap":
-                argv = self._bubblewrap(limits, uid=uid)
-                if (filter_ := _filter()) is not None:
-                    argv += ["--seccomp", str(filter_)]
-                argv += ["--"]
+                filter_ = _filter()
+                argv = [*self._bubblewrap(limits, uid=uid), "--seccomp", str(filter_), "--"]
             elif self.command is not None:
                 argv = [part.replace("{data}", str(data)) for part in shlex.split(self.command)]
             else:
@@ -153,9 +179,12 @@ class Confinement:
 
     def _restrictions(self, folders: list[str]) -> Mapping[str, Any]:
         """What the program takes from itself before it runs any code, by Landlock and seccomp."""
-        instructions = system_call_filter(alone=False)
-        if landlock_version() < _LANDLOCK or instructions is None:
-            raise SandboxError("the kernel has no Landlock of version 6 (Linux 6.12) or newer")
+        instructions = code_filter(alone=False)
+        if (version := landlock_version()) < _LANDLOCK:
+            has = f"Landlock {version}" if version else "no Landlock"
+            raise SandboxError(f"the kernel has {has}, and version {_LANDLOCK} (Linux 6.12) is needed")
+        if instructions is None:
+            raise SandboxError(_UNKNOWN)
         return {
             "module": _LANDLOCK_MODULE,
             "readable": ["/usr", *_SYSTEM, *_SEEN, *self.python.folders],
@@ -181,12 +210,12 @@ class Confinement:
                 argv += ["--ro-bind", folder, folder]
         for path in _SEEN:
             argv += [*_above(path), "--ro-bind-try", path, path]
-        for folder in self.python.folders:
-            argv += [*_above(folder), "--ro-bind", folder, folder]
         scratch = str(limits.scratch_bytes)
         argv += ["--proc", "/proc", "--dev", "/dev"]
         argv += ["--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
         argv += ["--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"]
+        for folder in self.python.folders:  # which may lie in the /tmp outside
+            argv += [*_above(folder), "--ro-bind", folder, folder]
         size = str(limits.data_bytes + limits.files * _SLACK_BYTES)
         argv += [*_above(DATA), "--perms", "0700" if not uid else "1777", "--size", size, "--tmpfs", DATA]
         return [*argv, "--remount-ro", "/", "--chdir", "/"]
@@ -205,8 +234,12 @@ def _limits(limits: CellLimits, memory: int) -> Mapping[str, Any]:
             "RLIMIT_AS": memory,
             "RLIMIT_FSIZE": limits.data_bytes,
             "RLIMIT_NPROC": limits.processes,
+            "RLIMIT_SIGPENDING": _SIGNALS,
             "RLIMIT_MSGQUEUE": 0,
-            "RLIMIT_NOFILE": 256,
+            "RLIMIT_MEMLOCK": 0,
+            "RLIMIT_NICE": 0,
+            "RLIMIT_RTPRIO": 0,
+            "RLIMIT_NOFILE": _DESCRIPTORS,
             "RLIMIT_CORE": 0,
             "RLIMIT_CPU": processor,
         },
@@ -230,12 +263,12 @@ def _environment(python: Python, scratch: str) -> dict[str, str]:
     }
 
 
-def _filter() -> int | None:
-    """A descriptor that the filter of system calls can be read from."""
-    program = system_call_filter()
+def _filter() -> int:
+    """A descriptor that the filter of system calls can be read from. Raises SandboxError."""
+    program = code_filter(alone=True)
     if program is None:
-        return None
-    held, write = os.pipe()  # a few hundred bytes: they fit
+        raise SandboxError(_UNKNOWN)
+    held, write = os.pipe()  # a few kilobytes: they fit
     os.write(write, program)
     os.close(write)
     return held

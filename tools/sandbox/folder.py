@@ -36,8 +36,9 @@ class TooMuch(SandboxError):
     """There is more in a folder than may be; the message says of what."""
 
 
-def scan(folder: Folder) -> dict[str, Mark]:
-    """The regular files below a folder, by their paths. TooMuch where nobody can say what is there."""
+def scan(folder: Folder, unkept: list[str] | None = None) -> dict[str, Mark]:
+    """The regular files below a folder, by their paths. unkept: is given the paths of those whose names no
+    file of a container can have. TooMuch where nobody can say what is there."""
     found: dict[str, Mark] = {}
     entries = 0
 
@@ -58,7 +59,10 @@ def scan(folder: Folder) -> dict[str, Mark]:
                             walk(below, f"{path}/", depth + 1)
                         finally:
                             os.close(below)
-                elif entry.is_file(follow_symlinks=False) and is_path(path):
+                elif entry.is_file(follow_symlinks=False) and not is_path(path):
+                    if unkept is not None:
+                        unkept.append(path)
+                elif entry.is_file(follow_symlinks=False):
                     with suppress(OSError):
                         told = entry.stat(follow_symlinks=False)
                         found[path] = (told.st_size, told.st_mtime_ns, told.st_ino)

@@ -76,20 +76,30 @@ class MontyInterpreter:
         self._threads.shutdown()
 
     async def run(
-        self, code: str, owner: str, data: Path, state: bytes | None, moment: Moment, memory: int
+        self,
+        code: str,
+        owner: str,
+        data: Path,
+        state: bytes | None,
+        moment: Moment,
+        memory: int,
+        stop: asyncio.Event,
     ) -> CellResult:
-        """Run a cell, when its owner's turn has come. state: the session as of the cell before. One that is
-        stopped leaves it as it was."""
+        """Run a cell, when its owner's turn has come. state: the session as of the cell before. stop: set to
+        stop it. A cell that is stopped leaves the session as it was."""
         if (turns := self._turns.get(owner)) is None:
             turns = self._turns[owner] = asyncio.Semaphore(self._limits.per_owner)
         async with turns, self._places:
             held = _Held()
             work = partial(self._run, code, data, state, moment, memory, held)
             running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            stopped: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+            most_s = self._limits.cell_s + self._limits.grace_s
             try:
                 # The interpreter stops a cell itself; one that keeps it from looking at the clock is ended.
-                await asyncio.wait({running}, timeout=self._limits.cell_s + self._limits.grace_s)
+                await asyncio.wait({running, stopped}, timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                stopped.cancel()
                 held.end()
                 await asyncio.wait({running})
             return running.result()

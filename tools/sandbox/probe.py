@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,10 +32,15 @@ class Found:
 
 
 async def find_sandbox(
-    wanted: Wanted, limits: CellLimits, *, python: Path | None = None, command: str | None = None
+    wanted: Wanted,
+    limits: CellLimits,
+    *,
+    python: Path | None = None,
+    command: str | None = None,
+    hidden: Sequence[Path] = (),
 ) -> Found:
     """The sandbox that is wanted, after a trial. python: which runs code; the server's own by default.
-    command: the operator's own, of that tier."""
+    command: the operator's own, of that tier. hidden: what no code may be able to read."""
     if wanted == "off":
         return Found(None, "code is not run here: the setting sandbox is off, and auto turns it on")
     tiers: tuple[Tier, ...] = ("bubblewrap", "monty") if wanted == "auto" else (wanted,)
@@ -45,9 +51,11 @@ async def find_sandbox(
                 return Found(await _monty(limits), "monty", tuple(faults))
             if tier == "command" and command is None:
                 raise SandboxError("no command is given: see the setting sandbox_command")
-            confinement = await _tried(tier, python, limits, command if tier == "command" else None)
-            told = f"{tier}, Python {confinement.python.version} at {confinement.python.path}"
-            return Found(Sandbox(tier, limits, confinement), told, tuple(faults))
+            of_tier = command if tier == "command" else None
+            found = Confinement(await look_at(python or Path(sys.executable)), tier, of_tier)
+            found.require_hidden(hidden)
+            await _try(found, limits)
+            return Found(Sandbox(tier, limits, found), found.told, tuple(faults))
         except SandboxError as fault:
             faults.append(f"{tier}: {fault}")
     return Found(None, "; ".join(faults), tuple(faults))
@@ -60,10 +68,9 @@ async def _monty(limits: CellLimits) -> Sandbox:
     return Sandbox("monty", limits)
 
 
-async def _tried(tier: Tier, python: Path | None, limits: CellLimits, command: str | None) -> Confinement:
-    if command is None and sys.platform != "linux":
+async def _try(confinement: Confinement, limits: CellLimits) -> None:
+    if confinement.command is None and sys.platform != "linux":
         raise SandboxError("it is for Linux")
-    confinement = Confinement(await look_at(python or Path(sys.executable)), tier, command)
     ground = await asyncio.to_thread(Ground.claim)
     try:
         place = None if confinement.in_memory else ground.folder()
@@ -78,4 +85,3 @@ async def _tried(tier: Tier, python: Path | None, limits: CellLimits, command: s
             session.release()
     finally:
         await asyncio.to_thread(ground.leave)
-    return confinement

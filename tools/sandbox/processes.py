@@ -26,9 +26,26 @@ def below(process: int) -> list[int]:
 
 
 def of_session(leader: int) -> list[int]:
-    """A process that leads a session, and all in that, whoever their parents are."""
+    """A process that leads a session, and all in that, whoever their parents are, the oldest first."""
     others = (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != leader)
-    return [leader, *(each for each in others if (told := _status(each)) and int(told[3]) == leader)]
+    found = [(int(told[19]), each) for each in others if (told := _status(each)) and int(told[3]) == leader]
+    return [leader, *(each for _, each in sorted(found))]
+
+
+def seen_as(process: int) -> int:
+    """The number by which `/proc` tells what a process holds: that of another of its threads where the first
+    one has ended, for which nothing is told any more."""
+    told = _status(process)
+    return process if told and told[0] not in "ZX" else _living_thread(process) or process
+
+
+def descriptors_of(processes: Iterable[int]) -> int:
+    """How many descriptors processes hold open together."""
+    count = 0
+    for process in processes:
+        with suppress(OSError):
+            count += len(os.listdir(f"/proc/{process}/fd"))
+    return count
 
 
 def memory_of(processes: Iterable[int], most: int) -> int:
@@ -43,7 +60,7 @@ def stop(processes: Iterable[int]) -> bool:
     """Let no process go on; whether none that could is left to be seen."""
     settled = True
     for process in processes:
-        told = _status(process)
+        told = _status(seen_as(process))
         if told and told[0] not in "TtZX":
             settled = False
             with suppress(ProcessLookupError):
@@ -63,13 +80,23 @@ def kill(processes: Iterable[int]) -> int:
 
 
 def lives(process: int) -> bool:
-    """Whether a process has not ended."""
+    """Whether a process has not ended, with all of its threads."""
     told = _status(process)
-    return bool(told) and told[0] not in "ZX"
+    return bool(told) and (told[0] not in "ZX" or _living_thread(process) is not None)
+
+
+def _living_thread(process: int) -> int | None:
+    """A thread of a process that has not ended."""
+    with suppress(OSError):
+        for thread in map(int, os.listdir(f"/proc/{process}/task")):
+            told = _status(thread)
+            if told and told[0] not in "ZX":
+                return thread
+    return None
 
 
 def _status(process: int) -> list[str]:
-    """State, parent, group, session and so on; nothing where the process has gone."""
+    """State, parent, group, session and so on of a process or a thread; nothing where it has gone."""
     with suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []

@@ -22,7 +22,16 @@ from typing import Any
 from tools.sandbox.cells import DATA, CellLimits, CellResult, SandboxError
 from tools.sandbox.confinement import SCRATCH_NAME, Confinement
 from tools.sandbox.folder import MAX_ENTRIES, Folder, TooMuch, remove, space_taken
-from tools.sandbox.processes import below, kill, lives, memory_of, of_session, stop
+from tools.sandbox.processes import (
+    below,
+    descriptors_of,
+    kill,
+    lives,
+    memory_of,
+    of_session,
+    seen_as,
+    stop,
+)
 
 log = logging.getLogger("antiphon.sandbox")
 
@@ -116,17 +125,18 @@ class PythonSession:
 
     def excess(self) -> str | None:
         """What the session takes more of than it may; None where nothing is."""
-        processes = self._processes()
+        processes, limits = [seen_as(process) for process in self._processes()], self._limits
         memory = memory_of(processes, self._memory)
         if memory > self._memory:
             return f"Its processes took {memory} bytes of memory; {self._memory} may be taken."
+        if (number := descriptors_of(processes)) > limits.descriptors:
+            return f"Its processes held {number} descriptors; {limits.descriptors} may be held."
         try:
             taken, entries = space_taken(self._place or self.folder, processes)
         except TooMuch as fault:
             return str(fault)
         except OSError as fault:
             return f"The folder cannot be read: {fault.strerror}."
-        limits = self._limits
         if entries > MAX_ENTRIES:
             return f"There are more than {MAX_ENTRIES} files and folders."
         most = limits.data_bytes + limits.scratch_bytes
@@ -143,8 +153,7 @@ class PythonSession:
     def _settle(self) -> bool:
         """End what a cell has left running, and let the worker not go on before the next one, nor any of its
         threads; whether that is so."""
-        # Under bubblewrap the worker has two processes above it, which only wait for others.
-        own = 3 if self._confinement.alone else 1
+        own = self._confinement.num_own
         for round in range(ROUNDS):
             time.sleep(0.0002 * round)
             processes = self._processes()
@@ -258,7 +267,7 @@ class PythonSession:
         assert self._process is not None and self._process.stdout is not None, "it was started"
         try:
             said = json.loads(await self._process.stdout.readline())
-        except (ValueError, ConnectionError):  # too long, or no JSON
+        except (ValueError, RecursionError, ConnectionError):  # too long, too deep, or no JSON
             return None
         if not isinstance(said, dict):
             return None

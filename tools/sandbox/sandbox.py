@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tools.sandbox.cells import CellLimits, CellResult, Fetch, Load, Moment, SandboxError, Tier, Workspace
 from tools.sandbox.confinement import USERS, Confinement
 from tools.sandbox.folder import (
+    MAX_PATH,
     Folder,
     Mark,
     TooMuch,
@@ -28,6 +32,7 @@ from tools.sandbox.folder import (
     remove,
     replace_file,
     scan,
+    space_taken,
 )
 from tools.sandbox.ground import Ground
 from tools.sandbox.monty_session import LACKS, MontyInterpreter
@@ -38,8 +43,12 @@ log = logging.getLogger("antiphon.sandbox")
 _IN_TURN = itertools.cycle(range(USERS))
 """Numbers of sessions. The one that has just ended comes last: until the system has taken notice, which some
 do late, its processes still count as those of their user."""
+TOLD, MAX_TOLD = 5, 100
+"""Names of files that are not kept: how many a cell's output tells, and how many characters of each."""
 WATCH_S = 0.2
 """Seconds between two looks at how much the memory and the files of a running cell take."""
+WATCHERS = 4
+"""Threads for these looks."""
 
 LOST = "[the session has ended since the last cell: its variables are gone, the files are there]"
 
@@ -47,7 +56,8 @@ LOST = "[the session has ended since the last cell: its variables are gone, the 
 @dataclass(eq=False, slots=True)
 class _Room:
     """What is here of a container. version, cells: as of which it is; None where nobody knows. known: digests
-    of its files in storage, by path. marks: of those in its folder. place: a folder on disk, where its tier
+    of its files in storage, by path. marks: of those in its folder. unkept: paths in it
+    that no file of a container can have. place: a folder on disk, where its tier
     needs one. folder: that of the files; None where there is none yet.
     used: by the loop's clock, when its last cell ended."""
 
@@ -59,6 +69,7 @@ class _Room:
     cells: int = 0
     known: dict[str, str] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
+    unkept: frozenset[str] = frozenset()
     whole: bool = False  # the folder is what the last result says
     session: PythonSession | None = None
     users: int = 0
@@ -77,6 +88,8 @@ class Sandbox:
         self._rooms: dict[str, _Room] = {}
         self._ground: Ground | None = None
         self._slots = set[int]()
+        # Of their own: what else the server does on threads must not keep the watch from its look.
+        self._watchers = ThreadPoolExecutor(WATCHERS, thread_name_prefix="sandbox-watch")
         self._starting = asyncio.Lock()
         self._tidying: asyncio.Task[None] | None = None
 
@@ -114,6 +127,7 @@ class Sandbox:
         await asyncio.gather(*(self._end_session(room) for room in self._rooms.values()))
         if self._monty is not None:
             await self._monty.close()
+        self._watchers.shutdown(wait=False)
         if self._ground is not None:
             await asyncio.to_thread(self._ground.leave)
         self._ground, self._rooms = None, {}
@@ -168,22 +182,29 @@ class Sandbox:
         room.version, room.cells = None, space.cells + 1  # until the outcome is kept
         if self._monty is not None:
             assert isinstance(room.folder, Path), "its tier has it on disk"
-            result = await self._monty.run(code, room.owner, room.folder, space.state, moment, memory)
+            stop, look = asyncio.Event(), partial(self._too_many, room.folder)
+            cell = self._monty.run(code, room.owner, room.folder, space.state, moment, memory, stop)
+            result = await self._watched(cell, look, stop.set)
         else:
-            assert room.session is not None, "it was built"
-            result = await self._watched(room.session, code)
+            session = room.session
+            assert session is not None, "it was built"
+            result = await self._watched(session.run(code), session.excess, session.end)
             if fresh and space.cells:
                 result = replace(result, logs=f"{LOST}\n{result.logs}")
         return await self._with_changes(room, result)
 
-    async def _watched(self, session: PythonSession, code: str) -> CellResult:
-        """Run a cell, and end its session where it takes too much memory, or room for files."""
-        running = asyncio.ensure_future(session.run(code))
+    async def _watched(
+        self, cell: Coroutine[Any, Any, CellResult], excess: Callable[[], str | None], end: Callable[[], None]
+    ) -> CellResult:
+        """Run a cell, and end it where it takes too much, such as memory, or room for files. excess: says of
+        what; it is asked on a thread."""
+        running = asyncio.ensure_future(cell)
         why: str | None = None
         try:
             while not (await asyncio.wait({running}, timeout=WATCH_S))[0]:
-                if (why := await asyncio.to_thread(session.excess)) is not None:
-                    session.end()
+                look = asyncio.get_running_loop().run_in_executor(self._watchers, excess)
+                if (why := await look) is not None:
+                    end()
                     break
             result = await running
         finally:
@@ -194,6 +215,16 @@ class Sandbox:
                 result, logs=f"{result.logs}\n[the code was stopped: {why}]", ok=False, lost=True
             )
         return result
+
+    def _too_many(self, folder: Path) -> str | None:
+        """Whether a cell of the interpreter, which bounds the bytes, makes too many files."""
+        try:
+            space_taken(folder, ())
+        except TooMuch as fault:
+            return str(fault)
+        except OSError as fault:
+            return f"The folder cannot be read: {fault.strerror}."
+        return None
 
     def _excess(self, folder: Folder) -> str | None:
         """Why the files of a folder cannot be kept; None where they can."""
@@ -218,11 +249,16 @@ class Sandbox:
             await self._empty(room)
             room.whole = False
             return replace(result, logs=f"{result.logs.rstrip()}\n{note}", ok=False, images=(), lost=True)
-        marks = await asyncio.to_thread(scan, room.folder)
+        unkept: list[str] = []
+        marks = await asyncio.to_thread(scan, room.folder, unkept)
         changed, removed = differences(room.marks, marks)
         shown = tuple(path for path in result.images if path in marks)
-        room.marks, room.whole = marks, True
-        return replace(result, images=shown, changed=tuple(sorted(changed)), removed=tuple(sorted(removed)))
+        new = sorted({*unkept} - room.unkept)
+        room.marks, room.whole, room.unkept = marks, True, frozenset(unkept)
+        logs = "\n".join(filter(None, (result.logs.rstrip(), _not_kept(new)))) if new else result.logs
+        return replace(
+            result, logs=logs, images=shown, changed=tuple(sorted(changed)), removed=tuple(sorted(removed))
+        )
 
     # -- rooms -----------------------------------------------------------------------------------------------
 
@@ -235,19 +271,28 @@ class Sandbox:
         return room
 
     async def _build(self, room: _Room, space: Workspace, fetch: Fetch, memory: int) -> None:
-        """Make a room's folder what storage has of the container, in a new session where sessions live."""
+        """Make a room's folder what storage has of the container, in a new session where sessions live.
+        Raises SandboxError."""
+        size = sum(num_bytes for _, num_bytes in space.files.values())
+        # A client may have added files while a cell did.
+        if len(space.files) > self.limits.files or size > self.limits.data_bytes:
+            most = f"{self.limits.files} files of {self.limits.data_bytes} bytes"
+            has = f"{len(space.files)} files of {size} bytes"
+            raise SandboxError(f"the container has {has}, and can have {most}: delete some")
         await self._empty(room)
         if self.confinement is not None:
             await self._open(room, memory)
             assert room.session is not None, "it was opened"
             room.folder = room.session.folder
         assert room.folder is not None, "it was made"
-        for path, (digest, _) in space.files.items():
-            if not is_path(path):
-                continue
-            descriptor = await asyncio.to_thread(create_file, room.folder, path)
-            with open(descriptor, "wb") as file:
-                await fetch(digest, file.write)
+        try:
+            for path, (digest, _) in space.files.items():
+                if is_path(path):
+                    descriptor = await asyncio.to_thread(create_file, room.folder, path)
+                    with open(descriptor, "wb") as file:
+                        await fetch(digest, file.write)
+        except OSError as fault:
+            raise SandboxError(f"the container's files cannot be brought to it: {fault.strerror}") from None
         if room.session is not None and self.confinement is not None:
             await asyncio.to_thread(self.confinement.give, room.folder, room.session.slot)
         room.marks = await asyncio.to_thread(scan, room.folder)
@@ -277,7 +322,7 @@ class Sandbox:
 
     async def _empty(self, room: _Room) -> None:
         await self._end_session(room)
-        room.marks = {}
+        room.marks, room.unkept = {}, frozenset()
         if self._monty is not None:
             assert room.place is not None, "its tier has it on disk"
             await asyncio.to_thread(remove, room.place)
@@ -359,6 +404,16 @@ class Sandbox:
                 if not room.users and room.used < since:
                     with suppress(OSError):
                         await self.forget(key)
+
+
+def _not_kept(paths: Sequence[str]) -> str:
+    """What a cell's output says of files whose names no file of a container can have."""
+    shown = ", ".join(ascii(path)[:MAX_TOLD] for path in paths[:TOLD])
+    more = f" and {len(paths) - TOLD} more" if len(paths) > TOLD else ""
+    return (
+        f"[not kept, because of their names: {shown}{more}. Give them names of printable characters, and "
+        f"paths of at most {MAX_PATH} bytes.]"
+    )
 
 
 @dataclass(slots=True)

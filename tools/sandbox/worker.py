@@ -16,6 +16,7 @@ import os
 import queue
 import re
 import resource
+import select
 import signal
 import socket
 import sys
@@ -38,7 +39,10 @@ def confine(limits: dict[str, Any]) -> None:
     if limits.get("shared") and not limits.get("uid"):  # what the user runs besides counts, too
         given["RLIMIT_NPROC"] += _tasks_of(os.getuid())
     for name, most in given.items():
-        resource.setrlimit(getattr(resource, name), (most, most))
+        kind = getattr(resource, name)
+        there = resource.getrlimit(kind)[1]  # which only root may raise
+        most = most if there == resource.RLIM_INFINITY else min(most, there)
+        resource.setrlimit(kind, (most, most))
     os.nice(10)
     os.umask(0o077)
     if limits.get("uid"):
@@ -53,19 +57,40 @@ def confine(limits: dict[str, Any]) -> None:
 
 
 def _restrict(told: dict[str, Any]) -> None:
-    """Landlock and seccomp, by the text of the module that knows them."""
+    """Landlock and seccomp, by the text of the module that knows them. Goes on in a child: its parent, in a
+    domain of Landlock around the child's, stays behind to end it with all that it has started."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # end with the server
     known: dict[str, Any] = {"__name__": "landlock"}
     exec(told["module"], known)
-    done = (
-        known["give_up_privileges"]()
-        and known["only_these_files"](told["readable"], told["writable"], programs=True)
-        and known["filter_system_calls"](bytes.fromhex(told["filter"]))
-    )
-    if not done:
+
+    def restrict() -> bool:
+        return bool(known["only_these_files"](told["readable"], told["writable"], programs=True))
+
+    done = known["give_up_privileges"]() and restrict()
+    worker = os.fork() if done else 0
+    if worker == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # end with the parent
+        done = done and restrict()  # from here no signal reaches the parent
+    if not (done and known["filter_system_calls"](bytes.fromhex(told["filter"]))):
         sys.exit("the kernel does not confine processes by Landlock and seccomp")
+    if worker:
+        _stay_behind(worker)
+
+
+def _stay_behind(worker: int) -> None:
+    """Wait until the worker has ended, or the server, which has the other end of standard input; then end all
+    that is in the same domain of Landlock, or within: no signal from here goes beyond. Never returns."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    ends = select.poll()
+    ends.register(0, 0)  # that its other end is closed is told in any case
+    ends.register(os.pidfd_open(worker))
+    ends.poll()
+    with suppress(OSError):
+        os.kill(-1, signal.SIGKILL)
+    os._exit(0)
 
 
 def _tasks_of(user: int) -> int:

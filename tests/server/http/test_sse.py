@@ -15,7 +15,7 @@ import pytest
 from sse_starlette.sse import AppStatus
 from starlette.requests import Request
 
-from server.http.sse import EventStream, StreamCut
+from server.http.sse import EventStream, StreamCut, _Begun
 from server.sse_frame import frame, frames
 from tests.support.running import Running, http_client, live_app
 
@@ -158,6 +158,48 @@ async def test_a_slow_client_that_makes_progress_is_not_cut(tmp_path: Path) -> N
             await asyncio.sleep(0.01)  # some 10 MB/s, so the whole takes longer than the timeout
         assert size > 5_000_000
         assert not source.queue.qsize()
+
+
+@pytest.mark.parametrize("waits", [0, 1, 3])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_has_begun_goes_on_as_if_it_were_awaited(waits: int, fails: bool) -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        for number in range(waits):
+            try:
+                await asyncio.wait_for(asyncio.sleep(0), 5.0)
+            finally:
+                told.append(f"waited {number}")
+        if fails:
+            raise ValueError("a bug")
+
+    async def begun() -> None:
+        sending = _Begun(work())
+        assert sending.waits is (waits > 0)
+        if sending.waits:
+            await sending
+
+    if fails:
+        with pytest.raises(ValueError, match="a bug"):
+            await begun()
+    else:
+        await begun()
+    assert told == [f"waited {number}" for number in range(waits)]
+
+
+async def test_what_has_begun_can_be_cancelled() -> None:
+    waits = asyncio.Event()
+
+    async def begun() -> None:
+        await _Begun(waits.wait())
+
+    task = asyncio.create_task(begun())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not waits._waiters
 
 
 @pytest.mark.parametrize("end", [StreamCut(), ValueError("a bug")])

@@ -17,7 +17,7 @@ from tests.support.loopback_web import loopback_web
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import TIME, WEATHER, Api, Gate, answer, call, calls, gated, prompts
 from tests.support.wire import Json
-from tools import Document
+from tools import Document, ReadersBusy
 from tools.documents import DocumentPage
 
 MANUAL = pdf(["The lamp glows blue.", "Press the red button\nfor two seconds."])
@@ -216,16 +216,61 @@ async def test_what_was_read_before_is_known_of_its_owner_alone_and_counted_once
 
     monkeypatch.setattr(reader, "read_document", read)
     files = InputFiles(server.context.storage, server.context.config.egress_policy)
-    message = {"type": "message", "role": "user", "content": [{"type": "input_file", "file_data": "aGk="}]}
+    part = {"type": "input_file", "file_data": "aGk=", "filename": "file"}
+    message = {"type": "message", "role": "user", "content": [part]}
     at_once = [asyncio.create_task(files.read("ann", [message])) for _ in range(3)]
     go_on.set()
     await asyncio.gather(*at_once)
-    assert files._num_chars == 1000 + len("[file: file]\n\n[end of file: file]") + reader.ENTRY_CHARS
+    told = len("file[file: file]\n\n[end of file: file]")
+    assert files._num_chars == 1000 + told + reader.ENTRY_CHARS
     num_reads = len(reads)
     await files.read("ann", [message])
     assert len(reads) == num_reads, "known"
     await files.read("bob", [message])
     assert reads[num_reads:] == ["bob"]
+
+
+@pytest.mark.parametrize(
+    ("own", "status", "code", "kind"),
+    [
+        (True, 429, "rate_limit_exceeded", "rate_limit_exceeded"),
+        (False, 503, "file_not_read", "server_error"),
+    ],
+)
+async def test_a_file_that_finds_no_place_is_told_to_come_again(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient, own: bool, status: int, code: str, kind: str
+) -> None:
+    async def busy(*_: object, **__: object) -> Document:
+        raise ReadersBusy(own=own)
+
+    monkeypatch.setattr(reader, "read_document", busy)
+    reply = await http.post("/v1/responses", json={"input": asked(file_data="aGk=")})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["type"]) == (status, code, kind)
+    assert error["param"] == "input[0].content[0]" and reply.headers["retry-after"] == "1"
+
+
+async def test_the_files_of_a_request_have_a_time_together_and_what_was_read_stays_known(
+    monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient
+) -> None:
+    reads = list[str]()
+
+    async def read(data: bytes, *_: object, **__: object) -> Document:
+        reads.append(data.decode())
+        if reads == ["one", "two"]:
+            await asyncio.Event().wait()
+        return Document("text", (DocumentPage(None, data.decode()),))
+
+    monkeypatch.setattr(reader, "read_document", read)
+    monkeypatch.setattr(reader, "TOTAL_S", 0.2)
+    parts = [{"type": "input_file", "file_data": data_of(data)} for data in (b"one", b"two")]
+    body = {"input": [{"role": "user", "content": [*parts, {"type": "input_text", "text": "say fine"}]}]}
+    late = await http.post("/v1/responses", json=body)
+    assert (late.status_code, late.json()["error"]["code"]) == (503, "file_not_read")
+    assert late.json()["error"]["param"] == "input" and late.headers["retry-after"] == "1"
+    monkeypatch.setattr(reader, "TOTAL_S", 60.0)
+    assert (await http.post("/v1/responses", json=body)).status_code == 200
+    assert reads == ["one", "two", "two"]
 
 
 @pytest.mark.parametrize(

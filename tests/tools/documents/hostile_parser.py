@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import socket
+import struct
 import time
+from functools import partial
 from pathlib import Path
 
 from tools.documents.document import Document, DocumentPage, ReadingLimits
@@ -22,8 +25,15 @@ def attempts() -> dict[str, object]:
         if os.fork() == 0:
             os._exit(0)
 
+    def use_a_right_of_root() -> None:
+        sets = (ctypes.c_uint32 * 6)()
+        ctypes.CDLL(None).capget(struct.pack("Ii", 0x20080522, 0), sets)
+        if not (sets[0] | sets[1] | sets[3] | sets[4]) & ~(1 << 2):  # to read every file
+            raise OSError
+
     return {
         "fork": fork,
+        "a right of root": use_a_right_of_root,
         "exec": lambda: os.execv("/bin/true", ["true"]),
         "socket": connect,
         "pair": socket.socketpair,
@@ -33,6 +43,8 @@ def attempts() -> dict[str, object]:
         "list": lambda: os.listdir("/root"),
         "write": lambda: Path("/tmp/written-by-a-parser").write_bytes(b"x"),
         "write beside": lambda: Path(__file__).with_suffix(".new").touch(),
+        "a signal by way of a descriptor": lambda: fcntl.fcntl(3, fcntl.F_SETOWN, os.getppid()),
+        "a file without a name": lambda: os.memfd_create("x"),
         "raise limits": lambda: __import__("resource").setrlimit(7, (4096, 4096)),
     }
 
@@ -58,6 +70,10 @@ def parse(data: bytes, filename: str, url: str | None, limits: ReadingLimits) ->
         os._exit(0)
     elif told == "attempt":
         return _text(" ".join(name for name, attempt in attempts().items() if _succeeds(attempt)))
+    elif told == "descriptors":
+        return _text(" ".join(str(each) for each in range(64) if _succeeds(partial(os.fstat, each))))
+    elif told.startswith("read "):
+        return _text("read" if _succeeds(partial(os.open, told[5:], os.O_RDONLY)) else "refused")
     elif told == "environment":
         return _text(" ".join(sorted(os.environ)))
     return _text(told)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tools.documents import ReadingLimits, UnreadableDocument
+from tools.documents import ReadersBusy, ReadingLimits, UnreadableDocument
 from tools.documents.child_process import FRAME
-from tools.documents.reader import Nursery, Reader
+from tools.documents.reader import PLACES, Nursery, Reader
+from tools.landlock import landlock_version
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
 
+LANDLOCK = f"Landlock {landlock_version()}"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Landlock and seccomp are of Linux")
 
 
@@ -61,13 +64,13 @@ async def test_under_bubblewrap_nothing_can_be_reached(reader: Reader) -> None:
     if shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     assert await text_of(reader, "attempt") == ""
-    assert reader.confinement() == ("bubblewrap", "Landlock", "seccomp", "limits")
+    assert reader.confinement() == ("bubblewrap", LANDLOCK, "seccomp", "limits")
 
 
 @LINUX
 async def test_without_bubblewrap_nothing_can_be_reached_either(reader_without_bubblewrap: Reader) -> None:
     assert await text_of(reader_without_bubblewrap, "attempt") == ""
-    assert reader_without_bubblewrap.confinement() == ("Landlock", "seccomp", "limits")
+    assert reader_without_bubblewrap.confinement() == (LANDLOCK, "seccomp", "limits")
     assert not Path("/tmp/written-by-a-parser").exists()
     assert not (HERE / "hostile_parser.new").exists()
 
@@ -78,6 +81,25 @@ async def test_no_variable_of_the_server_is_seen(
     monkeypatch.setenv("ANTIPHON_SECRET", "s")
     seen = await text_of(reader_without_bubblewrap, "environment")
     assert set(seen.split()) <= {"LANG", "LC_CTYPE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+
+
+@LINUX
+@pytest.mark.parametrize("bubblewrap", [True, False])
+async def test_a_child_has_its_channel_and_nothing_else_of_the_server(
+    reader: Reader, reader_without_bubblewrap: Reader, tmp_path: Path, bubblewrap: bool
+) -> None:
+    """No descriptor but the standard ones, which are /dev/null, and the channel; no file of anybody."""
+    asked = reader if bubblewrap else reader_without_bubblewrap
+    other = asyncio.create_task(text_of(asked, "wait"))
+    database = tmp_path / "antiphon.db"
+    database.write_text("a secret")
+    with database.open() as held, socket.create_server(("127.0.0.1", 0)):
+        assert held.fileno() > 3
+        assert await text_of(asked, "descriptors") == "0 1 2 3"
+    for path in (database, tmp_path, Path("/proc/self/environ"), Path("/proc/1/root"), Path("/etc/shadow")):
+        assert await text_of(asked, f"read {path}") == "refused"
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
 
 
 async def test_time_and_memory_are_bounded(reader: Reader) -> None:
@@ -140,6 +162,20 @@ async def test_who_gives_up_ends_the_child(reader: Reader) -> None:
         for each in await asyncio.gather(*waiting, return_exceptions=True)
     )
     assert await asyncio.wait_for(text_of(reader, "the last"), 30) == "the last"
+
+
+async def test_nobody_waits_for_a_turn_for_ever(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    going = [asyncio.create_task(text_of(reader, "wait")) for _ in range(PLACES)]
+    await asyncio.sleep(0)
+    monkeypatch.setattr("tools.documents.reader.WAIT_S", 0.1)
+    with pytest.raises(ReadersBusy):
+        await reader.read(b"late", "a.txt")
+    assert reader._turns.num_waiting == 0
+    monkeypatch.undo()
+    for each in going:
+        each.cancel()
+    await asyncio.gather(*going, return_exceptions=True)
+    assert await asyncio.wait_for(text_of(reader, "the next"), 30) == "the next"
 
 
 async def test_a_lost_nursery_is_started_anew(reader_without_bubblewrap: Reader) -> None:

@@ -8,11 +8,12 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
+from tools.documents import ReadersBusy
 from tools.documents.turns import Turns
 
 
 def test_owners_take_turns_and_nobodys_first_waits_for_the_many_of_another() -> None:
-    turns, began = Turns(2), list[str]()
+    turns, began = Turns(2, of_owner=50), list[str]()
     gates: dict[str, threading.Event] = {}
     lock = threading.Lock()
     changed = threading.Condition(lock)
@@ -24,7 +25,7 @@ def test_owners_take_turns_and_nobodys_first_waits_for_the_many_of_another() -> 
             with changed:
                 began.append(name)
                 changed.notify_all()
-            gates[name].wait(10)
+            gates[name].wait(60)
             return name
 
         return run
@@ -45,8 +46,9 @@ def test_owners_take_turns_and_nobodys_first_waits_for_the_many_of_another() -> 
     gates["a0"].set()
     wait_for("a0", "a1", "b0", "c0")  # c has none at work
     gates["b0"].set()
+    assert first.result(10) == "b0"  # b1 has begun by now, since b had nothing else at work
     gates["c0"].set()
-    assert first.result(10) == "b0" and others[1].result(10) == "c0"
+    assert others[1].result(10) == "c0"
     wait_for("a0", "a1", "b0", "c0", "b1")
     gates["a1"].set()
     wait_for("a0", "a1", "b0", "c0", "b1", "a2")
@@ -75,3 +77,23 @@ def test_work_that_fails_fails_for_whoever_waits_and_leaves_its_place() -> None:
     assert going.result(10)
     with pytest.raises(CancelledError):
         waiting.result(10)
+
+
+def test_what_waits_is_bounded_and_what_is_cancelled_leaves_its_place() -> None:
+    turns, gate = Turns(1, waiting=5, of_owner=3), threading.Event()
+    going = [turns.submit(owner, gate.wait) for owner in "ab"]  # the place, and one more
+    mine = [turns.submit("a", gate.wait) for _ in range(3)]
+    with pytest.raises(ReadersBusy) as full:
+        turns.submit("a", gate.wait)
+    assert full.value.own and turns.num_waiting == 3
+    others = [turns.submit("b", gate.wait) for _ in range(2)]
+    with pytest.raises(ReadersBusy) as full:
+        turns.submit("c", gate.wait)
+    assert not full.value.own
+    assert mine[1].cancel() and not going[0].cancel()
+    assert turns.num_waiting == 4
+    others.append(turns.submit("c", gate.wait))
+    gate.set()
+    assert all(future.result(10) for future in (*going, mine[0], mine[2], *others))
+    assert turns.num_waiting == 0
+    turns.close()

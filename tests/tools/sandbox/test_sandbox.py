@@ -4,90 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tools.sandbox import (
-    MIB,
-    CellLimits,
-    CellResult,
-    Found,
-    Moment,
-    Sandbox,
-    Tier,
-    Workspace,
-    Write,
-    find_sandbox,
-    ground,
-    python_session,
-)
+from tests.support.sandboxes import FILES, LIMITS, Box, box
+from tools.sandbox import MIB, Moment, SandboxError, Tier, find_sandbox, ground, python_session
+from tools.sandbox.processes import lives
 
-LIMITS = CellLimits(
-    cell_s=1.5,
-    grace_s=0.5,
-    memory_bytes=512 * MIB,
-    data_bytes=4 * MIB,
-    files=50,
-    log_bytes=20_000,
-    processes=24,
-)
-MOMENT = Moment(1e9, "s")
-FILES = {"in.txt": ("hello", 5)}
-
-
-class Box:
-    """A sandbox with one container, whose outcomes are kept."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.space = Workspace("c1", "owner", files=FILES)
-        self.fetched = 0
-
-    async def run(self, code: str, *, keep: bool = True, moment: Moment = MOMENT) -> CellResult:
-        async def fetch(digest: str, write: Write) -> None:
-            self.fetched += 1
-            write(digest.encode())
-
-        async def load() -> Workspace:
-            return self.space
-
-        outcome = await self.sandbox.run(code, self.space.key, self.space.owner, load, moment, fetch)
-        if keep:
-            state = outcome.result.state
-            version = self.space.version + 1
-            self.space = replace(self.space, version=version, state=state, cells=self.space.cells + 1)
-            outcome.keep(version, {path: digest for path, (digest, _) in self.space.files.items()})
-        else:
-            outcome.let_go()
-        return outcome.result
-
-
-FOUND: dict[Tier, Found] = {}
-"""What a trial of a tier has come to, so that there is one trial of each."""
-
-
-@asynccontextmanager
-async def box(tier: Tier, limits: CellLimits = LIMITS) -> AsyncIterator[Box]:
-    if tier not in FOUND:
-        found = await find_sandbox(tier, LIMITS)
-        if found.sandbox is None and "cannot read" in found.told:  # a Python in the home folder of root
-            found = await find_sandbox(tier, LIMITS, python=Path("/usr/bin/python3"))
-        FOUND[tier] = found
-    found = FOUND[tier]
-    if found.sandbox is None:
-        pytest.skip(f"this machine cannot have it: {found.told}")
-    sandbox = Sandbox(tier, limits, found.sandbox.confinement)
-    try:
-        yield Box(sandbox)
-    finally:
-        await sandbox.close()
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock", "monty"])
@@ -103,6 +37,28 @@ async def test_variables_and_files_are_kept_from_cell_to_cell(tier: Tier) -> Non
         assert (last.logs, last.removed, kept.fetched) == ("5\n", ("out.txt",), 1)
         bad = await kept.run("def f(:")
         assert not bad.ok and "SyntaxError" in bad.logs and "worker" not in bad.logs
+
+
+BAD_NAMES = r"""
+import os
+os.mkdir("bad\n")
+for name in ("a\tb", "good", b"\xff", "bad\n/x"):
+    open(name, "w").close()
+1 + 1
+"""
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_files_whose_names_cannot_be_kept_are_told_once(tier: Tier) -> None:
+    async with box(tier) as kept:
+        first = await kept.run(BAD_NAMES)
+        assert first.changed == ("good",) and first.ok
+        told = r"[not kept, because of their names: 'a\tb', 'bad\n/x', '\udcff'. Give them names of"
+        assert first.logs.startswith(f"2\n{told}"), first.logs
+        assert (await kept.run("3")).logs == "3\n"
+        again = await kept.run(r"for number in range(6): open('n' * 150 + f'\v{number}', 'w').close()")
+        assert again.logs.startswith(f"[not kept, because of their names: '{'n' * 99}, '")
+        assert " and 1 more. Give them" in again.logs and len(again.logs) < 1000
 
 
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock", "monty"])
@@ -194,7 +150,7 @@ for family, kind in ((2, 1), (10, 1), (2, 3), (16, 3), (17, 3), (40, 1)):
         print("OPEN", family, kind)
     except (OSError, TypeError):
         pass
-for kind in (1, 2):
+for kind in (1, 2, 3):
     try:
         a, b = socket.socketpair(socket.AF_UNIX, kind)
         a.sendto(b"x", UNIX)
@@ -214,6 +170,49 @@ calls = {"ptrace": (16, 1, 0, 0), "unshare": (0x10000000,), "setuid": (0,), "chr
 for name, given in {**calls, "mount": (b"none", b"/tmp", b"tmpfs", 0, 0)}.items():
     if getattr(libc, name)(*given) == 0:
         print("OPEN", name)
+""",
+    "calls by their numbers": """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+x86 = os.uname().machine == "x86_64"
+page = ctypes.create_string_buffer(4096)
+calls = {
+    "bpf": (321 if x86 else 280, 0, page, 128),
+    "clone into a namespace": (56 if x86 else 220, 0x10000011, 0, 0, 0, 0),
+    "clone for the parent": (56 if x86 else 220, 0x8011, 0, 0, 0, 0),
+    "clone3": (435, page, 88),
+    "fsopen": (430, b"tmpfs", 0),
+    "io_uring_setup": (425, 8, page),
+    "kcmp": (312 if x86 else 272, os.getpid(), os.getpid(), 2, 0, 0),
+    "keyctl": (250 if x86 else 219, 0, -3, 1),
+    "open_tree": (428, -100, b"/", 1),
+    "perf_event_open": (298 if x86 else 241, page, 0, -1, -1, 0),
+    "process_vm_readv": (310 if x86 else 270, os.getpid(), page, 0, page, 0, 0),
+    "seccomp": (317 if x86 else 277, 2, 0, page),
+    "setns": (308 if x86 else 268, 0, 0),
+    "shmat": (30 if x86 else 196, 0, 0, 0),
+    "userfaultfd": (323 if x86 else 282, 1),
+}
+for name, given in calls.items():
+    ctypes.set_errno(0)
+    found = libc.syscall(*given)
+    if found == 0 and name.startswith("clone"):
+        os._exit(0)
+    if found >= 0 or ctypes.get_errno() not in (1, 38):
+        print("OPEN", name, found, ctypes.get_errno())
+for option in (1, 4, 22, 36):
+    if libc.prctl(option, 0, 0, 0, 0) == 0:
+        print("OPEN prctl", option)
+""",
+    "signals by way of a descriptor": """
+import fcntl, os
+first, second = os.pipe()
+for command in (fcntl.F_SETOWN, fcntl.F_SETSIG):
+    try:
+        fcntl.fcntl(first, command, 9)
+        print("OPEN", command)
+    except OSError:
+        pass
 """,
     "memory of nobody": """
 import ctypes
@@ -258,15 +257,17 @@ os.mkdir("shut", 0)
 
 
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
-async def test_there_is_no_way_out(tier: Tier, tmp_path: Path) -> None:
-    secret, path = tmp_path / "secret", tmp_path / "unix"
-    secret.write_text("secret")
-    tmp_path.chmod(0o711)
+async def test_there_is_no_way_out(tier: Tier) -> None:
     with (
+        tempfile.TemporaryDirectory() as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix,
     ):
+        secret, path = Path(folder, "secret"), Path(folder, "unix")
+        secret.write_text("secret")
         unix.bind(str(path))
+        Path(folder).chmod(0o711)  # no user is kept from them by anything but the sandbox
+        secret.chmod(0o666)
         path.chmod(0o777)
         told = f"PORT, PID, SECRET = {server.getsockname()[1]}, {os.getpid()}, {str(secret)!r}\n"
         told += f"UNIX = {str(path)!r}\n"
@@ -276,6 +277,84 @@ async def test_there_is_no_way_out(tier: Tier, tmp_path: Path) -> None:
                 assert result.ok and "OPEN" not in result.logs, (name, result.logs)
                 assert result.changed == (), name
             assert (await kept.run("6 * 7")).logs == "42\n"
+        unix.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            unix.recv(1)
+
+
+MONTY_ESCAPES = {
+    "read outside": """
+for path in (SECRET, "/etc/passwd", "/proc/self/environ", "/mnt/data/../../etc/passwd", "../../etc/passwd"):
+    try:
+        print("OPEN", open(path).read())
+    except Exception:
+        pass
+""",
+    "write outside": """
+from pathlib import Path
+for path in (SECRET, "/tmp/x", "/mnt/x", "../x", "/mnt/data/../x"):
+    try:
+        Path(path).write_text("x")
+        print("OPEN", path)
+    except Exception:
+        pass
+""",
+    "list outside": """
+import os
+for path in ("/", "/etc", "/mnt", "..", "/mnt/data/.."):
+    try:
+        print("OPEN", path, os.listdir(path))
+    except Exception:
+        pass
+""",
+    "move outside": """
+import os
+open("here", "w").write("x")
+for first, second in (("here", SECRET), ("here", "/tmp/x"), (SECRET, "there")):
+    try:
+        os.rename(first, second)
+        print("OPEN", first, second)
+    except Exception:
+        pass
+os.remove("here")
+""",
+    "the environment": """
+import os
+try:
+    print("OPEN", os.environ)
+except Exception:
+    pass
+""",
+    **{f"the module {name}": f"import {name}\nprint(TOLD)" for name in ("ctypes", "socket", "subprocess")},
+    "links": "import os\nos.symlink(SECRET, 'link')\nprint(TOLD)",
+    "a program": "import os\nos.system('true')\nprint(TOLD)",
+    "inner objects": "print(TOLD, ().__class__.__base__.__subclasses__())",
+    "imports by name": "print(TOLD, __import__('os'))",
+}
+
+
+async def test_there_is_no_way_out_of_monty(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    async with box("monty") as kept:
+        for name, code in MONTY_ESCAPES.items():
+            result = await kept.run(f"SECRET, TOLD = {str(secret)!r}, 'OPEN'\n{code}")
+            assert "OPEN" not in result.logs and result.changed == (), (name, result.logs)
+    assert secret.read_text() == "secret" and [*tmp_path.iterdir()] == [secret]
+
+
+@pytest.mark.parametrize("make", ["os.mkdir(str(n))", "open(str(n), 'w').close()"])
+async def test_a_cell_of_monty_that_makes_files_without_an_end_is_stopped(
+    make: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.sandbox.folder.MAX_ENTRIES", 2000)
+    async with box("monty", replace(LIMITS, cell_s=60)) as kept:
+        await kept.run("x = 1")
+        begun = time.monotonic()
+        flood = await kept.run(f"import os\nx = 2\nfor n in range(10**7): {make}")
+        assert "the code was stopped: There are more than 2000 files" in flood.logs and not flood.ok
+        assert time.monotonic() - begun < 30
+        assert (await kept.run("print(x, open('in.txt').read())")).logs == "1 hello\n"
 
 
 FLOODS = {
@@ -321,6 +400,42 @@ except OSError:
         "        held = b'a' * (60 * MIB)\n        time.sleep(60)\ntime.sleep(60)",
         "may be taken",
     ),
+    "memory of many processes whose first threads have ended": (
+        """
+import ctypes, os, threading, time
+def hold():
+    global held
+    held = b'a' * (60 * MIB)
+    time.sleep(60)
+for n in range(4):
+    if os.fork() == 0:
+        threading.Thread(target=hold).start()
+        ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+time.sleep(60)
+""",
+        "may be taken",
+    ),
+    "descriptors of many processes": (
+        "import os, time\nfor n in range(12):\n    if os.fork() == 0:\n"
+        "        held = [os.dup(1) for n in range(200)]\n        time.sleep(60)\ntime.sleep(60)",
+        "1024 may be held",
+    ),
+    "descriptors": (
+        "import os\nheld = []\ntry:\n    while True: held.append(os.dup(1))\n"
+        "except OSError as fault: print(fault)\nfor each in held: os.close(each)",
+        "Too many open files",
+    ),
+    "signals that wait": (
+        """
+import signal, ctypes
+libc, count = ctypes.CDLL(None), 0
+timer = ctypes.c_void_p()
+while count < 1000 and libc.timer_create(0, None, ctypes.byref(timer)) == 0:
+    count += 1
+print("timers:", count <= 128)
+""",
+        "timers: True",
+    ),
     "output": ("while True: print('a' * 1000)", "and was stopped"),
     "time": ("while True: pass", "KeyboardInterrupt"),
     "time, and deaf": (
@@ -328,6 +443,27 @@ except OSError:
         "The session was ended",
     ),
     "its own end": ("import os\nos._exit(1)", "The session was ended"),
+    "the ABI of 32 bits": (
+        "import ctypes, mmap\npage = mmap.mmap(-1, 4096, prot=7)\n"
+        "page.write(b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3')  # mov eax, getpid; int 0x80; ret\n"
+        "at = ctypes.addressof(ctypes.c_char.from_buffer(page))\nprint(ctypes.CFUNCTYPE(int)(at)())",
+        "The session was ended",
+    ),
+    "the ABI x32": (
+        "import ctypes\nprint(ctypes.CDLL(None).syscall(0x40000000 + 39))",
+        "The session was ended",
+    ),
+    "lies without an end": (
+        """
+import os
+for descriptor in range(3, 20):
+    try:
+        os.write(descriptor, b'[' * 60000 + b'\\n')
+    except OSError:
+        pass
+""",
+        "The session was ended",
+    ),
     "lies": (
         """
 import os
@@ -347,6 +483,40 @@ async def test_what_code_may_use_is_bounded(name: str) -> None:
     await _bounded("bubblewrap", name, *FLOODS[name])
 
 
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_the_watch_looks_also_when_all_other_threads_of_the_server_are_busy(tier: Tier) -> None:
+    """What else the server does on threads is read or written for as long as others like."""
+    limits = replace(LIMITS, cell_s=60, memory_bytes=160 * MIB)
+    gate, loop = threading.Event(), asyncio.get_running_loop()
+    async with box(tier, limits) as kept:
+        await kept.run("MIB = 1 << 20")
+        code, _ = FLOODS["memory of many processes"]
+        running = asyncio.create_task(kept.run(f"print('begun')\n{code}"))
+        [room] = kept.sandbox._rooms.values()
+        assert room.session is not None and room.session._process is not None
+        process = room.session._process
+        while b"begun" not in room.session._logs:
+            await asyncio.sleep(0.01)
+        try:
+            blocked = [loop.run_in_executor(None, gate.wait) for _ in range(64)]
+            await asyncio.wait_for(process.wait(), 20)
+        finally:
+            gate.set()
+        await asyncio.gather(*blocked)
+        assert "may be taken" in (await running).logs
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock", "monty"])
+async def test_a_container_with_more_files_than_it_can_have_says_so(tier: Tier) -> None:
+    """A client and a cell may have brought some at the same time."""
+    async with box(tier) as kept:
+        kept.space = replace(kept.space, files={"a": ("a", 3 * MIB), "b": ("b", 3 * MIB)})
+        with pytest.raises(SandboxError, match="2 files of 6291456 bytes, and can have 50 files of 4194304"):
+            await kept.run("1")
+        kept.space = replace(kept.space, files={"a": ("a", 1)})
+        assert (await kept.run("print(open('a').read())")).logs == "a\n"
+
+
 async def test_code_is_interrupted_in_a_server_that_ignores_interrupts() -> None:
     """As one does that a script has started in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -359,9 +529,10 @@ async def test_code_is_interrupted_in_a_server_that_ignores_interrupts() -> None
 HELD = "import os, time\nheld = []\nfor n in range(9):\n    held.append(open('x', 'wb', 0)); os.unlink('x')\n"
 ON_DISK = {
     "processes": FLOODS["processes"],
-    "memory of many processes": FLOODS["memory of many processes"],
+    **{name: flood for name, flood in FLOODS.items() if "of many processes" in name},
+    "signals that wait": FLOODS["signals that wait"],
     "files without a name": (f"{HELD}    held[-1].write(b'a' * MIB)\ntime.sleep(60)", "The files took"),
-    "time, and deaf": FLOODS["time, and deaf"],
+    **{name: FLOODS[name] for name in ("time, and deaf", "the ABI of 32 bits", "the ABI x32")},
 }
 
 
@@ -371,10 +542,12 @@ async def test_what_code_may_use_is_bounded_by_landlock(name: str) -> None:
 
 
 async def _bounded(tier: Tier, name: str, code: str, told: str) -> None:
+    if "ABI" in name and platform.machine() != "x86_64":
+        pytest.skip("this machine has one ABI")
     limits = replace(LIMITS, scratch_bytes=MIB) if tier == "landlock" else LIMITS
     if name == "time":
         limits = replace(limits, grace_s=20)  # on a busy machine an interrupt takes its time to come through
-    if name in ("entries", "memory of many processes"):
+    if name == "entries" or "of many processes" in name:
         limits = replace(limits, cell_s=20, memory_bytes=160 * MIB)
     begun = time.monotonic()
     async with box(tier, limits) as kept:
@@ -389,10 +562,13 @@ async def _bounded(tier: Tier, name: str, code: str, told: str) -> None:
 async def test_nothing_goes_on_between_cells(tier: Tier) -> None:
     """A thread of a cell is stopped for as long as no cell runs; a process is ended, however it was kept."""
     watch = """
-import os, threading, time
+import ctypes, os, threading, time
 os.kill = lambda *_: None
 if os.fork() == 0:
     time.sleep(60)
+if os.fork() == 0:  # it goes on when its first thread has ended
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
 gaps = []
 def tick():
     last = time.monotonic()
@@ -405,8 +581,88 @@ threading.Thread(target=tick, daemon=True).start()
     async with box(tier) as kept:
         assert (await kept.run(watch)).ok
         await asyncio.sleep(0.5)
-        after = await kept.run("time.sleep(0.05)\nprint(max(gaps) > 0.45, os.waitpid(-1, 0)[1])")
-        assert after.logs == "True 9\n"
+        after = await kept.run(
+            "time.sleep(0.05)\nprint(max(gaps) > 0.45, [os.waitpid(-1, 0)[1] for _ in '12'])"
+        )
+        assert after.logs == "True [9, 9]\n"
+
+
+SERVER = """
+import asyncio, sys
+from tests.support.sandboxes import box
+
+async def main():
+    async with box(sys.argv[1]) as kept:
+        first = await kept.run("import os")
+        running = asyncio.create_task(kept.run(sys.argv[2]))
+        [room] = kept.sandbox._rooms.values()
+        while b"begun" not in room.session._logs:
+            await asyncio.sleep(0.01)
+        print(*room.session._processes(), flush=True)
+        await running
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+def test_all_that_code_has_started_ends_with_a_server_that_is_killed(tier: Tier) -> None:
+    code = (
+        "import time\nfor n in range(3):\n    if os.fork() == 0: time.sleep(600)\n"
+        "print('begun')\ntime.sleep(60)"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, tier, code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        assert server.stdout is not None
+        told = [int(process) for process in server.stdout.readline().split()]
+        server.kill()
+    assert len(told) > 4
+    deadline = time.monotonic() + 30
+    while left := [process for process in told if lives(process)]:
+        assert time.monotonic() < deadline, f"{left} of {told} outlive the server"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_containers_do_not_reach_each_other(tier: Tier) -> None:
+    async with box(tier) as one:
+        other = Box(one.sandbox)
+        other.space = replace(other.space, key="c2")
+        assert (await one.run("open('mine', 'w').write('x')\nx = 1")).ok
+        [room] = one.sandbox._rooms.values()
+        assert room.session is not None
+        processes = room.session._processes()
+        told = f"PROCESSES, FOLDER = {processes}, {str(room.folder)!r}\n"
+        reached = await other.run(
+            told
+            + """
+import os, resource
+for process in (*PROCESSES, -1):
+    for attempt in (
+        lambda: process > 0 and os.kill(process, 0),
+        lambda: os.killpg(process, 9),
+        lambda: os.listdir(f"/proc/{process}/fd"),
+        lambda: open(f"/proc/{process}/mem"),
+        lambda: open(f"/proc/{process}/environ"),
+        lambda: resource.prlimit(process, resource.RLIMIT_CPU, (1, 1)),
+        lambda: os.sched_setaffinity(process, {0}),
+    ):
+        try:
+            if attempt() is None or attempt():
+                print("OPEN", process)
+        except OSError:
+            pass
+for path in (FOLDER, f"{FOLDER}/mine", f"/proc/{PROCESSES[-1]}/cwd/mine"):
+    try:
+        print("OPEN", os.open(path, os.O_RDONLY))
+    except OSError:
+        pass
+"""
+        )
+        assert "OPEN" not in reached.logs, reached.logs
+        assert (await one.run("x")).logs == "1\n"
 
 
 async def test_cells_of_monty_take_turns_and_end_with_whoever_asked() -> None:
@@ -478,6 +734,38 @@ async def test_sessions_end_where_an_owner_has_enough() -> None:
 async def test_no_sandbox_says_why(wanted: str) -> None:
     found = await find_sandbox(wanted, LIMITS)
     assert found.sandbox is None and "sandbox" in found.told
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_a_sandbox_in_which_code_could_read_what_is_secret_is_refused(
+    tier: Tier, tmp_path: Path
+) -> None:
+    python = Path("/usr/bin/python3")
+    found = await find_sandbox(tier, LIMITS, python=python, hidden=[tmp_path, Path("/usr/lib/antiphon")])
+    assert found.sandbox is None
+    assert "code could read /usr/lib/antiphon, which lies in /usr" in found.told
+    (tmp_path / "link").symlink_to("/usr/share")
+    found = await find_sandbox(tier, LIMITS, python=python, hidden=[tmp_path / "link" / "data"])
+    assert found.sandbox is None
+
+
+@pytest.mark.parametrize(("version", "has"), [(0, "no Landlock"), (3, "Landlock 3"), (5, "Landlock 5")])
+async def test_an_older_landlock_is_refused_and_told(
+    monkeypatch: pytest.MonkeyPatch, version: int, has: str
+) -> None:
+    monkeypatch.setattr("tools.sandbox.confinement.landlock_version", lambda: version)
+    found = await find_sandbox("landlock", LIMITS, python=Path("/usr/bin/python3"))
+    assert found.sandbox is None
+    assert found.told == f"landlock: the kernel has {has}, and version 6 (Linux 6.12) is needed"
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_a_machine_whose_system_calls_are_not_known_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tier: Tier
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    found = await find_sandbox(tier, LIMITS, python=Path("/usr/bin/python3"))
+    assert found.sandbox is None and "system calls of this machine" in found.told
 
 
 async def test_an_operators_own_command_is_taken() -> None:
