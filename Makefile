@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 SERVE  := $(VENV)/.to-serve
 DEVEL  := $(VENV)/.to-develop
 ARGS   ?=
+# Tests wait for servers and databases a good part of their time: one process more than there are processors.
+AT_ONCE ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 4 ? n + 1 : 4 )))
 # The first interpreter that is new enough; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
@@ -21,7 +23,7 @@ serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--por
 	@exec $(BIN)/antiphon serve $(ARGS)
 
 test: $(DEVEL) ## run all tests, several at once (make test ARGS="-k sse")
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(AT_ONCE) --dist worksteal $(ARGS)
 
 test-js: $(DEVEL) ## the JavaScript SDKs and Codex against this server (needs Node 20 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check

@@ -398,6 +398,24 @@ class Config(BaseModel):
         "that nothing else needs; false: every prompt is computed whole",
         engines=_LOCAL,
     )
+    kv_disk_bytes: Bytes = _setting(
+        10 << 30,
+        "what was computed of stored responses and conversations is kept on disk up to this size, and read "
+        "from there where that is quicker, after a restart too; 0: none is",
+        unit="bytes",
+        ge=0,
+        engines=_LOCAL,
+    )
+    kv_disk_folder: Folder = _setting(
+        lambda values: values["data"] / "kv",
+        "folder for that, which servers of one database may share; default: kv in data",
+        engines=_LOCAL,
+    )
+    kv_tier_dtype: Literal["auto", "int8"] = _setting(
+        "auto",
+        "what is kept there; auto: the same bits; int8: twice as much in the same space, less exact",
+        engines=_LOCAL,
+    )
     prompt_cache_key_salts: bool = _setting(
         False,
         "prompts share what was computed of them only with those of the same prompt_cache_key; false: the "

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from server.errors import ApiError
+from server.ignored import collecting
 from server.items import (
     FILLED,
     ITEM_TYPES,
@@ -97,7 +98,9 @@ def _same(sent: Item, stored: Item) -> bool:
         return all(stored.get(name) == said for name, said in _bare(sent).items() if name != "status")
     if (private := private_of(stored)) is not None:
         sent, stored = filled(sent, private, FILLED), filled(stored, private, FILLED)
-    same: bool = _bare(sent) == _bare(normalize_item(stored, "stored", lambda prefix: prefix))
+    with collecting():  # what was in vain was named when the item came, and is no matter of this request
+        again = normalize_item(stored, "stored", lambda prefix: prefix)
+    same: bool = _bare(sent) == _bare(again)
     return same
 
 

@@ -39,16 +39,17 @@ ORDERS = {
     "engine": (
         *("late", "types", "admission", "interface", "config", "step", "model_folder", "search"),
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
-        *("kernels", "models", "executor", "core", "benchmark", "pooling", "backends"),
+        *("kernels", "models", "executor", "tiers", "core", "benchmark", "pooling", "backends"),
         *("llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "records", "tables", "claims", "drivers", "files", "containers"),
+        *("private_files", "patience", "records", "tables", "lineage", "claims", "drivers", "files"),
+        "containers",
         *("batches", "vector_stores", "backup", "queries", "migrate", "inspection", "storage"),
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "landlock", "documents", "images", "mcp"),
-        *("sandbox", "builtin", "operator", "web"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "landlock", "seccomp", "documents", "images"),
+        *("mcp", "sandbox", "builtin", "operator", "web"),
     ),
     "server": (
         *(
@@ -89,7 +90,7 @@ ORDERS = {
         "stateless",
         *("http", "batches", "admin", "routes", "process", "bench", "cli"),
     ),
-    "server.runs": ("events", "planning", "execution", "cluster", "runner"),
+    "server.runs": ("events", "planning", "execution", "cluster", "forks", "runner"),
 }
 """What stands in each of these packages, in its order: everything imports only what comes before it."""
 

@@ -24,8 +24,10 @@ import orjson
 
 from engine import EngineError
 from server import __version__
-from server.admin import address_file
+from server.access import LOCAL_OWNER
+from server.admin import address_file, keys
 from server.config import FILE_NAME, Config, masked
+from server.limits import NONE, changed, load_limits, parse_limits
 from server.mcp_servers import server_of
 from server.model_registry import build_engine, build_pooling
 from storage import StorageError, inspect_database
@@ -196,6 +198,25 @@ async def _keyed(config: Config) -> bool:
         return False
 
 
+async def _limits(config: Config) -> Finding:
+    """What whoever comes may use: a server without keys knows one owner only."""
+    every = changed(NONE, parse_limits(config.owner_limit))
+    try:
+        stored = (await inspect_database(config.db)).limits
+    except (StorageError, ValueError):
+        stored = {}
+    own = {owner: limits for owner, dumped in stored.items() if (limits := load_limits(dumped)) != NONE}
+    if not config.loopback or config.api_key or config.api_key_file is not None or await _keyed(config):
+        of_others = keys.shown_limits({"limits": every.given()})
+        owners = "1 owner has" if len(own) == 1 else f"{len(own)} owners have"
+        return "ok", f"{owners} limits of their own; of every other: {of_others}"
+    in_force = own.get(LOCAL_OWNER, NONE).over(every).given()
+    if not in_force:
+        change = f"antiphon owners limits {LOCAL_OWNER} --limit NAME=VALUE"
+        return "ok", f"whoever comes is the owner {LOCAL_OWNER}, without limits: {change}"
+    return "ok", f"whoever comes is the owner {LOCAL_OWNER}: {keys.shown_limits({'limits': in_force})}"
+
+
 async def _tools(config: Config) -> Finding:
     try:
         own = operator_tools(config.tools, BUILTIN)
@@ -292,8 +313,11 @@ async def _documents(config: Config) -> Finding:
     words = f"documents are read apart, by {', '.join(confined)}"
     if missing := unreadable_kinds():
         return "note", f"{words}; for {', '.join(missing)}: pip install 'antiphon[files]'"
-    if not {"bubblewrap", "Landlock"} & {*confined}:
+    means = {name.partition(" ")[0] for name in confined}
+    if not {"bubblewrap", "Landlock"} & means:
         return "note", f"{words}: what reads them can open files of the server; bubblewrap would prevent that"
+    if "seccomp" not in means and sys.platform == "linux":
+        return "note", f"{words}: the system calls of this machine are not known, so all of them can be made"
     return "ok", words
 
 
@@ -323,12 +347,31 @@ async def _images(config: Config) -> Finding:
     return "ok", f"{where} answers; an image that a crash cut short is {again}"
 
 
+async def _kv(config: Config) -> Finding:
+    """Whether what is computed can be kept on disk, and how much there is room for."""
+    folder, limit = config.kv_disk_folder, config.kv_disk_bytes
+    if config.engine != "local" or not limit:
+        return "ok", "nothing that is computed is kept on disk"
+    there = folder if folder.exists() else next(above for above in folder.parents if above.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return "note", f"{there} cannot be written: what is computed is kept in memory alone"
+    free = shutil.disk_usage(there).free
+    if folder.exists() and stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        return "note", f"{folder} can be opened by other users of this machine: chmod 700 it"
+    kept = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.exists() else 0
+    told = f"{folder} holds {kept / 2**30:.1f} GiB of at most {limit / 2**30:.1f}"
+    if free + kept < limit:
+        return "note", f"{told}, and its disk has only {free / 2**30:.1f} GiB more"
+    return "ok", told
+
+
 async def _model(config: Config) -> Finding:
     from server.process import unenforced
 
     began = time.perf_counter()
     try:
-        engine = await asyncio.to_thread(build_engine, config)
+        # Without its disk: that may be a running server's.
+        engine = await asyncio.to_thread(build_engine, config.model_copy(update={"kv_disk_bytes": 0}))
         info = await engine.start()
     except (EngineError, ImportError) as exc:
         return "FAIL", str(exc)
@@ -378,6 +421,7 @@ CHECKS: dict[str, Check] = {
     "database": _database,
     "access": _access,
     "port": _port,
+    "limits": _limits,
     "tools": _tools,
     "egress": _egress,
     "mcp": _mcp,
@@ -386,5 +430,6 @@ CHECKS: dict[str, Check] = {
     "sandbox": _sandbox,
     "images": _images,
     "texts": _texts,
+    "kv": _kv,
     "model": _model,
 }

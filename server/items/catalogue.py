@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from server.errors import to_api_error
-from server.items.item_type import Approval, Call, Elsewhere, Execution, Item, ItemType, Words
+from server.items.item_type import Approval, Call, Elsewhere, Execution, Item, ItemType, Tool, Words
 from server.items.private_half import Private, load_item, private_of
 from server.items.transcript import text_of
 from server.shapes import Shape, refuse
@@ -82,6 +82,12 @@ def is_loading(item: Item) -> bool:
     """Whether an item's `tools` can be called from there on."""
     row = ITEM_TYPES.get(item["type"])
     return row is not None and row.loads
+
+
+def tools_added(item: Item) -> Sequence[Tool]:
+    """The tools that an item adds to those of requests from there on."""
+    row = ITEM_TYPES.get(item["type"])
+    return item["tools"] if row is not None and row.adds else ()
 
 
 def key_of(item: Item) -> str | None:
@@ -250,6 +256,12 @@ def is_offered(tool: Mapping[str, Any]) -> bool:
     return row is not None and row.call is not None and row.call.takes(dict(tool))
 
 
+def is_direct(tool: Mapping[str, Any]) -> bool:
+    """Whether the model may call a tool itself. Others are for programs that it writes, which none here
+    runs."""
+    return "direct" in tool.get("allowed_callers", ("direct",))
+
+
 def is_server_run(tool: Mapping[str, Any]) -> bool:
     """Whether the calls of a tool of a request are this server's to carry out, and no searches, which only
     load the tools of others."""
@@ -265,6 +277,12 @@ def stores_of(tool: Mapping[str, Any]) -> Sequence[str]:
     """The ids of the vector stores that a tool of a request searches."""
     row = type_of_calls(tool["type"])
     return () if row is None or row.call is None else row.call.stores(dict(tool))
+
+
+def changes_images(tool: Mapping[str, Any]) -> bool:
+    """Whether calls of a tool of a request may work on the images of the conversation."""
+    row = type_of_calls(tool["type"])
+    return row is not None and row.call is not None and row.call.changes_images(dict(tool))
 
 
 def lacks(tool: Mapping[str, Any], registry: Registry) -> str | None:

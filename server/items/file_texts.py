@@ -6,9 +6,10 @@ the positions of their parts, as the model is shown it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from server.items.images import is_image
 from server.items.private_half import private_of, with_private
 from server.items.transcript import text_of
 
@@ -43,12 +44,21 @@ def with_file_texts(item: AnyItem, texts: Mapping[int, str]) -> dict[str, Any]:
     return with_private(dict(item), {_FILES: found})
 
 
-def told_of(item: AnyItem) -> str:
-    """The text of an item's parts, and of its files where these have been read."""
+def told_of(item: AnyItem, image: Callable[[], str] | None = None) -> str:
+    """The text of an item's parts, and of its files where these have been read. image: says the next image;
+    without it nothing is said of one."""
     parts, texts = item[FILE_PARTS[item["type"]]], _texts(item)
-    if not texts:
-        return text_of(parts)
-    return text_of([{"text": texts[str(at)]} if str(at) in texts else part for at, part in enumerate(parts)])
+    if isinstance(parts, str):
+        return parts
+    told = []
+    for position, part in enumerate(parts):
+        if str(position) in texts:
+            told.append({"text": texts[str(position)]})
+        elif image is not None and is_image(part):
+            told.append({"text": image()})
+        else:
+            told.append(part)
+    return text_of(told)
 
 
 def _texts(item: AnyItem) -> Mapping[str, str]:

@@ -217,6 +217,10 @@ def _always(_tool: Tool) -> bool:
     return True
 
 
+def _never(_tool: Tool) -> bool:
+    return False
+
+
 def _lacks_nothing(_tool: Tool, _registry: Registry) -> None:
     return None
 
@@ -249,7 +253,9 @@ class Call:
     functions that a tool of the request gives the model, a path being its own in messages; raises ApiError
     400. takes: whether such a tool is offered at all, or a tool of other servers that is only echoed. lacks:
     why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
-    can. stores: the ids of the vector stores that such a tool searches. refers: writes into a new item what
+    can. stores: the ids of the vector stores that such a tool searches. changes_images: whether calls of such
+    a tool may work on the images of the conversation, which a model that reads text is then told the numbers
+    of. refers: writes into a new item what
     its arguments refer to among the sources of the conversation.
     fields: what every call of a tool's functions says from the start. server: which server the functions of a
     tool are of. asks: whether calls of a tool's function of this name need the client's approval. searches:
@@ -265,6 +271,7 @@ class Call:
     takes: Callable[[Tool], bool] = _always
     lacks: Callable[[Tool, Registry], str | None] = _lacks_nothing
     stores: Callable[[Tool], Sequence[str]] = _no_stores
+    changes_images: Callable[[Tool], bool] = _never
     refers: Callable[[Item, str, Sources], None] | None = None
     fields: Callable[[Tool], Mapping[str, Any]] = _nothing
     server: Callable[[Tool], str | None] = _nowhere
@@ -305,7 +312,8 @@ class ItemType:
     `output` and nothing else. key: the field by which an item and its answer name each other. approves: of an
     answer to a request for an approval, whether it lets the call be made. ours: of a type whose calls either
     side may carry out, whether this server does so with such a call, or made such an output. loads: whether
-    an item's `tools` can be called from there on.
+    an item's `tools` can be called from there on. adds: whether an item's `tools` are what those of a request
+    are, from there on.
     """
 
     type: str
@@ -328,6 +336,7 @@ class ItemType:
     told_privately: bool = False
     ours: Callable[[Item], bool] | None = None
     loads: bool = False
+    adds: bool = False
     includes: Mapping[str, Callable[[Item, Private], None]] = field(default_factory=dict)
     known_by_id: bool = False
     heavy: tuple[str, ...] = ()

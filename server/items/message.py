@@ -27,10 +27,10 @@ _REFUSAL_PART = "content_part.added refusal.delta* refusal.done content_part.don
 
 
 def _say(item: Item, transcript: Transcript) -> None:
-    text = told_of(item)
     if item["role"] == "assistant":
-        transcript.say(text)
+        transcript.say(told_of(item))
     else:
+        text = told_of(item, lambda: f"[image {transcript.image()}, which you cannot see]")
         transcript.tell("system" if item["role"] == "developer" else item["role"], text)
 
 

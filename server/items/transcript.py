@@ -49,6 +49,7 @@ class Transcript:
         self.answers = answers or {}
         self.made = made or {}
         self._offered_as = names or {}
+        self._num_images = 0
         self._calls: dict[
             str, tuple[int, str]
         ] = {}  # by their ids: which they are in their order, and their names
@@ -67,6 +68,7 @@ class Transcript:
         new.messages, new._calls = list(self.messages), dict(self._calls)
         new._answered, new._searches = list(self._answered), list(self._searches)
         new.settled, new.names_others = self.settled, self.names_others
+        new._num_images = self._num_images
         if self._turn is not None:  # it is the last message, and may be added to
             new._turn = new.messages[-1] = dict(self._turn)
             if (calls := self._turn.get("tool_calls")) is not None:
@@ -79,6 +81,11 @@ class Transcript:
             self.answer(call_id, "error: The outcome of this call is not known.")
         self._turn = None
         self.messages.append({"role": role, "content": text})
+
+    def image(self) -> int:
+        """The number of the next image: they are told one by one (`images_of`)."""
+        self._num_images += 1
+        return self._num_images
 
     def think(self, text: str) -> None:
         """A thought of the assistant."""

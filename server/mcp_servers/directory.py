@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,21 +56,25 @@ class Directory:
 
     def require(
         self, tools: Sequence[Mapping[str, Any]], secrets: Mapping[str, Mapping[str, Any]], owner: str
-    ) -> Approvals:
-        """ApiError 400 unless all of a request's MCP servers can be reached; which of their calls need
-        approval."""
+    ) -> None:
+        """ApiError 400 unless all of a request's MCP servers can be reached, each by a label of its own."""
         remote: dict[str, bool] = {}  # by label
-        trusted: list[str] = []
         for index, tool in enumerate(tools):
             if tool["type"] != "mcp":
                 continue
             path, label = f"tools[{index}]", tool["server_label"]
             if is_remote(tool):
-                server = self._find(tool, secrets.get(str(index), {}), owner, path)
-                trusted += [label] if server.trusted else []
+                self._find(tool, secrets.get(str(index), {}), owner, path)
             if label in remote and (remote[label] or is_remote(tool)):
                 raise _refused(f"{path}.server_label", f"Two MCP servers are labelled {label!r}.")
             remote[label] = is_remote(tool)
+
+    def approvals(self, tools: Sequence[Mapping[str, Any]], owner: str) -> Approvals:
+        """Which calls of the MCP servers among these tools need approval."""
+        trusted = []
+        for tool in filter(is_remote, tools):
+            with suppress(ApiError):  # one that cannot be reached any more is told to be so
+                trusted += [tool["server_label"]] if self._find(tool, {}, owner, "tools").trusted else []
         return Approvals(self._settings.approval, tuple(trusted))
 
     def asking(self, tools: Sequence[Mapping[str, Any]]) -> dict[int, str]:

@@ -24,7 +24,7 @@ from engine import (
     path_of,
 )
 from server.errors import ApiError
-from server.items import Tool, each_tool, shown_name
+from server.items import Tool, each_tool, is_direct, shown_name
 from server.schema import refuse
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def offer(
     Raises ApiError 400 when the choice names a tool that is not among `tools`, or needs one where there is
     none.
     """
-    offered = [tool for tool in tools if tool.get("type") in ("function", "custom")]
+    offered = [tool for tool in tools if tool.get("type") in ("function", "custom") and is_direct(tool)]
     mode, names = _choice(tool_choice, {tool["name"]: tool["type"] for tool in offered}, param)
     allowed = [tool for tool in offered if tool["name"] in names]
     if mode in ("required", "named") and not allowed:

@@ -78,7 +78,11 @@ async def detokenize(request: Request) -> Response:
 
 def _reply(model: ServedModel, ids: Sequence[int], shown: bool) -> bytes:
     """The body of a reply of token ids. shown: with their texts."""
-    reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.info.max_model_len, "tokens": ids}
+    reply: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": model.info.max_model_len,
+        "tokens": [*ids],
+    }
     if shown:
         reply["token_strs"] = [model.engine.token_text(token_id) for token_id in ids]
     return orjson.dumps(reply)

@@ -11,6 +11,7 @@ from server.schema.chat import ChatRequest, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
 from server.schema.description import FILE_PURPOSES, STATUSES, components
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
+from server.schema.forks import Fork, parse_fork
 from server.schema.formats import TEXT, as_output
 from server.schema.items import (
     check_sizes,
@@ -32,7 +33,14 @@ from server.schema.responses import (
     parse_tool_outputs,
 )
 from server.schema.search import Search, num_requests
-from server.schema.tools import Unsupported, lacking, leave_out
+from server.schema.tools import (
+    Unsupported,
+    lacking,
+    leave_out,
+    require_added_offered,
+    require_search,
+    secrets_of_items,
+)
 from server.shapes import array, boolean, check_length, missing, mistyped, refuse, shorten, text
 
 __all__ = [
@@ -44,6 +52,7 @@ __all__ = [
     "ChatRequest",
     "CompletionRequest",
     "CreateResponse",
+    "Fork",
     "Item",
     "SamplingFields",
     "Search",
@@ -71,10 +80,14 @@ __all__ = [
     "parse_chat",
     "parse_completion",
     "parse_create",
+    "parse_fork",
     "parse_include",
     "parse_input_tokens",
     "parse_tool_outputs",
     "refuse",
+    "require_added_offered",
+    "require_search",
+    "secrets_of_items",
     "shorten",
     "text",
     "tier_of",

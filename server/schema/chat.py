@@ -62,7 +62,7 @@ class ChatRequest(BaseModel):
 
     `messages` as they came, `items` what they say (ids mean nothing outside). Tools and tool choice are in
     the flat form of Responses; `searches` says that `web_search_options` is the last of the tools, and
-    `secrets` are the credentials that they came with, by their index as a text. `sampling` has `max_tokens`
+    `secrets` are the credentials that they came with, by their paths. `sampling` has `max_tokens`
     and `logprobs` resolved. `shape` is what the answer must look like, because of the field `shape_param`.
     """
 

@@ -169,7 +169,7 @@ _RESPONSES: Mapping[str, Rule] = {
         HONOURED,
         "model input instructions previous_response_id conversation store background stream include tools "
         "tool_choice parallel_tool_calls max_tool_calls max_output_tokens temperature top_p top_logprobs "
-        "truncation text metadata reasoning stream_options",
+        "truncation text metadata reasoning stream_options prompt_cache_retention",
     ),
     "chat_template_kwargs": EXTENSION,
     "await_tool_outputs": EXTENSION,

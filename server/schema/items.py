@@ -24,6 +24,7 @@ from server.items import (
     is_output,
     words_of,
 )
+from server.schema.tools import parse_tools
 from server.shapes import STRING, check_length, missing, mistyped, refuse, shorten
 
 NewId = Callable[[str], str]
@@ -112,6 +113,8 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
         "id": item_id,
         **{key: fields[key] for key in fields if key not in ("type", "id")},
     }
+    if row.adds:
+        item["tools"] = parse_tools(item["tools"], f"{path}.tools")
     if SEALED in apart and value.get(SEALED) is not None:
         item[SEALED] = STRING(value[SEALED], f"{path}.{SEALED}")
     if row.doubled is not None:
@@ -209,10 +212,14 @@ UNSUPPORTED_KINDS: Mapping[str, str] = {
 
 
 def unsupported_parts(
-    items: Iterable[Item], *, modalities: frozenset[str] = frozenset({"text"}), param: str = "input"
+    items: Iterable[Item],
+    *,
+    modalities: frozenset[str] = frozenset({"text"}),
+    param: str = "input",
+    tells_images: bool = False,
 ) -> list[tuple[str, str]]:
     """(path, modality) of every part of normalised `items` that a model of these modalities cannot read;
-    files are read for it."""
+    files are read for it. tells_images: it is told of the images in messages, to have them changed."""
     found: list[tuple[str, str]] = []
     for index, item in enumerate(items):
         for field in ("content", "output"):
@@ -221,6 +228,7 @@ def unsupported_parts(
                 kind = str(part.get("type")) if isinstance(part, dict) else ""
                 modality = UNSUPPORTED_KINDS.get(kind)
                 readable = kind == "input_file" and FILE_PARTS.get(item["type"]) == field
+                readable |= tells_images and kind == "input_image" and item["type"] == "message"
                 if modality is not None and not readable:
                     found.append((f"{param}[{index}].{field}[{position}]", modality))
     return [(path, modality) for path, modality in found if modality not in modalities]

@@ -35,7 +35,6 @@ from server.schema.tools import (
     parse_tool_choice,
     parse_tools,
     require_offered,
-    require_search,
     secrets_of,
 )
 from server.shapes import (
@@ -167,7 +166,8 @@ class CreateResponse(BaseModel):
     are in their flat form. `tool_timeout_s`: None is the server's default. `sampling` leaves `max_tokens` and
     `logprobs` unset: they follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is
     what the answer must look like, because of the field `shape_param`, and `limit_param` the field that gave
-    `max_output_tokens`. `secrets` are the credentials that its tools came with, by their index as a text.
+    `max_output_tokens`. `secrets` are the credentials that its tools came with, and those that its
+    input adds, by their paths.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)
@@ -262,7 +262,6 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
         values["include"] = parse_include(values["include"])
     if "tools" in values:
         tools = parse_tools(values["tools"])
-        require_search(tools)
         values["secrets"] = secrets_of(values["tools"])
         values["tools"] = tuple(tools)
     if "tool_choice" in values:
@@ -417,7 +416,8 @@ def echo(request: CreateResponse, *, model: str, temperature: float, top_p: floa
         "presence_penalty": request.sampling.presence_penalty or 0.0,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
-        "prompt_cache_retention": None,  # no promise is made, whatever was asked
+        # That of the SDK, too, in the official spelling.
+        "prompt_cache_retention": (request.prompt_cache_retention or "").replace("-", "_") or None,
         # No summaries are made, so the effective value is null even where one was asked for.
         "reasoning": {"effort": reasoning.effort, "summary": None, "context": reasoning.context},
         "safety_identifier": request.safety_identifier,

@@ -16,14 +16,18 @@ import orjson
 
 from server.ignored import ignore, unread
 from server.items import (
+    ITEM_TYPES,
+    Item,
     Tool,
     as_flat,
     each_tool,
     instead_of,
+    is_direct,
     is_offered,
     is_server_run,
     limit_tools,
     tool_shapes,
+    tools_added,
     type_of_calls,
 )
 from server.schema.formats import name_unheeded
@@ -92,8 +96,7 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages |
     if kind == "namespace":
         inside = enumerate(tool["tools"])
         return {**tool, "tools": [normalize_tool(inner, f"{path}.tools[{place}]") for place, inner in inside]}
-    if (row := type_of_calls(kind)) is not None and row.answered_by is not None:
-        _name_hints(tool, path, on_chat=not strict)
+    _name_hints(tool, path, on_chat=not strict)
     return tool
 
 
@@ -177,13 +180,14 @@ def _flat_custom(value: dict[str, Any], path: str) -> tuple[dict[str, Any], str]
 
 
 def _name_hints(tool: Mapping[str, Any], path: str, *, on_chat: bool) -> None:
-    """Name what a tool of the client says that changes nothing here: every tool is offered to the model
-    itself, on chat at once, and nothing reads its output."""
+    """Name what a tool says that changes nothing here: the model itself calls it, and no program, it is
+    offered on chat at once, and nothing reads its output."""
     if on_chat and tool.get("defer_loading"):
         ignore(f"{path}.defer_loading")
-    for name, idle in (("allowed_callers", ["direct"]), ("output_schema", None)):
-        if tool.get(name, idle) != idle:
-            ignore(f"{path}.{name}")
+    if "programmatic" in tool.get("allowed_callers", ()) and is_direct(tool):
+        ignore(f"{path}.allowed_callers")
+    if tool.get("output_schema") is not None:
+        ignore(f"{path}.output_schema")
 
 
 def parse_tools(
@@ -228,15 +232,26 @@ def require_search(tools: Sequence[Tool], param: str = "tools") -> None:
         refuse(f"{param}[{searches[0]}]", message)
 
 
-def secrets_of(value: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def secrets_of(value: list[dict[str, Any]], param: str = "tools") -> dict[str, dict[str, Any]]:
     """The credentials that tools came with, which `parse_tools` has checked and taken out: by the tool's
-    index, as a text."""
+    path."""
     found: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(value):
         row = type_of_calls(tool.get("type", "function"))
         given = {name: tool[name] for name in (row.secrets if row else ()) if tool.get(name) is not None}
         if given:
-            found[str(index)] = given
+            found[f"{param}[{index}]"] = given
+    return found
+
+
+def secrets_of_items(value: Any, param: str = "input") -> dict[str, dict[str, Any]]:
+    """The credentials of the tools that items add, which `normalize_input` has checked: by the tool's path.
+    value: the items as they came."""
+    found: dict[str, dict[str, Any]] = {}
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        row = ITEM_TYPES.get(item.get("type"))
+        if row is not None and row.adds:
+            found |= secrets_of(item["tools"], f"{param}[{index}].tools")
     return found
 
 
@@ -279,12 +294,36 @@ def require_offered(
     tools, tool_choice: normalised. on: where, of `ON_CHAT`, fewer tools can be offered; None on Responses.
     """
     lists = isinstance(tool_choice, dict) and tool_choice["type"] == "allowed_tools"
-    refs = tool_choice["tools"] if lists else ()
-    for param, listed in (("tools", tools), ("tool_choice.tools", refs)):
-        for index, tool in enumerate(listed):
-            kind = tool["type"]
-            if kind not in ("function", "custom") and not _is_offered(tool, on):
-                leave_out(f"{param}[{index}]", _unsupported(kind, on), unsupported)
+    _require_kinds(tools, "tools", unsupported, on)
+    _require_direct(tools, "tools", unsupported)
+    _require_kinds(tool_choice["tools"] if lists else (), "tool_choice.tools", unsupported, on)
+
+
+def require_added_offered(items: Sequence[Item], unsupported: Unsupported, param: str = "input") -> None:
+    """The same for the tools that normalised items add. param: the field that has the items."""
+    for index, item in enumerate(items):
+        added, path = tools_added(item), f"{param}[{index}].tools"
+        _require_kinds(added, path, unsupported, None)
+        _require_direct(added, path, unsupported)
+
+
+def _require_kinds(tools: Sequence[Tool], param: str, unsupported: Unsupported, on: Messages | None) -> None:
+    for index, tool in enumerate(tools):
+        kind = tool["type"]
+        if kind not in ("function", "custom") and not _is_offered(tool, on):
+            leave_out(f"{param}[{index}]", _unsupported(kind, on), unsupported)
+
+
+def _require_direct(tools: Sequence[Tool], param: str, unsupported: Unsupported) -> None:
+    for path, tool, _ in each_tool(tools, param):
+        if not is_direct(tool):
+            leave_out(f"{path}.allowed_callers", _PROGRAMS_ALONE, unsupported)
+
+
+_PROGRAMS_ALONE = (
+    "This tool is for programs alone, which the model would write to call tools; this server runs no such "
+    "programs. Add 'direct' to 'allowed_callers' to have the model call it."
+)
 
 
 def leave_out(path: str, why: str, unsupported: Unsupported) -> None:

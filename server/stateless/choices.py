@@ -147,7 +147,7 @@ class Completion:
 
     def tokens(self) -> tuple[int, int]:
         """Of all prompts together, each counted once, and the most that one answer may have."""
-        prompts = {request.prompt_ids: len(request.prompt_ids) for request in self.requests}
+        prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in self.requests}
         return sum(prompts.values()), max(request.sampling.max_tokens for request in self.requests)
 
     async def parts(self) -> AsyncGenerator[list[Part]]:

@@ -30,7 +30,7 @@ from engine import Chunk, Place
 from server import __version__
 from server.telemetry.degenerate import Warnings
 from server.telemetry.observation import Asked, Observation
-from server.telemetry.readings import Reading, Readings
+from server.telemetry.readings import Reading, Readings, Tallies
 from server.telemetry.record import current
 from server.telemetry.tracing import Tracing
 from server.telemetry.vllm_names import in_vllm_names
@@ -78,9 +78,7 @@ class Telemetry:
             "Calls that models made, by tool (client: of a function of the client) and outcome.",
             *("model", "tool", "outcome"),
         )
-        self._commit = histogram(
-            "commit_delay_seconds", "From an event's making to its commit.", TOKEN_SECONDS
-        )
+        self._commit = self._tallies("commit_delay_seconds", "From an event's making to its commit.").of()
         self._over_limit = counter(
             "over_limit",
             "Requests and calls of tools that were one too many, by the limit in the way.",
@@ -97,6 +95,12 @@ class Telemetry:
 
     def _histogram(self, name: str, help: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(f"antiphon_{name}", help, labels, buckets=buckets, registry=self._registry)
+
+    def _tallies(self, name: str, help: str, *labels: str) -> Tallies:
+        """A histogram of seconds that is told of every token, on the event loop."""
+        tallies = Tallies(f"antiphon_{name}", help, TOKEN_SECONDS, *labels)
+        self._registry.register(tallies)
+        return tallies
 
     def _add_http(self) -> None:
         counter = self._counter
@@ -125,11 +129,8 @@ class Telemetry:
         self._first_token = histogram(
             "time_to_first_token_seconds", "From a generation's request to its first token.", SECONDS, "model"
         )
-        self._inter_token = histogram(
-            "inter_token_seconds",
-            "Between a generation's tokens, once for each step.",
-            TOKEN_SECONDS,
-            "model",
+        self._inter_token = self._tallies(
+            "inter_token_seconds", "Between a generation's tokens, once for each step.", "model"
         )
         self._per_token = histogram(
             "time_per_output_token_seconds",
@@ -217,7 +218,7 @@ class Telemetry:
             request = replace(request, trace_headers=self.tracing.headers(span))
         elif record is not None and record.traceparent is not None:
             request = replace(request, trace_headers=record.trace_headers)
-        gap = self._inter_token.labels(asked.model).observe
+        gap = self._inter_token.of(asked.model).observe
         try:
             async with aclosing(asked.engine.generate(request, place)) as chunks:
                 async for chunk in chunks:

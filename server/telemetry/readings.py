@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -74,15 +75,60 @@ def _family(reading: Reading, name: str, value: Distribution | float) -> Metric:
     names, labels = tuple(reading.labels), tuple(reading.labels.values())
     family: Any
     if isinstance(value, Distribution):
-        bounds = [*(repr(float(bound)) for bound in value.bounds), "+Inf"]
         family = HistogramMetricFamily(full, help, labels=names)
-        cumulative = accumulate(value.counts)
-        family.add_metric(labels, list(zip(bounds, cumulative, strict=True)), value.total)
+        _add(family, labels, value)
         return family  # type: ignore[no-any-return]
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     family = kind(full, help, labels=names)
     family.add_metric(labels, float(value))
     return family  # type: ignore[no-any-return]
+
+
+class Tally:
+    """How often values came, as `Distribution` says it. What is told of every token takes 0.5 us here and 2.8
+    in the library's histogram, which looks at each bound and takes locks."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """A value came. For one thread alone."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    @property
+    def distribution(self) -> Distribution:
+        """All that have come so far."""
+        return Distribution(self._bounds, tuple(self._counts), self._total)
+
+
+class Tallies(Collector):
+    """One histogram of tallies, by the values of its labels."""
+
+    def __init__(self, name: str, help: str, bounds: Sequence[float], *labels: str) -> None:
+        self._name, self._help, self._bounds, self._labels = name, help, bounds, labels
+        self._of: dict[tuple[str, ...], Tally] = {}
+
+    def of(self, *values: str) -> Tally:
+        """The tally of these labels."""
+        found = self._of.get(values)
+        return self._of.setdefault(values, Tally(self._bounds)) if found is None else found
+
+    def collect(self) -> Iterable[Metric]:
+        """The family, with the samples of each tally."""
+        family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
+        for values, tally in list(self._of.items()):
+            _add(family, values, tally.distribution)
+        return [family]
+
+
+def _add(family: Any, labels: Sequence[str], found: Distribution) -> None:
+    bounds = [*(repr(float(bound)) for bound in found.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(found.counts), strict=True)), found.total)
 
 
 class EngineRates:

@@ -26,7 +26,7 @@ from server.errors import ApiError, to_api_error
 from server.vector_stores.embedding import Embedder, Payer
 from server.vector_stores.vectors import as_bytes
 from storage import MAX_CHUNKS, FileClaim, FileClaimLost, NewChunk, NotFound, StorageUnavailable
-from tools import Chunk, UnreadableDocument
+from tools import Chunk, ReadersBusy, UnreadableDocument
 
 if TYPE_CHECKING:
     from storage import Storage
@@ -214,6 +214,8 @@ class Ingester:
         try:
             error = await self._ingested(job)
         except UnreadableDocument as why:
+            if isinstance(why, ReadersBusy) or (why.code == "server_error" and job.attempt < MAX_ATTEMPTS):
+                raise  # another attempt may succeed
             code = "invalid_file" if why.code == "too_large" else why.code
             error = (code, why.message)
         except ApiError as why:
@@ -294,6 +296,8 @@ _GIVEN_UP = f"Reading this file has failed {MAX_ATTEMPTS} times. The server's lo
 
 def _wait_s(error: Exception) -> float | None:
     """After how long the same work may succeed, where it is only that others were in the way."""
+    if isinstance(error, ReadersBusy):
+        return RETRY_S
     if isinstance(error, (ApiError, EngineError)):
         told = to_api_error(error).headers.get("retry-after")
         return None if told is None else max(RETRY_S, float(told))

@@ -30,8 +30,15 @@ FILES = 64
 
 LARGE = 1024
 
+MAX_STORES = 256
+"""Stores of which it is kept which files have vectors."""
+
 AT_ONCE = 64 << 20
 """Bytes of vectors that one call of a thread goes through."""
+
+
+Groups = Sequence[tuple[int, dict[int, int]]]
+"""Files in groups, each with its place: the keys of its files, and how many chunks each has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,9 @@ class Vectors:
         self._max_bytes = max_bytes
         self._groups: OrderedDict[int, _Group] = OrderedDict()  # by place; the one searched last at the end
         self._num_bytes = 0
+        self._files: OrderedDict[int, tuple[Mapping[int, int], list[tuple[int, dict[int, int]]]]] = (
+            OrderedDict()
+        )
 
     async def nearest(
         self,
@@ -81,9 +91,8 @@ class Vectors:
         some: list[tuple[_Group, Any]] = []
         num_bytes = 0
         for store in stores:
-            readable = await self._storage.vector_stores.embedded_files(store, model)
-            for place, counts in _places(readable):
-                wanted = [key for key in counts if (key in files) == only]
+            for place, counts in await self._grouped(store, model):
+                wanted = [key for key in counts if (key in files) == only] if files or only else [*counts]
                 if not wanted:
                     continue
                 group = await self._group(place, counts.keys())
@@ -94,6 +103,17 @@ class Vectors:
                     some, num_bytes = [], 0
         await asyncio.to_thread(best.take, some)
         return best.found()
+
+    async def _grouped(self, store: int, model: str) -> Groups:
+        """The files of a store that have vectors, in groups, which are made anew when there are others."""
+        readable = await self._storage.vector_stores.embedded_files(store, model)
+        known = self._files.get(store)
+        if known is None or known[0] is not readable:
+            known = self._files[store] = readable, list(_places(readable))
+        self._files.move_to_end(store)
+        if len(self._files) > MAX_STORES:
+            self._files.popitem(last=False)
+        return known[1]
 
     async def _group(self, place: int, keys: Collection[int]) -> _Group:
         known = self._groups.get(place)

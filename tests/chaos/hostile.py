@@ -8,6 +8,7 @@ import random
 import re
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -99,34 +100,41 @@ async def foreign(form: Form, report: Report) -> None:
     one.
     """
     async with (
-        running_app(form.folder, api_key=(MINE, THEIRS)) as server,
+        running_app(form.folder, api_key=(MINE, THEIRS), sandbox="monty") as server,
         http_client(server, authorization=f"Bearer {MINE}") as mine,
         http_client(server, authorization=f"Bearer {THEIRS}") as theirs,
     ):
         names = await _belongings(Api(mine))
+        own = {f"own_{name}": id for name, id in (await _files(theirs)).items()}
         unknown = {
             name: re.sub("[0-9a-f]{20,}$", lambda m: "0" * len(m.group()), id) for name, id in names.items()
         }
+        assert all(unknown[name] != names[name] for name in names)
         swaps = {names[name]: unknown[name] for name in names}
+        before = await _whole(mine, names)
         tried = 0
         for method, path, body in [*_routes(names), *_fields()]:
-            asked = [_filled(each, path, body) for each in (names, unknown)]
-            foreign, blank = [
-                await theirs.request(method, to, json=filled if method in ("POST", "PUT") else None)
-                for to, filled in asked
-            ]
+            asked = [_filled({**each, **own}, path, body) for each in (names, unknown)]
+            foreign, blank = [await _asked(theirs, method, to, filled) for to, filled in asked]
             lines = check_foreign(
                 (blank.status_code, blank.content), (foreign.status_code, foreign.content), swaps
             )
             report.breaks(f"{method} {path} {body or ''}: {line}" for line in lines)
             tried += 1
-        for path in ("/v1/responses", "/v1/conversations"):
-            listed = await theirs.get(path)
-            if listed.status_code == 200:
-                report.holds(listed.json()["data"] == [], f"I5 {path} lists what is another tenant's")
+        for kind in ("responses", "conversations", "files", "containers", "vector_stores", "batches"):
+            path = f"/v1/{kind}"
+            text = (await theirs.get(path)).text
+            report.holds(not any(id in text for id in names.values()), f"I5 {path} lists another tenant's")
         again = await Api(mine).get(names["response_id"])
         report.holds(again["status"] == "completed", "something that a stranger asked for was done")
+        report.holds(await _whole(mine, names) == before, "a stranger has changed something")
     report.figure(f"{tried} ways to name a foreign id, each answered as an unknown one")
+
+
+async def _asked(client: httpx.AsyncClient, method: str, path: str, body: Json) -> httpx.Response:
+    if path.endswith("/parts"):
+        return await client.post(path, files={"data": b"x"})
+    return await client.request(method, path, json=body if method in ("POST", "PUT") else None)
 
 
 async def _belongings(api: Api) -> dict[str, str]:
@@ -140,27 +148,108 @@ async def _belongings(api: Api) -> dict[str, str]:
         "item_id": items[0]["id"],
         "call_id": response["output"][0]["call_id"],
         "output_id": response["output"][0]["id"],
+        **await _files(api.http),
     }
+
+
+async def _files(client: httpx.AsyncClient) -> dict[str, str]:
+    """The ids of files, and of one of everything that holds some."""
+
+    async def made(path: str, **body: object) -> str:
+        reply = await client.post(f"/v1/{path}", json=body)
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["id"])
+
+    async def uploaded(purpose: str, content: bytes) -> str:
+        form = {"file": ("notes.txt", content)}
+        reply = await client.post("/v1/files", data={"purpose": purpose}, files=form)
+        return str(reply.json()["id"])
+
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"input": "hi"}}
+    file = await uploaded("user_data", b"some notes")
+    container = await made("containers", name="box")
+    store = await made("vector_stores", name="shelf")
+    batch_input = await uploaded("batch", json.dumps(line).encode())
+    window = {"endpoint": "/v1/responses", "completion_window": "24h"}
+    upload = {"purpose": "user_data", "filename": "a.txt", "bytes": 1, "mime_type": "text/plain"}
+    return {
+        "file_id": file,
+        "input_id": batch_input,
+        "upload_id": await made("uploads", **upload),
+        "container_id": container,
+        "container_file_id": await made(f"containers/{container}/files", file_id=file),
+        "vector_store_id": store,
+        "file_batch_id": await made(f"vector_stores/{store}/file_batches", file_ids=[file]),
+        "batch_id": await made("batches", input_file_id=batch_input, **window),
+    }
+
+
+async def _whole(client: httpx.AsyncClient, names: Mapping[str, str]) -> list[Any]:
+    """What a stranger might have changed, apart from what goes on by itself."""
+    container, store = (
+        f"/v1/containers/{names['container_id']}",
+        f"/v1/vector_stores/{names['vector_store_id']}",
+    )
+    found = []
+    for path in (
+        f"/v1/files/{names['file_id']}/content",
+        f"/v1/uploads/{names['upload_id']}/parts",
+        f"{container}/files",
+        f"{container}/files/{names['container_file_id']}/content",
+        f"{store}/files?filter=cancelled",
+        "/v1/conversations/" + names["conversation_id"],
+    ):
+        reply = await client.get(path)
+        found.append((reply.status_code, reply.text))
+    shelf, batch = await client.get(store), await client.get(f"/v1/batches/{names['batch_id']}")
+    return [*found, shelf.json()["name"], batch.json()["cancelling_at"]]
 
 
 def _routes(names: dict[str, str]) -> list[tuple[str, str, Json]]:
     """Every route of the API with an id in its path; a new one is tried without anybody's doing."""
     found: list[tuple[str, str, Json]] = []
     for route in (route for router in ROUTERS for route in router.routes):
-        if isinstance(route, Route) and route.path.startswith("/v1/") and "{" in route.path:
-            parameters = set(re.findall(r"{(\w+)}", route.path))
-            if not parameters <= names.keys():
-                continue  # the name of a model
-            for method in sorted(route.methods or ()):
-                if method in ("GET", "POST", "DELETE"):
-                    found.append((method, route.path, _BODIES.get(route.path, {})))
-    assert len(found) >= 12
+        if not isinstance(route, Route) or not route.path.startswith("/v1/") or "{" not in route.path:
+            continue
+        if route.path.startswith(_OF_NO_OWNER):
+            continue
+        path = route.path
+        for family, name, of_family in _NAMES:
+            if path.startswith(family):
+                path = path.replace(name, of_family)
+        parameters = re.findall(r"{(\w+)}", path)
+        assert names.keys() >= {*parameters}, f"{path} takes an id that nothing of is made here"
+        paths = [path]
+        if len(parameters) > 1:  # in something of one's own
+            paths += [path.replace(f"{{{parameters[0]}}}", own) for own in _OWN if own[5:-1] == parameters[0]]
+        for method in sorted(route.methods or ()):
+            if method in ("GET", "POST", "DELETE"):
+                found += [(method, each, _BODIES.get(path, {})) for each in paths]
+    assert len(found) >= 40
     found += [("GET", "/v1/responses/{response_id}?stream=true", {})]
     found += [("GET", "/v1/responses/{response_id}/input_items?scope=all", {})]
     return found
 
 
+_OF_NO_OWNER = ("/v1/models/", "/v1/organization/")
+"""Routes whose names are those of models, or for administrators alone."""
+
+_NAMES = (
+    ("/v1/containers/", "{file_id}", "{container_file_id}"),
+    ("/v1/vector_stores/", "{batch_id}", "{file_batch_id}"),
+)
+"""Parameters that have one name and are different things."""
+
+_OWN = ("{own_container_id}", "{own_vector_store_id}")
+
 _BODIES: dict[str, Json] = {
+    "/v1/uploads/{upload_id}/complete": {"part_ids": ["part_1"]},
+    "/v1/containers/{container_id}/files": {"file_id": "{own_file_id}"},
+    "/v1/vector_stores/{vector_store_id}": {"name": "theirs"},
+    "/v1/vector_stores/{vector_store_id}/search": {"query": "notes"},
+    "/v1/vector_stores/{vector_store_id}/files": {"file_id": "{own_file_id}"},
+    "/v1/vector_stores/{vector_store_id}/files/{file_id}": {"attributes": {"of": "them"}},
+    "/v1/vector_stores/{vector_store_id}/file_batches": {"file_ids": ["{own_file_id}"]},
     "/v1/conversations/{conversation_id}": {"metadata": {}},
     "/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "x"}]},
     "/v1/responses/{response_id}/tool_outputs": {"tool_outputs": [{"call_id": "{call_id}", "output": "x"}]},
@@ -171,6 +260,7 @@ def _fields() -> list[tuple[str, str, Json]]:
     """Requests that name something by its id in their body."""
     reference = [{"type": "item_reference", "id": "{item_id}"}]
     answered = [{"type": "function_call_output", "call_id": "{call_id}", "output": "x"}]
+    message = [{"role": "user", "content": [{"type": "input_file", "file_id": "{file_id}"}]}]
     bodies: list[Json] = [
         {"input": "hi", "previous_response_id": "{response_id}"},
         {"input": answered, "previous_response_id": "{response_id}"},
@@ -178,12 +268,49 @@ def _fields() -> list[tuple[str, str, Json]]:
         {"input": "hi", "conversation": {"id": "{conversation_id}"}},
         {"input": reference},
         {"input": [{"type": "item_reference", "id": "{output_id}"}]},
+        {"input": message},
+        *({"input": "hi", "tools": [tool]} for tool in _TOOLS),
     ]
     made: list[tuple[str, str, Json]] = [
         ("POST", "/v1/responses", {**body, **form}) for body in bodies for form in _FORMS
     ]
-    return [*made, ("POST", "/v1/conversations", {"items": reference})]
+    chat = [{"role": "user", "content": [{"type": "file", "file": {"file_id": "{file_id}"}}]}]
+    window = {"endpoint": "/v1/responses", "completion_window": "24h"}
+    made += [
+        ("POST", "/v1/conversations", {"items": reference}),
+        ("POST", "/v1/conversations", {"items": message}),
+        ("POST", "/v1/chat/completions", {"messages": chat}),
+        ("POST", "/v1/batches", {"input_file_id": "{input_id}", **window}),
+        ("POST", "/v1/containers", {"name": "box", "file_ids": ["{file_id}"]}),
+        ("POST", "/v1/containers/{own_container_id}/files", {"file_id": "{file_id}"}),
+        ("POST", "/v1/vector_stores", {"file_ids": ["{file_id}"]}),
+        ("POST", "/v1/vector_stores/{own_vector_store_id}/files", {"file_id": "{file_id}"}),
+        ("POST", "/v1/vector_stores/{own_vector_store_id}/file_batches", {"file_ids": ["{file_id}"]}),
+        (
+            "POST",
+            "/v1/vector_stores/{own_vector_store_id}/file_batches",
+            {"files": [{"file_id": "{file_id}"}]},
+        ),
+    ]
+    return [*made, *(("GET", path, {}) for path in _CURSORS)]
 
+
+_TOOLS: tuple[Json, ...] = (
+    {"type": "file_search", "vector_store_ids": ["{vector_store_id}"]},
+    {"type": "file_search", "vector_store_ids": ["{own_vector_store_id}", "{vector_store_id}"]},
+    {"type": "code_interpreter", "container": "{container_id}"},
+    {"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["{file_id}"]}},
+)
+
+_CURSORS = (
+    "/v1/files?after={file_id}",
+    "/v1/containers?after={container_id}",
+    "/v1/containers/{own_container_id}/files?after={container_file_id}",
+    "/v1/vector_stores?after={vector_store_id}",
+    "/v1/vector_stores?before={vector_store_id}",
+    "/v1/vector_stores/{own_vector_store_id}/files?after={file_id}",
+    "/v1/batches?after={batch_id}",
+)
 
 _FORMS: tuple[Json, ...] = ({}, {"stream": True}, {"background": True}, {"store": False})
 

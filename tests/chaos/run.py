@@ -26,13 +26,16 @@ from tests.chaos import (  # noqa: F401
     effects,
     engines,
     filing,
+    forks,
     hostile,
     ingestion,
     kills,
+    kv_traces,
     migrations,
     overload,
     processes,
     replicas,
+    saved_kv,
     soak,
 )
 from tests.chaos.report import ROWS, Form, Report, Row, carry_out

@@ -166,7 +166,7 @@ async def test_sealed_reasoning_without_a_store(live_sdk: AsyncOpenAI, live_serv
         )
         assert second.output_text == "The tool said: rainy"
         said = engine.tokenizer.encode("<think>\nwhere am I\n</think>\n\n")
-        assert engine.requests[-1].prompt_ids[: len(begun) + len(said)] == (*begun, *said)
+        assert [*engine.requests[-1].prompt_ids][: len(begun) + len(said)] == [*begun, *said]
     broken = thought.model_dump() | {"encrypted_content": thought.encrypted_content[:-4] + "AAAA"}
     sent = [broken, *history]
     with pytest.raises(BadRequestError) as refused:

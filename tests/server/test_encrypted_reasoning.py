@@ -128,13 +128,13 @@ async def test_each_prompt_begins_with_the_turn_before_it(tmp_path: Path) -> Non
     """An agent's loop without a store: thought, call, output; a cache has all of it already."""
     said = "<think>\nwhere am I\n</think>\n\n" + tool_call()
     engine = ScriptedEngine(saying(said))
-    history, begun = [user("go")], ()
+    history, begun = [user("go")], list[int]()
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         for _ in range(3):
             response = await Api(client).create(history, tools=[LENIENT], store=False, **ASKED)
             request = engine.requests[-1]
-            assert request.prompt_ids[: len(begun)] == begun
-            begun = (*request.prompt_ids, *engine.tokenizer.encode(said))
+            assert [*request.prompt_ids][: len(begun)] == begun
+            begun = [*request.prompt_ids, *engine.tokenizer.encode(said)]
             [made] = calls(response)
             history += [thought(sealed(response)), made, answer(made["call_id"])]
 

@@ -1,4 +1,4 @@
-"""A small server of images on 127.0.0.1, with the official endpoint."""
+"""A small server of images on 127.0.0.1, with the official endpoints."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartParser
 
 from tests.support.wire import Json
 
@@ -33,14 +36,30 @@ def encoded(data: bytes) -> str:
 PNG = encoded(png())
 
 
+async def read_form(content: bytes, kind: str) -> list[tuple[str, str | bytes]]:
+    """The fields of a form, in their order."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield content
+
+    form = await MultiPartParser(Headers({"content-type": kind}), stream()).parse()
+    found = []
+    for name, value in form.multi_items():
+        found.append((name, await value.read() if isinstance(value, UploadFile) else value))
+    await form.close()
+    return found
+
+
 @dataclass
 class LoopbackImages:
-    """port: where it is. asked: the bodies of all requests for images. keys: their `authorization`. status,
-    reply: what they are answered with; a list is a stream of events. hold: whether the next one waits, which
-    sets `held`, for `release`."""
+    """port: where it is. asked: the bodies of all requests for images. edited: the forms of all requests that
+    change some, the files among them as bytes. keys: their `authorization`. status, reply: what they are
+    answered with; a list is a stream of events. hold: whether the next one waits, which sets `held`, for
+    `release`."""
 
     port: int = 0
     asked: list[Json] = field(default_factory=list)
+    edited: list[list[tuple[str, str | bytes]]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     status: int = 200
     reply: Json | list[Json] | bytes = field(default_factory=lambda: {"data": [{"b64_json": PNG}]})
@@ -64,6 +83,9 @@ class LoopbackImages:
         if line.split()[1] == "/v1/images/generations":
             self.asked.append(json.loads(content))
             self.keys.append(headers.get("authorization"))
+            await self._send(writer)
+        elif line.split()[1] == "/v1/images/edits":
+            self.edited.append(await read_form(content, headers["content-type"]))
             await self._send(writer)
         else:
             found = png() if line.split()[1].startswith("/made/") else b'{"data": []}'

@@ -239,6 +239,9 @@ _ORPHANS = {
     "items of no conversation, or of another owner": """
         SELECT r.position FROM conversation_items r LEFT JOIN conversations p ON p.id = r.conversation_id
         WHERE p.id IS NULL OR p.owner <> r.owner""",
+    "a fork of nothing": """
+        SELECT id FROM conversations WHERE parent_head > 0 AND parent_id NOT IN (SELECT id FROM conversations)
+        UNION SELECT id FROM responses WHERE fork_of NOT IN (SELECT id FROM responses)""",
     "records of no segment": "SELECT 1 FROM records WHERE segment NOT IN (SELECT id FROM segments)",
     "segments of no response": "SELECT 1 FROM segments WHERE response_id NOT IN (SELECT id FROM responses)",
     "a run of no response": "SELECT 1 FROM runs WHERE response_id NOT IN (SELECT id FROM responses)",
@@ -262,7 +265,8 @@ _ORPHANS = {
           FROM segments s JOIN records r ON r.segment = s.id) logs WHERE gap <> 0""",
     "a deleted response that nothing needs": """
         SELECT d.id FROM responses d WHERE d.deleted_at IS NOT NULL
-          AND NOT EXISTS (SELECT 1 FROM responses c WHERE c.previous_response_id = d.id)""",
+          AND NOT EXISTS (SELECT 1 FROM responses c WHERE c.previous_response_id = d.id)
+          AND NOT EXISTS (SELECT 1 FROM responses f WHERE f.fork_of = d.id)""",
     "a notice for no webhook": """
         SELECT 1 FROM deliveries d WHERE NOT EXISTS
           (SELECT 1 FROM webhooks w WHERE w.id = d.webhook_id AND w.owner = d.owner)""",

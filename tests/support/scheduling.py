@@ -23,7 +23,7 @@ class Fixed(Pace):
         super().__init__(2048)
         self._fixed_count = count
 
-    def allowance(self, num_prompts: int) -> int:
+    def allowance(self, num_prompts: int, num_decodes: int) -> int:
         return self._fixed_count * num_prompts
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from server.items.calls.custom_input import InputReader
+from server.items.calls.function_tools import CALLERS
 from server.items.item_type import (
     Call,
     Execution,
@@ -168,7 +169,7 @@ ROWS = (
             " code_interpreter_call_code.delta* code_interpreter_call_code.done"
             " (code_interpreter_call.interpreting code_interpreter_call.completed?)?"
         ),
-        tools={"code_interpreter": record({"container": _container})},
+        tools={"code_interpreter": record({"container": _container}, {"allowed_callers": CALLERS})},
         call=Call(
             _opened,
             stream=Stream("code", "response.code_interpreter_call_code", reader=partial(InputReader, "code")),

@@ -38,7 +38,8 @@ MAX_NAMESPACE = 64
 MAX_EACH = 1000
 """Tools of one request, those in namespaces counted one by one; as many as an MCP server may have."""
 
-CALLERS = array(one_of("direct", "programmatic"))
+CALLERS = array(one_of("direct", "programmatic"), 1)
+"""Who may call a tool: the model itself, or a program that it writes."""
 
 
 def function_name(value: Any, path: str) -> Any:
@@ -112,10 +113,13 @@ def limit_tools(tools: Iterable[Tool], param: str = "tools") -> None:
             parts = limit_parts(orjson.dumps(tool["parameters"]), f"{path}.parameters", parts)
 
 
-def each_tool(tools: Iterable[Tool], param: str = "tools") -> Iterator[tuple[str, Tool, Tool | None]]:
+def each_tool(
+    tools: Iterable[Tool], param: str = "tools", start: int = 0
+) -> Iterator[tuple[str, Tool, Tool | None]]:
     """The tools of a request one by one, those in namespaces too: their paths, the tools, and the namespace
-    of each, None where it is in none. A tool in a namespace says its name as `namespace`."""
-    for index, tool in enumerate(tools):
+    of each, None where it is in none. A tool in a namespace says its name as `namespace`. start: the index of
+    the first."""
+    for index, tool in enumerate(tools, start):
         path = f"{param}[{index}]"
         if tool["type"] != "namespace":
             yield path, tool, None

@@ -1,24 +1,26 @@
 """Images: the model describes them, and the server that the operator has named for it makes them.
 
 The image is in the item, and the model, which reads text, is told in words that it was made. How it was told,
-and the prompt as it wrote it, are the private half of the item.
+and the prompt as it wrote it, are the private half of the item. To have images of the conversation changed,
+it names their numbers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from server.ignored import ignore
+from server.items.images import READ_IMAGE, images_of
 from server.items.item_type import Call, Execution, Item, ItemType, Scene, Tool, flat_function
 from server.items.parts import PLACE, item_shape
 from server.items.private_half import Private, private_of
 from server.items.transcript import Transcript
-from server.shapes import STRING, anything, described, mapping, one_of, record, refuse, schema_of, whole
-from tools import GENERATE, Registry, ToolResult, execute
+from server.shapes import STRING, array, described, mapping, one_of, record, refuse, schema_of, whole
+from tools import GENERATE, Original, Originals, Registry, ToolError, ToolResult, execute
 
 if TYPE_CHECKING:
     from tools import Image
@@ -37,7 +39,20 @@ _SENT = (
 )
 """The members of a tool that the request for an image has as well."""
 
-_OF_EDITS = ("input_fidelity", "input_image_mask")
+MAX_ORIGINALS = 16
+"""Images that one is made from, as in the official API."""
+
+_MASK = record({}, {"image_url": STRING, "file_id": STRING})
+
+
+def _mask(value: Any, path: str) -> Any:
+    mask = _MASK(value, path)
+    if len([name for name in ("image_url", "file_id") if name in mask]) != 1:
+        refuse(path, f"Invalid '{path}': give exactly one of 'image_url' and 'file_id'.")
+    return mask
+
+
+described(_mask, lambda: schema_of(_MASK))
 
 _TOOL = record(
     {},
@@ -51,26 +66,25 @@ _TOOL = record(
         "moderation": one_of("auto", "low"),
         "partial_images": whole(0, 3),
         "action": one_of("generate", "edit", "auto"),
-        **dict.fromkeys(_OF_EDITS, anything),
+        "input_fidelity": one_of("high", "low"),
+        "input_image_mask": _mask,
     },
 )
 
 
 def _tool(value: Any, path: str) -> Tool:
     tool: Tool = _TOOL(value, path)
-    for name in _OF_EDITS:
-        if name in tool:
-            _refuse_edits(f"{path}.{name}")
-    if tool.get("action") == "edit":
-        _refuse_edits(f"{path}.action")
     if "model" in tool:
         ignore(f"{path}.model")  # the operator has chosen one
+    if not _changes(tool):
+        for name in ("input_fidelity", "input_image_mask"):
+            if name in tool:
+                ignore(f"{path}.{name}")  # no image is changed
     return tool
 
 
-def _refuse_edits(path: str) -> None:
-    message = f"Invalid '{path}': this server makes images from words, and changes none."
-    refuse(path, message, "unsupported_parameter")
+def _changes(tool: Tool) -> bool:
+    return tool.get("action") != "generate"
 
 
 described(_tool, lambda: schema_of(_TOOL))
@@ -82,20 +96,36 @@ def _lacks(_tool: Tool, registry: Registry) -> str | None:
     return "no server of images is configured: the operator names one in the table [images] of antiphon.toml"
 
 
-def _offers(_tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
-    properties = {"prompt": {"type": "string", "description": "All that is to be seen, and in which style."}}
+def _offers(tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
+    properties: dict[str, Any] = {
+        "prompt": {"type": "string", "description": "All that is to be seen, and in which style."}
+    }
+    about, required = "Make an image from a description, and show it to the user.", ["prompt"]
+    if _changes(tool):
+        numbers = {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": MAX_ORIGINALS}
+        properties["images"] = {**numbers, "description": _NUMBERS}
+        about = "Make an image from a description, or change images of the conversation, and show the result."
+    if tool.get("action") == "edit":
+        properties["images"]["minItems"] = 1
+        required.append("images")
+        about = "Change images of the conversation by a description, and show the result to the user."
     parameters = {
         "type": "object",
         "properties": properties,
-        "required": ["prompt"],
+        "required": required,
         "additionalProperties": False,
     }
-    return [
-        flat_function(_FUNCTION, "Make an image from a description, and show it to the user.", parameters)
-    ]
+    return [flat_function(_FUNCTION, about, parameters)]
 
 
 _FUNCTION = "image_generation"
+_NUMBERS = "The numbers of the images of the conversation that are to be changed, such as [1] for image 1."
+
+
+def _fields(tool: Tool) -> Mapping[str, Any]:
+    """What the client has decided of the action; the model decides the rest by naming images."""
+    return {"action": tool["action"]} if tool.get("action") in ("generate", "edit") else {}
+
 
 # ------------------------------------------------------------------------------------------------------------
 # Calls
@@ -108,17 +138,24 @@ _SAID = ("revised_prompt", "size", "quality", "background", "output_format")
 
 def _opened(_name: str, _call_id: str, arguments: str) -> Item:
     # The official item calls what the model has written the revised prompt, the user's being the first one.
-    return {"result": None, "action": "generate", "revised_prompt": _prompt(arguments) or None}
+    prompt, images = _read(arguments)
+    said = {"result": None, "action": "edit" if images else "generate", "revised_prompt": prompt or None}
+    return {**said, "images": images} if images else said
 
 
-def _prompt(arguments: str) -> str:
-    """The prompt among the arguments. JSON can write halves of surrogate pairs, which are no characters."""
+def _read(arguments: str) -> tuple[str, list[int]]:
+    """The prompt among the arguments, and the numbers of images. JSON can write halves of surrogate pairs,
+    which are no characters, and integers of any length."""
     try:
         said = json.loads(arguments)
     except ValueError:
-        return ""
-    prompt = said.get("prompt") if isinstance(said, dict) else None
-    return prompt.encode("utf-8", "replace").decode().strip()[:MAX_PROMPT] if isinstance(prompt, str) else ""
+        return "", []
+    said = said if isinstance(said, dict) else {}
+    prompt, images = said.get("prompt"), said.get("images")
+    text = prompt.encode("utf-8", "replace").decode().strip() if isinstance(prompt, str) else ""
+    numbers = images if isinstance(images, list) else []
+    known = (number for number in numbers if type(number) is int and 0 < number < 1 << 31)
+    return text[:MAX_PROMPT], [*dict.fromkeys(known)][:MAX_ORIGINALS]
 
 
 async def _run(item: Item, registry: Registry, scene: Scene) -> ToolResult:
@@ -131,8 +168,39 @@ async def _run(item: Item, registry: Registry, scene: Scene) -> ToolResult:
     wanted = {name: tool[name] for name in _SENT if tool.get(name) is not None}
     if wanted.get("partial_images") == 0:  # the default, which not every server knows
         del wanted["partial_images"]
-    showing = replace(spec, run=partial(spec.run, show=partial(_show, scene)))
-    return await execute(showing, json.dumps({"prompt": item["revised_prompt"], **wanted}))
+    given: dict[str, Any] = {"show": partial(_show, scene)}
+    if item["action"] == "edit":
+        try:
+            given["originals"] = await _originals(item, tool, registry, scene)
+        except ToolError as fault:
+            return ToolResult(error=str(fault))
+        if "input_fidelity" in tool:
+            wanted["input_fidelity"] = tool["input_fidelity"]
+    calling = replace(spec, run=partial(spec.run, **given))
+    return await execute(calling, json.dumps({"prompt": item["revised_prompt"], **wanted}))
+
+
+async def _originals(item: Item, tool: Tool, registry: Registry, scene: Scene) -> Originals:
+    """What an image is made from: those of the conversation that the model has named, or else the latest one.
+    Raises ToolError."""
+    images = images_of(scene.items)
+    if not images:
+        raise ToolError("There is no image in the conversation to be changed.")
+    numbers = item.get("images") or [len(images)]
+    if (unknown := max(numbers)) > len(images):
+        raise ToolError(f"There is no image {unknown}: the conversation has {len(images)}.")
+    reader = registry[READ_IMAGE]
+
+    async def read(image: Mapping[str, Any]) -> Original:
+        found = await execute(replace(reader, run=partial(reader.run, owner=scene.owner, image=image)), "{}")
+        if found.kept is None:
+            raise ToolError(found.error or "An image could not be read.")
+        return Original(found.kept["data"], found.kept["kind"])
+
+    mask = tool.get("input_image_mask")
+    return Originals(
+        [await read(images[number - 1]) for number in numbers], None if mask is None else await read(mask)
+    )
 
 
 def _show(scene: Scene, index: int, image: Image) -> None:
@@ -172,9 +240,11 @@ def _counts(result: ToolResult) -> tuple[str, str]:
 
 def _say(item: Item, transcript: Transcript) -> None:
     private = private_of(item) or {"prompt": item.get("revised_prompt") or "", "output": _outcome(item)}
-    arguments = json.dumps({"prompt": private["prompt"]}, ensure_ascii=False)
-    transcript.call(item["id"], _FUNCTION, arguments)
-    transcript.answer(item["id"], private["output"])
+    said = {"prompt": private["prompt"], **({"images": item["images"]} if item.get("images") else {})}
+    transcript.call(item["id"], _FUNCTION, json.dumps(said, ensure_ascii=False))
+    made = item["status"] == "completed"
+    number = f" It is image {transcript.image()} of the conversation." if made else ""
+    transcript.answer(item["id"], f"{private['output']}{number}")
 
 
 def _outcome(item: Item) -> str:
@@ -195,6 +265,7 @@ ROWS = (
                 "result": STRING,
                 "action": STRING,
                 "error": mapping,
+                "images": array(whole(1), 0, MAX_ORIGINALS),
                 **dict.fromkeys(_SAID, STRING),
             },
             statuses=("completed", "in_progress", "generating", "failed"),
@@ -218,6 +289,8 @@ ROWS = (
             opens=("response.image_generation_call.in_progress",),
             offers=_offers,
             lacks=_lacks,
+            changes_images=_changes,
+            fields=_fields,
             execution=Execution(
                 "generating",
                 _run,

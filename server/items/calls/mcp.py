@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from server.ignored import ignore
+from server.items.calls.function_tools import CALLERS
 from server.items.item_type import (
     Approval,
     Call,
@@ -100,6 +101,7 @@ _TOOL = record(
         "allowed_tools": _allowed,
         "require_approval": _approved,
         "defer_loading": boolean,
+        "allowed_callers": CALLERS,
     },
 )
 

@@ -316,9 +316,4 @@ ROWS = (
         ours=_is_ours,
         loads=True,
     ),
-    ItemType(
-        "additional_tools",
-        "at_",
-        item_shape({"tools": array(mapping)}, {"role": one_of("developer")}, statuses=(), role="developer"),
-    ),
 )

@@ -201,7 +201,7 @@ async def _copies(
     request: Request, container_id: str, file_ids: Sequence[str], path: str
 ) -> AsyncGenerator[dict[str, ContainerFile]]:
     """A container's copies of files that were uploaded before, by their ids, for a block that commits them.
-    path: the field that has the list of ids, or the only one. ApiError 400, 429."""
+    path: the field that has the list of ids, or the only one. ApiError 400, 404, 429."""
     storage, who, now = context(request).storage, owner(request), now_us()
     try:
         wanted = await wanted_files(storage, who, file_ids, path, now)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -13,14 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.clock import now_us
-from server.errors import to_api_error
 from server.http import choice, context, file_json, integer, json_reply, owner, page_json, query_text
 from server.http.contents import content_reply, load_form
 from server.ignored import unread
 from server.routes.documented import documented
 from server.schema import FILE_PURPOSES, missing, refuse
 from server.shapes import one_of, record, whole
-from storage import NotFound, StoredFile, UploadEnded
+from storage import NotFound, StoredFile
 
 router = APIRouter(prefix="/v1/files")
 
@@ -70,15 +68,14 @@ async def list_files(request: Request) -> Response:
     query = request.query_params
     limit: int = integer(query, "limit", minimum=1, maximum=MAX_PAGE) or MAX_PAGE
     order: Any = choice(query, "order", ("asc", "desc")) or "desc"
-    with fault_of("after"):
-        page = await context(request).storage.files.list(
-            owner(request),
-            now=now_us(),
-            limit=limit,
-            order=order,
-            after=query_text(query, "after"),
-            purpose=query_text(query, "purpose"),
-        )
+    page = await context(request).storage.files.list(
+        owner(request),
+        now=now_us(),
+        limit=limit,
+        order=order,
+        after=query_text(query, "after"),
+        purpose=query_text(query, "purpose"),
+    )
     bodies, ids = [file_json(file) for file in page.data], [file.id for file in page.data]
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
 
@@ -92,8 +89,7 @@ async def get_file(request: Request, file_id: str) -> Response:
 @router.delete("/{file_id}", **documented("Deleted", "files.write"))
 async def delete_file(request: Request, file_id: str) -> Response:
     """Make the id unknown. What conversations were told of the file they keep."""
-    with fault_of("file_id"):
-        await context(request).storage.files.delete(owner(request), file_id, now_us())
+    await context(request).storage.files.delete(owner(request), file_id, now_us())
     return json_reply(orjson.dumps({"id": file_id, "object": "file", "deleted": True}))
 
 
@@ -104,24 +100,14 @@ async def get_content(request: Request, file_id: str) -> Response:
     try:
         return await content_reply(request, file.digest, file.num_bytes, file.filename)
     except NotFound:  # it was deleted this very moment
-        raise to_api_error(NotFound("file", file_id), param="file_id") from None
+        raise NotFound("file", file_id) from None
 
 
 # ------------------------------------------------------------------------------------------------------------
 
 
 async def _file(request: Request, file_id: str) -> StoredFile:
-    with fault_of("file_id"):
-        return await context(request).storage.files.get(owner(request), file_id, now_us())
-
-
-@contextmanager
-def fault_of(param: str) -> Iterator[None]:
-    """Has the error for what is not there, or has ended, name the parameter that asked for it. ApiError."""
-    try:
-        yield
-    except (NotFound, UploadEnded) as error:
-        raise to_api_error(error, param=param) from None
+    return await context(request).storage.files.get(owner(request), file_id, now_us())
 
 
 def new_file_id() -> str:

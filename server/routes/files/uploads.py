@@ -24,7 +24,7 @@ from server.http import context, file_json, json_reply, owner, read_body
 from server.http.contents import load_form, shown_name
 from server.ignored import unread
 from server.routes.documented import documented
-from server.routes.files.files import SECONDS, fault_of, lifetime, new_file_id, purpose_shape
+from server.routes.files.files import SECONDS, lifetime, new_file_id, purpose_shape
 from server.schema import missing, refuse, shorten
 from server.shapes import STRING, array, label, whole
 from storage import NotFound, Storage, StoredFile, StoredPart, StoredUpload, UploadEnded
@@ -83,8 +83,7 @@ async def add_part(request: Request, upload_id: str) -> Response:
     blob = form.file("data").blob
     id = f"part_{secrets.token_hex(16)}"
     part = StoredPart(id, upload_id, owner(request), blob.num_bytes, blob.digest, now_us())
-    with fault_of("upload_id"):
-        await storage.files.add_part(part)
+    await storage.files.add_part(part)
     shown = {
         "id": part.id,
         "object": "upload.part",
@@ -121,8 +120,7 @@ async def complete_upload(request: Request, upload_id: str) -> Response:
                 now,
                 expires_at,
             )
-            with fault_of("upload_id"):
-                completed = await storage.files.complete_upload(upload_id, file)
+            completed = await storage.files.complete_upload(upload_id, file)
     return json_reply(_upload_json(completed, file))
 
 
@@ -132,8 +130,7 @@ async def complete_upload(request: Request, upload_id: str) -> Response:
 async def cancel_upload(request: Request, upload_id: str) -> Response:
     """End an upload without a file; its parts go."""
     unread(await read_body(request, allow_empty=True), ())
-    with fault_of("upload_id"):
-        cancelled = await context(request).storage.files.cancel_upload(owner(request), upload_id, now_us())
+    cancelled = await context(request).storage.files.cancel_upload(owner(request), upload_id, now_us())
     return json_reply(_upload_json(cancelled))
 
 
@@ -142,11 +139,10 @@ async def cancel_upload(request: Request, upload_id: str) -> Response:
 
 async def _pending(request: Request, upload_id: str) -> StoredUpload:
     """An upload that still takes parts. ApiError 404, 400."""
-    with fault_of("upload_id"):
-        upload = await context(request).storage.files.get_upload(owner(request), upload_id)
-        if upload.status != "pending" or upload.expires_at <= now_us():
-            raise UploadEnded(upload_id, upload.status if upload.status != "pending" else "expired")
-        return upload
+    upload = await context(request).storage.files.get_upload(owner(request), upload_id)
+    if upload.status != "pending" or upload.expires_at <= now_us():
+        raise UploadEnded(upload_id, upload.status if upload.status != "pending" else "expired")
+    return upload
 
 
 def _chosen(known: Mapping[str, StoredPart], part_ids: Sequence[str], num_bytes: int) -> list[StoredPart]:
@@ -178,8 +174,7 @@ async def _joined(storage: Storage, parts: Sequence[StoredPart], md5: str | None
                     await asyncio.to_thread(found.update, data)
                     yield data
         except NotFound:  # it was cancelled meanwhile
-            with fault_of("upload_id"):
-                raise UploadEnded(part.upload_id, "cancelled") from None
+            raise UploadEnded(part.upload_id, "cancelled") from None
     if md5 is not None and md5 != found.hexdigest():
         refuse("md5", f"Invalid 'md5': the file's MD5 is {found.hexdigest()}.")
 

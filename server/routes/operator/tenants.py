@@ -14,7 +14,7 @@ from server.access import OPERATOR_ONLY
 from server.admin import UnknownOwner, backup, exporting, projects, tenants, tiers
 from server.clock import now_us
 from server.errors import ApiError, invalid_value
-from server.http import actor, context, json_reply, life, query_text, read_body
+from server.http import actor, choice, context, json_reply, life, query_text, read_body
 from server.routes.documented import needs
 from server.schema import boolean, missing
 from server.shapes import label, whole
@@ -26,7 +26,8 @@ router = APIRouter(prefix="/admin", include_in_schema=False)
 @router.get("/owners", **needs(OPERATOR_ONLY))
 async def list_owners(request: Request) -> Response:
     """All owners, archived ones too."""
-    return json_reply(orjson.dumps(await projects.list_all(context(request).storage)))
+    stored = choice(request.query_params, "stored", ("true", "false")) == "true"
+    return json_reply(orjson.dumps(await projects.list_all(context(request).storage, stored=stored)))
 
 
 @router.get("/tiers/{id}", **needs(OPERATOR_ONLY))
@@ -86,6 +87,7 @@ async def purge(request: Request) -> Response:
         cut=here.runs.gone,
     )
     life(request).keys.forget()
+    here.runs.saved.forget_owner(owner)
     return json_reply(orjson.dumps(went))
 
 

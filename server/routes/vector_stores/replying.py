@@ -59,13 +59,15 @@ async def new_files(
     return [new_file(id, known[id].filename, said) for id, said in named]
 
 
-async def files_of(request: Request, store_id: str, batch_id: str | None = None) -> Page[StoredStoreFile]:
+async def files_of(
+    request: Request, vector_store_id: str, batch_id: str | None = None
+) -> Page[StoredStoreFile]:
     """The page of files of a store, or of a batch, that a query asks for."""
     query = request.query_params
     status = choice(query, "filter", ("in_progress", "completed", "failed", "cancelled"))
     return await context(request).storage.vector_stores.list_files(
         owner(request),
-        store_id,
+        vector_store_id,
         **page_args(query),
         before=query_text(query, "before"),
         status=status,

@@ -82,15 +82,15 @@ async def list_stores(request: Request) -> Response:
     return page_reply(page, [store_object(store, now) for store in page.data])
 
 
-@router.get("/{store_id}", **documented("VectorStore", READS))
-async def get_store(request: Request, store_id: str) -> Response:
+@router.get("/{vector_store_id}", **documented("VectorStore", READS))
+async def get_store(request: Request, vector_store_id: str) -> Response:
     """The store, and how many of its files can be searched."""
-    stored = await context(request).storage.vector_stores.get(owner(request), store_id)
+    stored = await context(request).storage.vector_stores.get(owner(request), vector_store_id)
     return reply(store_object(stored, now_us()))
 
 
-@router.post("/{store_id}", **documented("VectorStore", WRITES, body="UpdateVectorStore"))
-async def change_store(request: Request, store_id: str) -> Response:
+@router.post("/{vector_store_id}", **documented("VectorStore", WRITES, body="UpdateVectorStore"))
+async def change_store(request: Request, vector_store_id: str) -> Response:
     """Change its name, its expiry and its metadata; null takes the expiry away."""
     body = await read_body(request)
     said = CHANGE_STORE.read(body)
@@ -103,23 +103,25 @@ async def change_store(request: Request, store_id: str) -> Response:
         values["metadata"] = orjson.dumps(check_metadata(said.get("metadata", {})))
         await require_stored_bytes(request, len(values["metadata"]))
     now = now_us()
-    stored = await context(request).storage.vector_stores.change(owner(request), store_id, now, values)
+    stored = await context(request).storage.vector_stores.change(owner(request), vector_store_id, now, values)
     return reply(store_object(stored, now))
 
 
-@router.delete("/{store_id}", **documented("Deleted", WRITES))
-async def delete_store(request: Request, store_id: str) -> Response:
+@router.delete("/{vector_store_id}", **documented("Deleted", WRITES))
+async def delete_store(request: Request, vector_store_id: str) -> Response:
     """Make the id unknown; the files themselves stay."""
     here = context(request)
-    await here.storage.vector_stores.delete(owner(request), store_id, now_us())
+    await here.storage.vector_stores.delete(owner(request), vector_store_id, now_us())
     here.library.ingester.wake()
-    return reply({"id": store_id, "object": "vector_store.deleted", "deleted": True})
+    return reply({"id": vector_store_id, "object": "vector_store.deleted", "deleted": True})
 
 
-@router.post("/{store_id}/search", **documented("VectorStoreSearchPage", READS, body="SearchVectorStore"))
-async def search_store(request: Request, store_id: str) -> Response:
+@router.post(
+    "/{vector_store_id}/search", **documented("VectorStoreSearchPage", READS, body="SearchVectorStore")
+)
+async def search_store(request: Request, vector_store_id: str) -> Response:
     """The chunks that answer a query best."""
-    wanted = asked(store_id, SEARCH.read(await read_body(request)))
+    wanted = asked(vector_store_id, SEARCH.read(await read_body(request)))
     who = principal(request)
     payer = Payer(who.owner, who.subjects, who.key_id, who.service.weight)
     hits = await while_connected(request, context(request).library.searcher.search(payer, wanted))

@@ -160,8 +160,38 @@ def _items() -> Schema:
         schema["properties"]["id"] = STRING
         if name == "message":
             schema["properties"]["content"] = listed(part)
+        if row.adds:
+            schema["properties"]["tools"] = {**listed(ref("Tool")), "maxItems": MAX_TOOLS}
         kinds.append(schema)
     return {"anyOf": kinds}
+
+
+_FORKS: Mapping[str, Schema] = {
+    "ForkConversation": of(
+        {},
+        {
+            "after": {**STRING, "description": "The last item that is shared; without it, all are."},
+            "metadata": {**METADATA, "description": "Without it, that of what is forked."},
+        },
+    ),
+    "ForkResponse": of(
+        {},
+        {
+            "after": {
+                **STRING,
+                "description": "The item of its input or output that the fork ends with; without it, "
+                "it has all of them.",
+            },
+            "starting_after": {
+                **INTEGER,
+                "minimum": -1,
+                "description": "Instead of `after`: the number of an event. The fork has the output "
+                "items that were done by then.",
+            },
+            "metadata": {**METADATA, "description": "Without it, that of what is forked."},
+        },
+    ),
+}
 
 
 def _requests() -> dict[str, Schema]:
@@ -192,6 +222,7 @@ def _requests() -> dict[str, Schema]:
         ),
         "CreateConversation": of({}, {"items": listed(ref("InputItem"), maxItems=20), "metadata": METADATA}),
         "UpdateConversation": of({"metadata": or_null(METADATA)}),
+        **_FORKS,
         "AddItems": of({"items": listed(ref("InputItem"), maxItems=20)}),
         "Tokenize": of(
             {},
@@ -322,6 +353,11 @@ _REPLIES: Mapping[str, Schema] = {
                 **INTEGER,
                 "description": "An extension, while queued: its turn; 1 is the next to begin.",
             },
+            "forked_from": {
+                **of({"response_id": STRING, "after": or_null(STRING)}),
+                "description": "An extension, of a fork: the response whose items it has, and the item that "
+                "it ends with.",
+            },
             "pending_tool_calls": {
                 **listed(
                     of({"name": STRING, "type": STRING}, {"call_id": STRING, "approval_request_id": STRING})
@@ -378,7 +414,14 @@ _REPLIES: Mapping[str, Schema] = {
         {"usage": _COMPLETION_USAGE},
     ),
     "Conversation": of(
-        {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA}
+        {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA},
+        {
+            "forked_from": {
+                **of({"conversation_id": STRING, "after": or_null(STRING)}),
+                "description": "An extension, of a fork: the conversation that it begins as, and the last "
+                "item that they share.",
+            }
+        },
     ),
     "Deleted": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
     "Model": of(

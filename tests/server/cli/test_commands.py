@@ -509,6 +509,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "database",
         "access",
         "port",
+        "limits",
         "tools",
         "egress",
         "mcp",
@@ -517,10 +518,31 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "sandbox",
         "images",
         "texts",
+        "kv",
         "model",
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
     assert "FAIL  model" in capsys.readouterr().out
+
+
+def test_limits_without_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The owner of a server without keys has limits before such a server has ever started."""
+    data = ["--data", str(tmp_path)]
+
+    def limits_line(*flags: str) -> str:
+        assert main(["doctor", "--engine", "scripted", "--port", "0", *data, *flags]) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "limits"]
+        return line.removeprefix("ok    limits    ")
+
+    assert limits_line().startswith("whoever comes is the owner local, without limits: antiphon owners")
+    assert main(["owners", "limits", "local", "--limit", "requests_per_minute=2", *data]) == 0
+    assert "requests_per_minute=2" in capsys.readouterr().out
+    assert limits_line() == "whoever comes is the owner local: requests_per_minute=2"
+    assert limits_line("--owner-limit", "concurrent_requests=3") == (
+        "whoever comes is the owner local: requests_per_minute=2 concurrent_requests=3"
+    )
+    assert main(["keys", "create", "--owner", "local", *data]) == 0
+    assert "1 owner has limits of their own; of every other: -" in capsys.readouterr().out + limits_line()
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,10 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
     "image_generation_call": [
         (
             [{"result": "aGk=", "revised_prompt": "a cat"}],
-            [called("image_generation", prompt="a cat"), f"image_generation: {MADE}"],
+            [
+                called("image_generation", prompt="a cat"),
+                f"image_generation: {MADE} It is image 1 of the conversation.",
+            ],
         ),
         (
             [{"status": "failed", "error": {"type": "t", "message": "no cats"}}],
@@ -214,6 +217,7 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
             [called("local_shell", command=["ls"]), "local_shell: o"],
         )
     ],
+    "additional_tools": [([{"tools": [{"type": "function", "name": "f"}]}], [])],
     "tool_search_call": [
         ([{"arguments": {"query": "q"}}], [called("tool_search", query="q")]),
         (
@@ -281,7 +285,7 @@ REFUSED = [row.type for row in ITEM_TYPES.values() if row.say is None]
 def test_every_type_has_words_or_is_refused() -> None:
     assert sorted([*WORDS, *REFUSED]) == sorted(ITEM_TYPES)
     assert set(REFUSED) == {
-        "additional_tools", "compaction", "compaction_trigger", "computer_call", "computer_call_output",
+        "compaction", "compaction_trigger", "computer_call", "computer_call_output",
         "configuration_update", "program", "program_output",
     }  # fmt: skip
 

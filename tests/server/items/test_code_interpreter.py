@@ -124,7 +124,7 @@ async def test_a_named_container_is_used_and_is_its_owners(tmp_path: Path) -> No
         assert made(response)[0]["outputs"] == [{"type": "logs", "logs": "'from the client'\n"}]
         for container, status, code in (
             ("cntr_unknown", 404, "container_not_found"),
-            ({"type": "auto", "file_ids": ["file-none"]}, 400, "file_not_found"),
+            ({"type": "auto", "file_ids": ["file-none"]}, 404, "not_found"),
             ({"type": "auto", "network_policy": {"type": "allowlist", "allowed_domains": ["a"]}}, 400,
              "unsupported_parameter"),
             ({"type": "auto", "memory_limit": "2g"}, 400, "invalid_value"),

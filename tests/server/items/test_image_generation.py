@@ -185,9 +185,9 @@ async def test_a_large_image_goes_there_and_back(tmp_path: Path, images: Loopbac
 @pytest.mark.parametrize(
     ("member", "value", "code"),
     [
-        ("input_fidelity", "high", "unsupported_parameter"),
-        ("input_image_mask", {"image_url": "data:"}, "unsupported_parameter"),
-        ("action", "edit", "unsupported_parameter"),
+        ("input_fidelity", "middle", "invalid_value"),
+        ("input_image_mask", {}, "invalid_value"),
+        ("input_image_mask", {"image_url": PNG, "file_id": "file_1"}, "invalid_value"),
         ("action", "paint", "invalid_value"),
         ("background", "green", "invalid_value"),
         ("output_format", "bmp", "invalid_value"),

@@ -64,6 +64,9 @@ async def test_a_budget_that_is_spent_is_a_403_for_good_until_it_is_raised(tmp_p
         }
         raised = {"limits": {"total_tokens": 10**6}}
         assert (await admin.post(project, json=raised)).json()["used"]["total_tokens"] == spent
+        assert (await client.post(path, json=body)).status_code == 200
+        lowered = {"limits": {"total_tokens": 5}}
+        assert (await admin.post(project, json=lowered)).status_code == 200
     # What was used is in the database: a restart forgets none of it.
     async with (
         running_app(tmp_path, owner_limit=("total_tokens=5",)) as server,

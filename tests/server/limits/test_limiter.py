@@ -14,10 +14,12 @@ import pytest
 from engine import GenerateRequest, Say, ScriptedEngine, Wait
 from engine.backends.script import Step, obey
 from server.access import OPERATOR
+from server.access.keys import owner_of_flag_key
 from server.admin import keys, projects
 from server.errors import ApiError
 from server.limits import NONE, LimitSet, Subject
 from server.usage import Prices
+from storage import StorageUnavailable, StoredOwner
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call
@@ -61,6 +63,31 @@ async def settled(running: Running, name: str, wanted: int) -> None:
     async with asyncio.timeout(10):
         while used(running, name) != wanted:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("api_keys", [(), ("secret",)])
+async def test_owners_without_stored_keys_have_limits_too(
+    tmp_path: Path, api_keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of everything on a server without keys, and that of a key of the configuration."""
+    owner = owner_of_flag_key("secret") if api_keys else "local"
+    async with running_app(tmp_path, api_key=api_keys) as server, http_client(server) as client:
+        client.headers["authorization"] = "Bearer secret"
+        admin = {"authorization": f"Bearer {server.life.admin_token}"}
+        path = f"/v1/organization/projects/{owner}/limits"
+        assert (await client.post("/v1/responses", json={"input": "hi"})).status_code == 200
+        body = {"limits": {"requests_per_minute": 1}}
+        assert (await client.post(path, json=body, headers=admin)).status_code == 200
+        assert (await client.post("/v1/responses", json={"input": "hi"})).status_code == 200
+        refused(await client.post("/v1/responses", json={"input": "hi"}))
+
+        async def away(owner: str) -> StoredOwner:
+            raise StorageUnavailable
+
+        monkeypatch.setattr(server.context.storage, "get_owner", away)
+        known = server.life.keys._owner_limits
+        known[owner] = known[owner][0], 0.0
+        refused(await client.post("/v1/responses", json={"input": "hi"}))
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
@@ -72,7 +73,6 @@ async def test_a_container_of_another_owner_is_unknown(tmp_path: Path) -> None:
     "body, param, code",
     [
         ({}, "name", "missing_required_parameter"),
-        ({"name": "n", "file_ids": ["file-none"]}, "file_ids[0]", "file_not_found"),
         ({"name": "n", "memory_limit": "3g"}, "memory_limit", "invalid_value"),
         (
             {"name": "n", "expires_after": {"anchor": "last_active_at", "minutes": 0}},
@@ -96,6 +96,17 @@ async def test_what_a_container_cannot_be_is_refused(
         assert (reply.status_code, error["param"], error["code"]) == (400, param, code), error
 
 
+async def test_an_unknown_file_is_no_copy(client: httpx.AsyncClient) -> None:
+    made = (await client.post("/v1/containers", json={"name": "mine"})).json()
+    for path, body, param in (
+        ("/v1/containers", {"name": "n", "file_ids": ["file-none"]}, "file_ids[0]"),
+        (f"/v1/containers/{made['id']}/files", {"file_id": "file-none"}, "file_id"),
+    ):
+        reply = await client.post(path, json=body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (404, "not_found", param), reply.text
+
+
 async def test_files_of_a_container_are_bounded(tmp_path: Path) -> None:
     async with running_app(tmp_path, max_container_bytes=100) as running, http_client(running) as http:
         made = (await http.post("/v1/containers", json={"name": "mine"})).json()
@@ -116,7 +127,7 @@ async def test_copies_are_bounded_and_no_file_stands_beside_its_folder(tmp_path:
             ids.append(sent.json()["id"])
         for body, status, param in (
             ({"name": "n", "file_ids": ids[:2]}, 413, "file_ids"),
-            ({"name": "n", "file_ids": ["file-none"]}, 400, "file_ids[0]"),
+            ({"name": "n", "file_ids": ["file-none"]}, 404, "file_ids[0]"),
         ):
             reply = await http.post("/v1/containers", json=body)
             assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), reply.text

@@ -69,7 +69,7 @@ async def test_create_read_update_delete(client: httpx.AsyncClient) -> None:
     deleted = await client.delete(path)
     assert deleted.json() == {"id": conversation, "object": "conversation.deleted", "deleted": True}
     for method in ("GET", "DELETE"):
-        await refused(await client.request(method, path), 404)
+        await refused(await client.request(method, path), 404, "conversation_id")
 
 
 @pytest.mark.parametrize("body", [None, {}, {"items": []}, {"items": None, "metadata": None}])
@@ -132,7 +132,7 @@ async def test_paging(client: httpx.AsyncClient) -> None:
     assert (len(exact["data"]), exact["has_more"]) == (25, False)
     beyond = await items(client, conversation, f"order=asc&after={exact['first_id']}")
     assert beyond["data"] == []
-    await refused(await client.get(f"/v1/conversations/{conversation}/items?after=msg_nobody"), 404)
+    await refused(await client.get(f"/v1/conversations/{conversation}/items?after=msg_nobody"), 404, "after")
 
 
 async def test_deleting_an_item_answers_with_the_conversation(client: httpx.AsyncClient) -> None:
@@ -143,8 +143,8 @@ async def test_deleting_an_item_answers_with_the_conversation(client: httpx.Asyn
     wire.validate("ConversationResource", deleted.json())
     assert deleted.json()["id"] == conversation
     assert texts(await items(client, conversation, "order=asc")) == ["a", "c"]
-    await refused(await client.get(path), 404)
-    await refused(await client.delete(path), 404)
+    await refused(await client.get(path), 404, "item_id")
+    await refused(await client.delete(path), 404, "item_id")
     after_deleted = f"/v1/conversations/{conversation}/items?order=asc&after={page['data'][0]['id']}"
     assert texts((await client.get(after_deleted)).json()) == ["c"]
 

@@ -327,7 +327,7 @@ async def test_queries_have_the_parameters_of_the_document(
             item_id="msg_a",
             model_id="antiphon-scripted",
             file_id=file,
-            store_id=store,
+            vector_store_id=store,
             batch_id=batch,
             container_id=container,
             upload_id="upload_none",

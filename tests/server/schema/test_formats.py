@@ -398,7 +398,7 @@ async def test_the_history_shows_a_custom_call_as_it_was_generated(tmp_path: Pat
         one, two = engine.requests
         generated = await server.context.storage.records(first["id"], after=-1)
         ids = [token for record in generated for token in record.token_ids]
-        assert two.prompt_ids[: len(one.prompt_ids) + len(ids)] == (*one.prompt_ids, *ids)
+        assert [*two.prompt_ids][: len(one.prompt_ids) + len(ids)] == [*one.prompt_ids, *ids]
         sent = await api.create([{"role": "user", "content": custom_call()}, item, output], tools=[GRAMMAR])
         assert text(sent) == "The tool said: patched"
         assert prompts(engine)[-1] == prompts(engine)[-2]

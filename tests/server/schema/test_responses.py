@@ -356,7 +356,7 @@ def test_mcp_keeps_no_credentials() -> None:
     assert "secret" not in str(tools)
     request = parse_create({"input": "x", "tools": given})
     assert '"secret"' not in repr(request) and "'secret'" not in repr(request)
-    assert request.secrets == {"1": {"authorization": "secret", "headers": {"x-key": "secret"}}}
+    assert request.secrets == {"tools[1]": {"authorization": "secret", "headers": {"x-key": "secret"}}}
 
 
 @pytest.mark.parametrize(

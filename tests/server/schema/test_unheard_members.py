@@ -335,7 +335,7 @@ FORMAT: Json = {"type": "json_schema", "name": "n"}
 MISSPELT: Json = {"type": "object", "properties": {"a": {"typ": "string"}}}
 
 HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
-    (create, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+    (create, {"prompt_cache_retention": "24h"}, ""),
     (create, {"safety_identifier": "s"}, "safety_identifier"),
     (create, {"user": "u"}, "user"),
     (create, {"text": {"verbosity": "low"}}, "text.verbosity"),

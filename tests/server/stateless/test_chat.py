@@ -168,7 +168,7 @@ async def test_thoughts_are_taken_back_by_either_name(
     engine = server_app.context.models.get(None).engine
     assert isinstance(engine, ScriptedEngine)
     said = engine.tokenizer.encode("<think>\nlet me see\n</think>\n\nhello")
-    assert latest(server_app).prompt_ids[: len(begun) + len(said)] == (*begun, *said)
+    assert [*latest(server_app).prompt_ids][: len(begun) + len(said)] == [*begun, *said]
 
 
 async def test_an_empty_thought_is_none(client: httpx.AsyncClient, server_app: Running) -> None:

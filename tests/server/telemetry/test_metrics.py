@@ -214,6 +214,9 @@ async def test_the_page_explains_every_metric_and_no_other(
                 named.add((prefix + name if name.startswith("_") else name).removesuffix("_total"))
     make_up_a_gpu(monkeypatch)
     async with running_app(tmp_path, _WithGpu()) as server, http_client(server) as client:
+        await client.post("/v1/responses", json={"input": "hi"})
+        assert server.life._retention is not None
+        await server.life._retention.sweep()  # it measures what owners store
         found = await families(client)
     assert found["antiphon_gpu_utilization"].samples[0].value == 0.8
     shown = {name for name in found if not name.startswith("antiphon_retention_")}
@@ -238,7 +241,7 @@ AUTOMATIC = {"instance", "le"}
 
 
 async def test_the_dashboard_asks_for_what_is_there(tmp_path: Path) -> None:
-    engine = LocalEngine(TINY, num_threads=1)
+    engine = LocalEngine(TINY, num_threads=1, kv_disk_folder=tmp_path / "kv")
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         await Api(client).create("Hello!", max_output_tokens=16)
         found = await families(client)

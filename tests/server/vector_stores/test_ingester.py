@@ -31,7 +31,7 @@ from tests.support.libraries import WordVectors
 from tests.support.making import OWNER, RUNNER, url
 from tests.support.postgres import Postgres
 from tests.support.processes import server_process
-from tools import Chunk, UnreadableDocument
+from tools import Chunk, ReadersBusy, UnreadableDocument
 
 TEXTS = [f"Note {number} of the bay, about tide {number * 7 % 13}." for number in range(21)]
 
@@ -168,6 +168,7 @@ async def test_two_processes_share_the_work(postgres: Postgres) -> None:
         (UnreadableDocument("unsupported_file", "No text."), "unsupported_file"),
         (UnreadableDocument("too_large", "Too long."), "invalid_file"),
         (ApiError(429, "There is no room."), "server_error"),
+        (UnreadableDocument("server_error", "The process was lost."), "server_error"),
         (RuntimeError("a fault of ours"), "server_error"),
     ],
 )
@@ -184,7 +185,24 @@ async def test_what_is_wrong_with_a_file_is_told_and_others_are_read(
     await store_with_a_file(storage)
     file = await read_by(storage, Ingester(storage, failing, room))
     assert file.status == "failed" and file.error is not None and file.error[0] == code
-    assert reads == ([1, 2, 3] if isinstance(fault, RuntimeError) else [1]), "a fault of ours may pass"
+    ours = isinstance(fault, RuntimeError) or getattr(fault, "message", "") == "The process was lost."
+    assert reads == ([1, 2, 3] if ours else [1]), "a fault of ours may pass"
+
+
+async def test_a_file_waits_for_as_long_as_others_are_read(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once(monkeypatch)
+    busy = [ReadersBusy(own=own) for own in (True, False) * 3]
+
+    async def sometimes(job: FileClaim) -> Sequence[Chunk]:
+        if busy:
+            raise busy.pop()
+        return chunks()
+
+    await store_with_a_file(storage)
+    assert (await read_by(storage, Ingester(storage, sometimes, room))).status == "completed"
+    assert not busy
 
 
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +364,8 @@ async def test_files_get_vectors_of_a_new_model_also_after_a_cut(
         model.kinds.clear()
         left = await storage.vector_stores.embedded_files(1, model.identity)
         assert left == ({1 << 22: 21} if (model is old and not done) else {})
+        same = await storage.vector_stores.embedded_files(1, model.identity)
+        assert same is left, "nothing has changed: it is not read anew"
     assert await embedded(storage) == ("words-2", 0)
     searched = await Searcher(storage, old).search(Payer(OWNER), Asked(["vs_1"], ["tide note"], 3))
     assert len(searched) == 3 and old.kinds == [], "words go on to be found"
