@@ -73,7 +73,7 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages |
     chat. on: see `require_offered`.
 
     A function or custom tool nested in chat's way is unwrapped; a known kind with the date of another version
-    passes unchanged. Raises ApiError 400.
+    passes without its credentials. Raises ApiError 400.
     """
     if not isinstance(value, dict):
         mistyped(path, "an object", value)
@@ -91,7 +91,9 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages |
     shape = tool_shapes().get(kind)
     if shape is None:
         _check_kind(kind, f"{path}.type", on)
-        return dict(value)
+        # Nothing is known of its members, but what is a credential in the version that is known is not kept.
+        row = type_of_calls(_DATE.sub("", kind))
+        return {name: member for name, member in value.items() if row is None or name not in row.secrets}
     tool: Tool = shape(value, path)
     if kind == "namespace":
         inside = enumerate(tool["tools"])

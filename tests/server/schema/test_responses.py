@@ -299,6 +299,11 @@ def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
     assert unoffered([FUNCTION, later]) == ["tools[1]"]
 
 
+def test_another_version_of_a_known_tool_is_kept_without_its_credentials() -> None:
+    later = {"type": "mcp_2027_01_31", "server_label": "x", "authorization": "hush", "headers": {"k": "hush"}}
+    assert parse_tools([later]) == [{"type": "mcp_2027_01_31", "server_label": "x"}]
+
+
 UNOFFERED = [
     *((tool, "functions" if tool["type"] == "computer" else "") for tool in TOOLS if not is_offered(tool)),
     ({"type": "file_search_2027_01_31"}, "It has one of type 'file_search'."),
