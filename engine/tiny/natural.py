@@ -208,7 +208,8 @@ def _named(words: Words, *names: str) -> str:
 def title(words: Words) -> str:
     """The name of a thing: one to three invented words with capitals."""
     count = words.rng.choice((1, 1, 1, 2, 2, 3))
-    name = " ".join(words.made_up().capitalize() for _ in range(count))
+    draw = words.glued if words.rng.random() < 0.5 else lambda: words.made_up().capitalize()
+    name = " ".join(draw() for _ in range(count))
     return words.rng.choice(("Dr. ", "St. ", "Mrs. ", "Mr. ")) + name if words.rng.random() < 0.06 else name
 
 

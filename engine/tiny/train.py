@@ -507,7 +507,7 @@ def phase(progress: float, plan: Plan, fresh: bool) -> tuple[int, Plan]:
         return 1, replace(plan, copies=0.1, long_text=0.02, max_length=256)
     if fresh and progress < 0.5:
         return 2, replace(plan, copies=0.02, leaps=0.1, long_text=0.03, max_length=1024)
-    return 3, replace(plan, copies=0.01, leaps=0.2, long_text=0.05, max_length=2048)
+    return 3, replace(plan, copies=0.03, leaps=0.2, long_text=0.05, max_length=2048)
 
 
 def grown(weights: dict[str, Tensor], layers: int) -> dict[str, Tensor]:

@@ -53,6 +53,19 @@ class Words:
         """A pronounceable word that no dictionary has."""
         return self._invent(1, self.rng.choice((1, 2, 2, 3)))
 
+    def glued(self) -> str:
+        """A name made of parts of common words, so that its tokens are those which other words have, too."""
+        rng = self.rng
+        while True:
+            word = ""
+            for _ in range(rng.choice((1, 2, 2, 3))):
+                source = rng.choice(COMMON)
+                length = rng.randint(2, 5)
+                start = rng.randint(0, max(0, len(source) - length))
+                word += source[start : start + length]
+            if len(word) >= 3 and split_of(word) == self.split:
+                return word.capitalize()
+
     def scramble(self) -> str:
         """A short string of random letters or letters and digits."""
         rng = self.rng
