@@ -428,9 +428,9 @@ class HistoryItem:
 class ConversationHistory:
     """What a conversation holds from some position on, oldest first.
 
-    head: where it ends. epoch: grows whenever an item that it shows is deleted. num_before: the number of its
-    items in front of that position. Items are only ever added behind it, so as long as it is the same, the
-    items in front are.
+    head: where it ends. epoch: grows whenever an item that it shows is deleted; it is that of the time at
+    which it was read, as the items are. num_before: the number of its items in front of that position. Items
+    are only ever added behind it, so as long as it is the same, the items in front are.
     """
 
     head: int
