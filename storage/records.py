@@ -336,11 +336,11 @@ class NewResponseFork:
 @dataclass(frozen=True, slots=True)
 class Kept(Generic[T]):
     """A request that this process has begun, to be recorded with its reply in the transaction that carries it
-    out. headers: of the reply, a JSON array of pairs. reply: its body, made of what came of the request; None
-    for one that is not kept."""
+    out. headers: makes those of the reply, a JSON array of pairs. reply: makes its body of what came of the
+    request; None for one that is not kept."""
 
     request: KeyedRequest
-    headers: bytes
+    headers: Callable[[], bytes]
     reply: Callable[[T], bytes | None]
 
 
