@@ -22,7 +22,7 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 HEADER = "x-antiphon-ignored"
 MAX_HEADER_BYTES = 2048
@@ -62,11 +62,14 @@ class Ignored:
         """Say of a query parameter that it was read."""
         self._read.add(name)
 
-    def add_unread(self, parameters: Iterator[str]) -> None:
-        """Name those of a query's parameters that were not read."""
-        for name in parameters:
+    def headers(self, query: str) -> dict[str, str]:
+        """The header of the reply to a request with this query, whose parameters are named that were not
+        read; empty where nothing was ignored."""
+        for name, _ in parse_qsl(query, keep_blank_values=True):
             if name not in self._read:
                 self.add(f"?{name}")
+        value = self.header()
+        return {HEADER: value} if value else {}
 
     def header(self) -> str:
         """The header's value: percent-encoded paths between commas, `...` last where some are left out; at
@@ -86,6 +89,11 @@ def collecting() -> Iterator[Ignored]:
         yield found
     finally:
         _current.reset(token)
+
+
+def collected() -> Ignored | None:
+    """What is collected here; None outside a request."""
+    return _current.get()
 
 
 def ignore(path: str) -> None:

@@ -336,11 +336,11 @@ class NewResponseFork:
 @dataclass(frozen=True, slots=True)
 class Kept(Generic[T]):
     """A request that this process has begun, to be recorded with its reply in the transaction that carries it
-    out. headers: of the reply, a JSON array of pairs. reply: its body, made of what came of the request; None
-    for one that is not kept."""
+    out. headers: makes those of the reply, a JSON array of pairs. reply: makes its body of what came of the
+    request; None for one that is not kept."""
 
     request: KeyedRequest
-    headers: bytes
+    headers: Callable[[], bytes]
     reply: Callable[[T], bytes | None]
 
 
@@ -428,9 +428,9 @@ class HistoryItem:
 class ConversationHistory:
     """What a conversation holds from some position on, oldest first.
 
-    head: where it ends. epoch: grows whenever an item that it shows is deleted. num_before: the number of its
-    items in front of that position. Items are only ever added behind it, so as long as it is the same, the
-    items in front are.
+    head: where it ends. epoch: grows whenever an item that it shows is deleted; it is that of the time at
+    which it was read, as the items are. num_before: the number of its items in front of that position. Items
+    are only ever added behind it, so as long as it is the same, the items in front are.
     """
 
     head: int

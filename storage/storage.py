@@ -554,7 +554,7 @@ class Storage:
         def both(conn: Connection) -> T:
             result = job(conn)
             body = kept.reply(result)
-            if not idempotency.complete(conn, kept.request, self.runner, 200, kept.headers, body):
+            if not idempotency.complete(conn, kept.request, self.runner, 200, kept.headers(), body):
                 raise RequestKnown
             return result
 

@@ -232,8 +232,8 @@ class Scheduler:
     def next_deadline(self) -> float | None:
         """time.monotonic seconds of the earliest deadline, perhaps of a sequence that is gone."""
         due = [self._deadlines[0][0]] if self._deadlines else []
-        if self._tiering is not None and self._tiering.next_deadline is not None:
-            due.append(self._tiering.next_deadline)
+        if self._tiering is not None and (deadline := self._tiering.next_deadline) is not None:
+            due.append(deadline)
         return min(due, default=None)
 
     def finish(self, sequence: Sequence, *, forget: bool = False) -> list[list[int]]:

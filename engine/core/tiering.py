@@ -122,8 +122,8 @@ class Tiering:
         if blocks and not self._is_worth_it(blocks, count):
             disk.refused("small")
             blocks, count = [], blocks[0].depth
-        while blocks and not self._may_hold(len(blocks)):
-            count = blocks.pop().depth
+        if len(blocks) > (most := self._most_held()):
+            blocks, count = blocks[:most], blocks[most].depth
         if not count:
             return
         hold = self._kv.hold([[at for b in blocks for own, at in b.places if own == g] for g in self._groups])
@@ -194,13 +194,14 @@ class Tiering:
             return False
         return rates.read_s(count * self.disk.bytes_of(blocks[0].groups)) < rates.compute_s(0, count * size)
 
-    def _may_hold(self, num_more: int) -> bool:
-        """Whether the pools can do without so many more blocks for a moment."""
-        return all(
-            sum(len(saving.hold.blocks[g]) for saving in self._saving.values()) + num_more
-            <= MOST_HELD * pool.num_blocks
+    def _most_held(self) -> int:
+        """How many more blocks the pools can do without for a moment."""
+        left = (
+            int(MOST_HELD * pool.num_blocks)
+            - sum(len(saving.hold.blocks[g]) for saving in self._saving.values())
             for g, pool in enumerate(self._kv.pools)
         )
+        return max(0, min(left))
 
     # -- restoring -------------------------------------------------------------------------------------------
 
@@ -211,10 +212,10 @@ class Tiering:
     @property
     def next_deadline(self) -> float | None:
         """time.monotonic seconds at which something is given up."""
-        due = [loading.deadline for loading in self._loading.values()]
-        due += [saving.since + PATIENCE_S for saving in self._saving.values()]
         now = time.monotonic()
-        return min((each for each in due if each > now), default=None)
+        ends = (saving.since + PATIENCE_S for saving in self._saving.values())
+        due = [end for end in ends if end > now]  # later nobody waits for them
+        return min([*due, *(loading.deadline for loading in self._loading.values())], default=None)
 
     def is_loading(self, sequence: Sequence) -> bool:
         """Whether a sequence waits for the disk."""

@@ -307,6 +307,7 @@ class DiskTier:
                 try:
                     copies = self._copy(job)
                 except Exception:
+                    self.refused("state")
                     log.exception("KV could not be copied to be saved")
                 finally:
                     job.copied()
@@ -382,6 +383,7 @@ class DiskTier:
         data = np.random.default_rng(0).integers(0, 256, PROBE, np.uint8)
         try:
             with open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as descriptor:
+                path.unlink()  # at once, so that no kill leaves it
                 os.pwrite(descriptor, data.data, 0)
                 os.fdatasync(descriptor)
                 if hasattr(os, "posix_fadvise"):
@@ -391,9 +393,6 @@ class DiskTier:
                 self.rates.read(num, time.perf_counter() - began)
         except OSError as error:
             self._disk_failed(error)
-        finally:
-            with suppress(OSError):
-                path.unlink()
 
     def _upkeep(self) -> None:
         """What is due from time to time: others' files are found, and names end."""
@@ -414,7 +413,9 @@ class DiskTier:
     def _store(self, save: Save, copies: list[Bytes] | None, num_staged: int) -> None:
         """Write what was copied, and its name."""
         try:
-            if copies is None or self._state != "on":
+            if copies is None:  # which was counted
+                return
+            if self._state != "on":
                 self.refused("state")
                 return
             try:

@@ -25,6 +25,9 @@ from engine.tiers.files import SUFFIX, UNFINISHED, Damaged, Name, open_private, 
 ABANDONED_S = 600.0
 """An unfinished file this old is nobody's any more: its process was killed."""
 
+REMOVALS = 10
+"""How often a folder is removed that others write to, or that the disk does not let go of."""
+
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -98,8 +101,9 @@ class Folder:
     def remove_owner(self, owner: bytes) -> None:
         """Remove all that is an owner's."""
         path = self.path / owner.hex()
-        while path.exists():  # a file that was renamed meanwhile is found the next time
-            shutil.rmtree(path, ignore_errors=True)
+        for _ in range(REMOVALS):  # a file that was renamed meanwhile is found the next time
+            if path.exists():
+                shutil.rmtree(path, ignore_errors=True)
 
     def others(self) -> list[Folder]:
         """What other models, or this one under other settings, have left under the same root."""

@@ -11,7 +11,7 @@ The index is memory only. It is made from headers and names at start, and costs 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,6 @@ class Node:
     depth: int
     groups: int
     places: list[tuple[SavedFile, int]]
-    names: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +68,7 @@ class Index:
         self.bytes_of: Counter[bytes] = Counter()  # by owner
         self.num_bytes = 0
         self._nodes: dict[bytes, Node] = {}
+        self._names: defaultdict[bytes, set[str]] = defaultdict(set)  # by the block, be it there or not
         self._children: Counter[bytes] = Counter()  # blocks that are there, by the block before them
 
     def __len__(self) -> int:
@@ -109,8 +109,7 @@ class Index:
         does."""
         before = self.names.pop(name.name, None)
         self.names[name.name] = Named(owner, name.tail, name.until)
-        if (node := self._nodes.get(name.tail)) is not None:
-            node.names.add(name.name)
+        self._names[name.tail].add(name.name)
         if before is None or before.tail == name.tail:
             return []
         return self._unname(name.name, before.tail)
@@ -140,7 +139,7 @@ class Index:
             node.groups = max((groups for _, groups in node.places), default=0)
             if not node.places:
                 self._drop(digest, node)
-                moved += self._move_names(node)
+                moved += self._move_names(digest, node.parent)
         return moved
 
     def orphans(self, young: Collection[SavedFile] = ()) -> list[SavedFile]:
@@ -153,11 +152,8 @@ class Index:
         return list(shrunk)
 
     def nameless(self) -> list[str]:
-        """Names whose blocks are not there; they are dropped."""
-        gone = [name for name, named in self.names.items() if named.tail not in self._nodes]
-        for name in gone:
-            del self.names[name]
-        return gone
+        """Names whose blocks are not there."""
+        return [name for name, named in self.names.items() if named.tail not in self._nodes]
 
     def behind(self, digest: bytes) -> set[SavedFile]:
         """The files of a block and of all before it."""
@@ -245,17 +241,16 @@ class Index:
         return node is not None and any(place[0] is file for place in node.places)
 
     def _unname(self, name: str, tail: bytes) -> list[SavedFile]:
-        node = self._nodes.get(tail)
-        if node is None:
-            return []
-        node.names.discard(name)
+        self._names[tail].discard(name)
+        if not self._names[tail]:
+            del self._names[tail]
         return self._let_die(tail)
 
     def _let_die(self, digest: bytes) -> list[SavedFile]:
         """Drop a block that nobody wants, and those before it that nobody wants then."""
         shrunk: dict[SavedFile, None] = {}
         while (node := self._nodes.get(digest)) is not None:
-            if node.names or self._children[digest]:
+            if digest in self._names or self._children[digest]:
                 break
             for file, _ in node.places:
                 file.num_dead += 1
@@ -270,13 +265,13 @@ class Index:
         if not self._children[node.parent]:
             del self._children[node.parent]
 
-    def _move_names(self, node: Node) -> list[str]:
+    def _move_names(self, digest: bytes, parent: bytes) -> set[str]:
         """The names of a block that is gone stand for the one before it, if that is there."""
-        before = self._nodes.get(node.parent)
-        for name in node.names:
-            if before is None:
-                del self.names[name]
+        names = self._names.pop(digest, set())
+        for name in names:
+            if parent in self._nodes:
+                self._names[parent].add(name)
+                self.names[name].tail = parent
             else:
-                before.names.add(name)
-                self.names[name].tail = node.parent
-        return list(node.names)
+                del self.names[name]
+        return names

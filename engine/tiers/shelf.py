@@ -69,17 +69,12 @@ class Shelf:
         young = {file for file in self.index.files.values() if now - file.used_at < YOUNG_S}
         with self.lock:
             shrunk = self.index.orphans(young)
-            nameless = [(name, self.index.names[name].owner) for name in self._nameless()]
         self.shrink(shrunk, "forgotten")
-        for name, owner in nameless:
-            path = self.folder.path_of(owner, name)
+        for name in self.index.nameless():
             with suppress(OSError):
+                path = self.folder.path_of(self.index.names[name].owner, name)
                 if now - path.stat().st_mtime > YOUNG_S:
-                    path.unlink()
-                    self._name_files.pop(path, None)
-
-    def _nameless(self) -> list[str]:
-        return [name for name, named in self.index.names.items() if not self.index.groups_of(named.tail)]
+                    self.forget([name])
 
     def refresh(self) -> None:
         """See what other processes have written and removed."""

@@ -27,6 +27,7 @@ from server.http.authentication import ADMIN_PATHS, ORGANIZATION_PATHS
 from server.http.body import load_body
 from server.http.contents import load_form, takes_form
 from server.http.request import while_connected
+from server.ignored import collected
 from storage import Kept, KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ RUN_ROUTES = frozenset({"/v1/responses"})
 
 PRIVATE_PATHS = (ADMIN_PATHS, ORGANIZATION_PATHS)
 """Where replies hold keys and secrets, which are shown once and never stored."""
-
-JSON_HEADERS = b'[["content-type","application/json"]]'
 
 LAST_FRAME = b"data: [DONE]\n\n"
 """How a stream outside of the Responses API ends, unless it failed."""
@@ -101,16 +100,20 @@ def keyed(request: Request) -> Keyed:
 def kept(request: Request, reply: Callable[[T], bytes]) -> Kept[T] | None:
     """What storage is to record of a request with its one transaction; None without a key. reply: the JSON
     that answers it, made of what the transaction returns."""
-    key = keyed(request)
+    key, ignored = keyed(request), collected()
     if key.request is None:
         return None
+
+    def headers() -> bytes:
+        named = {} if ignored is None else ignored.headers(request.url.query)
+        return orjson.dumps([("content-type", "application/json"), *named.items()])
 
     def noted(result: T) -> bytes | None:
         body = reply(result)
         key.kept = True
         return body if len(body) <= MAX_KEPT_BYTES else None
 
-    return Kept(key.request, JSON_HEADERS, noted)
+    return Kept(key.request, headers, noted)
 
 
 class IdempotencyMiddleware:

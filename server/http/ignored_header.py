@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import ignored
@@ -22,14 +20,12 @@ class NameIgnored:
             await self._app(scope, receive, send)
             return
 
-        async def named(message: Message) -> None:
+        async def naming(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 query = scope["query_string"].decode("latin-1")
-                found.add_unread(name for name, _ in parse_qsl(query, keep_blank_values=True))
-                if value := found.header():
-                    headers = [*message["headers"], (ignored.HEADER.encode(), value.encode())]
-                    message = {**message, "headers": headers}
+                named = [(name.encode(), value.encode()) for name, value in found.headers(query).items()]
+                message = {**message, "headers": [*message["headers"], *named]}
             await send(message)
 
         with ignored.collecting() as found:
-            await self._app(scope, receive, named)
+            await self._app(scope, receive, naming)

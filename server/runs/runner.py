@@ -758,11 +758,11 @@ class Runs:
         self.saved.stir()
 
     async def forget_gone(self) -> None:
-        """Let go of what is remembered, in memory and on disk, of responses and conversations that are in the
-        database no more, whoever has deleted them: retention, or another server. Raises StorageUnavailable.
-        """
+        """Let go of what is remembered in memory, and have that go that is on disk, of responses and
+        conversations that are in the database no more, whoever has deleted them: retention, or another
+        server. Raises StorageUnavailable."""
+        self.saved.stir()  # nobody waits for it: a disk that hangs holds up no sweep
         await self._pasts.forget_gone()
-        await self.saved.compare()
 
     # -- tool outputs ----------------------------------------------------------------------------------------
 

@@ -203,9 +203,8 @@ def fork(conn: Connection, owner: str, id: str, new: NewFork) -> StoredConversat
     query = select(conversations).where(
         conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
     )
-    parent = conn.execute(
-        query.with_for_update(read=True)
-    ).first()  # lest it be collected before it has a fork
+    # Held, lest it be collected before it has a fork.
+    parent = conn.execute(query.with_for_update(read=True)).first()
     if parent is None:
         raise NotFound("conversation", id)
     if new.after is None:

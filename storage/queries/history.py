@@ -98,7 +98,9 @@ def of_conversation_from(
     head = found.head
     num_before = _number(conn, owner, id, first, as_of) if first else 0
     new = _of_positions(conn, owner, id, head, as_of, first=first) if head > first else ()
-    return ConversationHistory(head, found.epoch, num_before, new)
+    # What is read is as it was then, and so is its epoch: else nobody would know that some of it is gone.
+    num_deleted = conn.execute(_NUM_DELETED, {**lineage_of(owner, id, head), "as_of": as_of}).scalar_one()
+    return ConversationHistory(head, found.epoch - num_deleted, num_before, new)
 
 
 def shrunk(conn: Connection, known: Mapping[str, tuple[int, int]]) -> frozenset[str]:
@@ -153,4 +155,6 @@ _POSITIONS = (
     .join(item_rows, items.joined(conversation_items))
     .where(conversation_items.c.position >= bindparam("first"), _THERE)
 )
-_NUMBER = select(func.count()).select_from(LINEAGE).join(conversation_items, IN_LINEAGE).where(_THERE)
+_COUNTED = select(func.count()).select_from(LINEAGE).join(conversation_items, IN_LINEAGE)
+_NUMBER = _COUNTED.where(_THERE)
+_NUM_DELETED = _COUNTED.where(conversation_items.c.deleted_at >= bindparam("as_of"))

@@ -208,9 +208,8 @@ def fork(conn: Connection, owner: str, id: str, new: NewResponseFork) -> None:
     NotFound("response"); NotFound("item") for one that it does not have, or not yet with all before it.
     """
     query = select(responses).where(responses.c.id == id, *visible(owner))
-    parent = conn.execute(
-        query.with_for_update(read=True)
-    ).first()  # lest it be collected before it has a fork
+    # Held, lest it be collected before it has a fork.
+    parent = conn.execute(query.with_for_update(read=True)).first()
     if parent is None:
         raise NotFound("response", id)
     direction, position = _cut(conn, parent, new)

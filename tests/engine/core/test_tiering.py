@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,18 @@ async def test_a_disk_that_hangs_is_left_alone_and_nobody_waits_long(
     engine.check_integrity()
     assert engine.stats().kv_blocks_used == 0, "the hanging read holds no blocks"
     gate.set()
+
+
+async def test_an_engine_that_waits_wakes_up_for_what_is_late(make: Make) -> None:
+    engine = await make()
+    tier = engine._loop.tiering
+    assert tier is not None
+    late: Any = SimpleNamespace(deadline=time.monotonic() - 1.0)  # it passed after the last look
+    with engine._loop.lock:
+        tier._loading[7] = late
+        assert tier.next_deadline == late.deadline == engine._loop.scheduler.next_deadline
+        del tier._loading[7]
+        assert tier.next_deadline is None
 
 
 async def test_what_is_read_more_slowly_than_computed_is_computed(

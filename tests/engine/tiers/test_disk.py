@@ -56,7 +56,7 @@ class Tier:
             if not self.disk.groups_of(key.digest) and not self.disk.is_pending(key.digest)
         ]
         save = Save(Name(name, keys[-1].digest, until), owner, blocks, None, copied.set)
-        self.taken = self.disk.save(save)
+        self.last, self.taken = save, self.disk.save(save)
         return copied
 
     def save(self, name: str, text: str, owner: str = "a", until: float | None = None) -> None:
@@ -367,6 +367,26 @@ def test_too_many_saves_are_refused(make: Callable[..., Tier], monkeypatch: pyte
         tier.begin(text, text)
     assert not tier.taken and tier.disk.stats().saves_refused == {"busy": 1}
     tier.pool.gate.set()
+
+
+def test_a_save_whose_blocks_are_taken_back_is_counted_once(make: Callable[..., Tier]) -> None:
+    tier = make()
+    tier.pool.gate.clear()
+    tier.begin("one", "ab")
+    tier.begin("two", "xy")
+    assert tier.last.claim(), "nobody copies it yet"
+    tier.disk.refused("busy")
+    tier.pool.gate.set()
+    assert tier.names() == {"one"} and tier.disk.stats().saves_refused == {"busy": 1}
+
+
+def test_a_kill_leaves_nothing_of_the_probe(
+    make: Callable[..., Tier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = []
+    monkeypatch.setattr(os, "fdatasync", lambda _: left.append(list(tmp_path.rglob("*.tmp"))))
+    make()
+    assert left == [[]]
 
 
 def test_copies_wait_for_memory(make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch) -> None:

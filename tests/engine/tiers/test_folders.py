@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from engine.tiers.files import Name
 from engine.tiers.folders import ABANDONED_S, Folder
@@ -57,6 +60,18 @@ def test_an_owner_is_removed_with_all_that_is_theirs(tmp_path: Path) -> None:
     folder.remove_owner(folder.owner("a"))
     folder.remove_owner(folder.owner("nobody"))
     assert folder.owners() == [folder.owner("b")] and not list(folder.files(folder.owner("a")))
+
+
+def test_a_disk_that_lets_go_of_nothing_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path, IDENTITY)
+    owner = folder.owner("a")
+    folder.write_name(owner, NAME)
+    tried = []
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: tried.append(path))
+    folder.remove_owner(owner)
+    assert set(tried) == {folder.of(owner)}
 
 
 def test_what_was_abandoned_is_removed_and_what_is_foreign_is_left(tmp_path: Path) -> None:

@@ -353,6 +353,19 @@ async def test_a_reply_is_given_again_with_what_it_said_of_ignored_fields(tmp_pa
             assert [reply.headers["x-antiphon-ignored"] for reply in replies] == ["frobnicate"] * 2
 
 
+async def test_what_is_kept_with_what_was_done_names_what_was_ignored(client: httpx.AsyncClient) -> None:
+    path = f"/v1/conversations/{(await client.post('/v1/conversations', json={})).json()['id']}"
+    more = {"items": [{"role": "user", "content": "hi", "frobnicate": 1}]}
+    for route, body, ignored in (
+        ("/v1/conversations", {"frobnicate": 1}, "frobnicate"),
+        (f"{path}/fork", {"frobnicate": 1}, "frobnicate"),
+        (f"{path}/items", more, "items[0].frobnicate"),
+    ):
+        replies = [await client.post(f"{route}?foo", json=body, headers=KEY) for _ in range(2)]
+        assert replies[0].content == replies[1].content
+        assert [reply.headers["x-antiphon-ignored"] for reply in replies] == [f"{ignored},?foo"] * 2
+
+
 async def test_repeats_wait_for_what_is_at_work_here(tmp_path: Path) -> None:
     async with held(tmp_path) as here:
         posts = [asyncio.create_task(here.post("/v1/chat/completions", CHAT)) for _ in range(20)]

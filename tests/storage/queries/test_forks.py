@@ -190,6 +190,20 @@ async def test_an_item_is_deleted_from_all_branches(storage: Storage) -> None:
     assert await shown(storage, "c3") == ["b", "x", "a"]
 
 
+async def test_what_is_read_as_it_was_has_the_epoch_of_then(storage: Storage) -> None:
+    await talk(storage, "c1", "a", "b")
+    await fork(storage, "c1", "c2")
+    await storage.start_response(new("r1"))  # as long as it is at work, what is deleted can be read
+    await storage.delete_conversation_item(OWNER, "c1", "a", now())
+    then = now()
+    await storage.delete_conversation_item(OWNER, "c1", "b", then)
+    for id, first, items in (("c1", 0, ["b"]), ("c2", 0, ["b"]), ("c2", 2, [])):
+        read = await storage.conversation_history(OWNER, id, first=first, as_of=then)
+        assert [entry.item.id for entry in read.items] == items and read.epoch == 1
+        read = await storage.conversation_history(OWNER, id, as_of=then + 1)
+        assert (read.items, read.epoch) == ((), 2)
+
+
 async def test_responses_that_ran_in_a_deleted_fork_keep_its_past(storage: Storage) -> None:
     await talk(storage, "c1", "a", "b")
     await fork(storage, "c1", "c2", "a")
@@ -252,7 +266,7 @@ async def test_a_fork_and_its_request_are_one_transaction(storage: Storage) -> N
     await talk(storage, "c1", "a")
     request = KeyedRequest(OWNER, "/v1/conversations/c1/fork", "once", b"hash", now())
 
-    kept: Kept[StoredConversation] = Kept(request, b"[]", lambda stored: stored.id.encode())
+    kept: Kept[StoredConversation] = Kept(request, lambda: b"[]", lambda stored: stored.id.encode())
     assert await storage.begin_request(request) is None
     await storage.fork_conversation(OWNER, "c1", NewFork("c2", now()), kept=kept)
     known = await storage.find_request(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -136,7 +137,22 @@ async def test_a_server_that_was_away_catches_up(tmp_path: Path) -> None:
         storage = server.context.storage
         await storage.delete_response("local", kept["id"], now_us())  # by yet another
         await server.context.runs.forget_gone()
-        assert engine.names == {name_of(conversation, 0)}
+        await eventually(lambda: engine.names == {name_of(conversation, 0)})
+
+
+async def test_a_disk_that_hangs_holds_up_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with saving(tmp_path) as (server, engine, _):
+        asked = asyncio.Event()
+
+        async def hangs(owner: str | None = None) -> frozenset[str]:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(engine, "saved_names", hangs)
+        async with asyncio.timeout(10):
+            await server.context.runs.forget_gone()
+            await asked.wait()
 
 
 async def test_an_owner_who_is_purged(tmp_path: Path) -> None:
