@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from engine.admission import Place
 from engine.backends.remote_wire import (
@@ -168,9 +168,8 @@ class _Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say what there is."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(HIGH_WATER)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+        self._transport.set_write_buffer_limits(HIGH_WATER)
         self._host.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
