@@ -639,6 +639,7 @@ COMMANDS = {
             "antiphon serve --model Qwen/Qwen3-0.6B --port 8123  a model of the Hugging Face hub",
             "antiphon serve --host 0.0.0.0 --api-key-file keys   for other machines, which need keys",
             "antiphon serve --kv-cache-bytes 4G --log-level debug",
+            "antiphon serve --api-server-count 2 --db URL        two server processes before one engine",
         ),
     ),
     "chat": Command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.process.serve import bind, serve, set_up_logging
-from server.process.supervisor import supervise
+from server.process.supervisor import supervise, unshared
 from server.process.tls import CertificateError, Tls
 from server.process.tools_registry import look_for_sandbox, read_web, unenforced
 
@@ -17,4 +17,5 @@ __all__ = [
     "set_up_logging",
     "supervise",
     "unenforced",
+    "unshared",
 ]

@@ -103,7 +103,7 @@ async def _host(config: Config, folder: Path) -> int:
         gc.freeze()
         if engine is not None:
             await engine.prepare()
-        mortal = [*([] if engine is None else [engine]), *pooling]
+        mortal: list[Engine | PoolingEngine] = [*([] if engine is None else [engine]), *pooling]
         deaths = {asyncio.create_task(each.dead()): each for each in mortal}
         done, _ = await asyncio.wait((stopped, *deaths), return_when=asyncio.FIRST_COMPLETED)
         for death in done - {stopped}:

@@ -295,11 +295,12 @@ class ServerLifecycle:
             if self._engine is None:
                 self._engine = await asyncio.to_thread(build_engine, self.config)
             pooled = await asyncio.to_thread(build_pooling, self.config)
+        engine = self._engine
         # First, because the model that generates takes most of a GPU's memory that it finds free.
         for pooling in pooled:
             self._pooling.append(pooling)
             note_pooling(await pooling.start())
-        await self._engine.start()
+        await engine.start()
 
     async def prepare(self) -> None:
         """Start what the server serves without, and a request would have to wait for."""

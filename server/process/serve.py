@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import orjson
 import uvicorn
@@ -156,7 +157,7 @@ class _Process:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, life)
-        serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+        serving = asyncio.create_task(server.serve(sockets=[cast(socket.socket, sock)]), name="http")
         starting = asyncio.create_task(self._start(life, sock), name="start")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         died = asyncio.create_task(life.died.wait(), name="death")

@@ -56,17 +56,24 @@ def supervise(config: Config, flags: Mapping[str, Any], *, began: float, reread:
 
     flags: those that the processes are to be started with. began, reread: as `serve` has them.
     """
-    if config.db_file is not None:
-        return refuse(
-            f"--api-server-count {config.api_server_count} needs a database that several processes can "
-            "share, which SQLite is not: give --db postgresql+asyncpg://USER:PASSWORD@HOST/NAME"
-        )
+    if (reason := unshared(config)) is not None:
+        return refuse(reason)
     raise_descriptor_limit()
     folder = Path(tempfile.mkdtemp(prefix="antiphon-"))  # for this user only
     try:
         return asyncio.run(_Supervisor(config, flags, folder, began, reread).run())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def unshared(config: Config) -> str | None:
+    """Why no more than one server process can serve, where more are asked for."""
+    if config.api_server_count == 1 or config.db_file is None:
+        return None
+    return (
+        f"--api-server-count {config.api_server_count} needs a database that several processes can share, "
+        "which SQLite is not: give --db postgresql+asyncpg://USER:PASSWORD@HOST/NAME"
+    )
 
 
 class _Member:

@@ -111,7 +111,7 @@ def whole(chunks: list[Chunk]) -> tuple[Any, ...]:
     text = "".join(delta.text for chunk in chunks for delta in chunk.deltas if isinstance(delta, Text))
     others: list[Any] = []
     for delta in (delta for chunk in chunks for delta in chunk.deltas if not isinstance(delta, Text)):
-        if others and type(others[-1]) is type(delta) and isinstance(delta, CallArgs | Reasoning):
+        if isinstance(delta, CallArgs | Reasoning) and others and type(others[-1]) is type(delta):
             others[-1] = replace(delta, text=others[-1].text + delta.text)
         else:
             others.append(delta)
