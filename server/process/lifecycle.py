@@ -296,6 +296,7 @@ class ServerLifecycle:
                 self._engine = await asyncio.to_thread(build_engine, self.config)
             pooled = await asyncio.to_thread(build_pooling, self.config)
         engine = self._engine
+        assert engine is not None
         # First, because the model that generates takes most of a GPU's memory that it finds free.
         for pooling in pooled:
             self._pooling.append(pooling)
