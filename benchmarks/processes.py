@@ -89,9 +89,9 @@ async def main(options: argparse.Namespace) -> None:
     for servers, rounds in found.items():
         rates[servers] = statistics.median(each.rate for each in rounds)
         names = sorted(rounds[0].cpu)
-        seconds = tokens * options.streams
+        total = tokens * options.streams
         cpu = ", ".join(
-            f"{name} {statistics.median(each.cpu[name] / (seconds / each.rate) for each in rounds):.2f}"
+            f"{name} {statistics.median(each.cpu[name] / (total / each.rate) for each in rounds):.2f}"
             for name in names
         )
         print(f"{servers} server processes: {rates[servers]:,.0f} tokens/s of {offered:,} (cores: {cpu})")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine import (
@@ -31,11 +32,14 @@ from engine import (
     EngineUnavailable,
     GenerateRequest,
     LocalEngine,
+    PoolingConfig,
+    PoolingEngine,
     PromptTooLong,
     QueueFull,
     ReaderParams,
     Reasoning,
     RemoteEngine,
+    RemotePooling,
     RenderInput,
     RequestError,
     RequestFailed,
@@ -60,6 +64,7 @@ from engine.backends.script import Script, Step
 from engine.backends.scripted_tokens import scripted_tokenizer
 from engine.step import RowLogprobs, RowOutput
 from engine.types import Done, Timing
+from tests.support.pooling_checkpoints import make_embedder
 
 TOKENIZER = scripted_tokenizer()
 WEATHER = ToolShape("weather", '{"type": "object", "properties": {"city": {"type": "string"}}}')
@@ -409,3 +414,36 @@ async def test_a_model_behind_the_socket(checkpoint: Callable[[str], Path], tmp_
         assert await client.saved_names() == frozenset()
         with pytest.raises(RequestError, match="adapter"):
             await chunks_of(client, replace(request, adapter="none"))
+
+
+async def test_vectors_behind_the_socket(tmp_path: Path) -> None:
+    """Pooling engines without one that generates: the same bits, errors and figures, over two lives."""
+    folder, path = make_embedder("qwen3", tmp_path / "m"), tmp_path / "s"
+    line = EngineLine(path)
+    pooling = RemotePooling(line, 0, num_servers=1, max_waiting=1)
+    texts = ["what is it", [9, 10, 11], "the cat sat on the mat"]
+    for life in range(2):
+        engine = PoolingEngine(PoolingConfig(folder, "embedding", num_threads=1))
+        info = await engine.start()
+        host = EngineHost(path, None, [engine])
+        await host.start()
+        if not life:
+            assert await pooling.start() == info == pooling.info
+        expected = await engine.encode(texts)
+        encoded = await pooling.encode(texts)
+        assert [text.ids.tolist() for text in encoded] == [text.ids.tolist() for text in expected]
+        vectors, cached = await pooling.pool(encoded, owner="ann")
+        direct, _ = await engine.pool(expected, owner="bob")
+        assert cached == 0 and all(map(np.array_equal, vectors, direct))
+        with pytest.raises(PromptTooLong):
+            await pooling.pool([replace(encoded[0], ids=np.zeros(100_000, np.int32))])
+        with pytest.raises(DeadlineExceeded):
+            await pooling.pool(encoded, deadline=time.monotonic() - 1)
+        async with asyncio.timeout(5):
+            while pooling.stats() != engine.stats():
+                await asyncio.sleep(0.01)
+        await host.close()
+        await engine.close()
+    await pooling.close()
+    with pytest.raises(EngineDead):
+        await pooling.encode(texts)
