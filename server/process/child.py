@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -38,11 +39,11 @@ PARENT_DIED = 1
 def main() -> int:
     """Be what the first line of the standard input says, until a signal or the parent's end."""
     told: dict[str, Any] = orjson.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    folder = Path(told["folder"])
+    threading.Thread(target=_end_with_parent, args=(folder,), name="parent", daemon=True).start()
     flags: Mapping[str, Any] = told["flags"]
     config = load(flags).config
     set_up_logging(config.log_level, config.log_format, told["name"])
-    folder = Path(told["folder"])
     if told["name"] == ENGINE:
         return host(config, folder)
     seat = Seat(
@@ -56,10 +57,12 @@ def main() -> int:
     return serve(config, began=told["began"], reread=lambda: load(flags).config, seat=seat)
 
 
-def _end_with_parent() -> None:
-    """Nothing more comes on the standard input; it ends with the parent, who holds the other end."""
+def _end_with_parent(folder: Path) -> None:
+    """Nothing more comes on the standard input; it ends with the parent, who holds the other end and can no
+    longer remove the folder."""
     while os.read(0, 64):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(PARENT_DIED)
 
 

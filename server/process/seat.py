@@ -37,6 +37,7 @@ class HandedConnections:
     def __init__(self, channel: socket.socket) -> None:
         """channel: a stream socket, over which a byte comes with each connection."""
         channel.setblocking(False)
+        channel.set_inheritable(False)
         self._channel = channel
         self._num_reported = 0
 

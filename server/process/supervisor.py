@@ -222,9 +222,12 @@ class _Supervisor:
                 self._attach(member)
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(orjson.dumps(told) + b"\n")
-            async for line in process.stdout:
+            while line := await _line(process.stdout):
                 self._said(member, line)
             return await process.wait()
+        except OSError as error:
+            log.error("the process %s cannot be started: %s", member.name, error)
+            return 1
         finally:
             if theirs is not None:
                 theirs.close()
@@ -362,6 +365,13 @@ class _Supervisor:
             await process.wait()
             return 1
         return code if code >= 0 else 1
+
+
+async def _line(output: asyncio.StreamReader) -> bytes:
+    """The next line of a process's output, without those that are too long; nothing at its end."""
+    while True:
+        with contextlib.suppress(ValueError):
+            return await output.readline()
 
 
 def _how(code: int) -> str:
