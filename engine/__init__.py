@@ -56,7 +56,19 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.backends import Fail, LocalEngine, Say, ScriptedEngine, Tick, UpstreamEngine, Wait
+    from engine.backends import (
+        EngineHost,
+        EngineLine,
+        Fail,
+        LocalEngine,
+        RemoteEngine,
+        RemotePooling,
+        Say,
+        ScriptedEngine,
+        Tick,
+        UpstreamEngine,
+        Wait,
+    )
     from engine.benchmark import SIZES, describe_machine, write_random_model
     from engine.llm import LLM, Call, Result
     from engine.llm_options import Options
@@ -67,8 +79,12 @@ else:
         __name__,
         {
             "engine.backends": (
+                "EngineHost",
+                "EngineLine",
                 "Fail",
                 "LocalEngine",
+                "RemoteEngine",
+                "RemotePooling",
                 "Say",
                 "ScriptedEngine",
                 "Tick",
@@ -104,6 +120,8 @@ __all__ = [
     "EngineConfig",
     "EngineDead",
     "EngineError",
+    "EngineHost",
+    "EngineLine",
     "EngineStats",
     "EngineUnavailable",
     "Fail",
@@ -125,6 +143,8 @@ __all__ = [
     "QueueFull",
     "ReaderParams",
     "Reasoning",
+    "RemoteEngine",
+    "RemotePooling",
     "RenderError",
     "RenderInput",
     "RequestError",

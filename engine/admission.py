@@ -85,6 +85,7 @@ class Admission:
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._clock = clock
+        self._num_elsewhere = 0  # that the engine runs for others, who have places of their own
         self._places: dict[Place, None] = {}  # oldest first
         self._num_running = 0
         self._waiting: dict[str, int] = {}  # how many of each owner's wait, where any do,
@@ -116,6 +117,16 @@ class Admission:
             raise QueueFull(f"{self.num_waiting} requests wait already", retry_after_s=self.wait_s())
 
     @property
+    def max_running(self) -> int:
+        """How many are generated for at once; 0 where that is unknown."""
+        return self._max_running
+
+    def note_elsewhere(self, number: int) -> None:
+        """So many requests run that have places in the queues of other processes before the same engine."""
+        self._measure()
+        self._num_elsewhere = number
+
+    @property
     def is_full(self) -> bool:
         """Whether as many wait as may: only owners that hold less than their share get another place."""
         return self._num_beyond >= self._max_waiting
@@ -124,6 +135,11 @@ class Admission:
     def num_places(self) -> int:
         """Places that are taken."""
         return len(self._places)
+
+    @property
+    def num_running(self) -> int:
+        """Places that it has begun with."""
+        return self._num_running
 
     @property
     def num_waiting(self) -> int:
@@ -201,12 +217,14 @@ class Admission:
     @property
     def _num_beyond(self) -> int:
         """How many wait that the engine has no room for at this moment."""
-        return self.num_waiting - max(0, self._max_running - self._num_running)
+        return self.num_waiting - max(0, self._max_running - self._num_running - self._num_elsewhere)
 
     @property
     def _is_busy(self) -> bool:
         """Whether requests end as fast as they can: whoever comes now has to wait for one of them."""
-        return len(self._places) >= self._max_running if self._max_running else self.num_waiting > 0
+        if not self._max_running:
+            return self.num_waiting > 0
+        return len(self._places) + self._num_elsewhere >= self._max_running
 
     def _measure(self) -> None:
         """Count the time since the last look, which comes before every change, if the engine was busy in

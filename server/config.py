@@ -240,6 +240,14 @@ class Config(BaseModel):
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
+    api_server_count: int = _setting(
+        1,
+        "server processes at that port, before one engine in a process of its own, where one interpreter is "
+        "too few; more than 1 need a database on PostgreSQL",
+        unit="processes",
+        ge=1,
+        le=64,
+    )
     api_key: Secrets = _setting(
         (),
         "a key that clients may use (repeatable); other users of this machine can read flags, so "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine import (
     Engine,
@@ -27,6 +27,9 @@ from engine import (
 from server.config import SHIPPED_MODEL, Config
 from server.errors import ApiError
 from server.limits import Caps
+
+if TYPE_CHECKING:
+    from engine import RemotePooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class PooledModel:
     """A model that makes vectors, scores or labels of texts, as `info.kind` says. `created`: unix seconds."""
 
     name: str
-    engine: PoolingEngine
+    engine: PoolingEngine | RemotePooling
     info: PoolingInfo
     created: int
     caps: Caps = field(default_factory=Caps)
@@ -97,7 +100,7 @@ class Models:
             own = replace(info, name=name, fingerprint=fingerprint)
             self._table[name] = ServedModel(name, engine, own, created, names[0], adapter=name, caps=caps)
 
-    def add_pooled(self, engine: PoolingEngine, caps: Caps | None = None) -> None:
+    def add_pooled(self, engine: PoolingEngine | RemotePooling, caps: Caps | None = None) -> None:
         """Serve a started engine for vectors or scores under its name."""
         info = engine.info
         self._pooled[info.name] = PooledModel(info.name, engine, info, int(time.time()), caps or Caps())
@@ -234,8 +237,7 @@ def build_engine(config: Config) -> Engine:
             chat_template=chat_template(config),
             allow_special_tokens=config.allow_special_tokens,
         )
-    shipped = Path(str(files("engine"))) / "tiny" / "checkpoint"
-    model = shipped if config.model == SHIPPED_MODEL else config.model
+    model = shipped_or_given(config)
     if config.engine == "upstream":
         from engine import UpstreamEngine
 
@@ -262,17 +264,60 @@ def build_engine(config: Config) -> Engine:
     return LocalEngine(EngineConfig(**{**_engine_settings(config), **own}))
 
 
+def shipped_or_given(config: Config) -> Path | str:
+    """Where the configured model is: a folder, or an id of the hub."""
+    shipped = Path(str(files("engine"))) / "tiny" / "checkpoint"
+    return shipped if config.model == SHIPPED_MODEL else config.model
+
+
+def is_hosted(config: Config) -> bool:
+    """Whether several server processes have an engine's process behind them: with an upstream engine each
+    asks the upstreams itself, and what is hosted are models for vectors and scores, where there are any."""
+    return config.engine != "upstream" or bool(_asked_pooling(config))
+
+
+def build_remote(config: Config, socket: Path) -> tuple[Engine, list[RemotePooling]]:
+    """What a server process serves of the engines in another one, which listens at `socket`; not yet started.
+
+    Raises LoadError.
+    """
+    from engine import EngineLine, RemoteEngine, RemotePooling
+
+    line = EngineLine(socket)
+    waiting: dict[str, Any] = {
+        "num_servers": config.api_server_count,
+        "max_waiting": config.max_waiting,
+        "max_waiting_tokens": config.max_waiting_tokens,
+    }
+    pooling = [RemotePooling(line, index, **waiting) for index in range(len(_asked_pooling(config)))]
+    if config.engine == "upstream":
+        return build_engine(config), pooling
+    engine = RemoteEngine(
+        line,
+        None if config.engine == "scripted" else shipped_or_given(config),
+        chat_template=chat_template(config),
+        allow_special_tokens=config.allow_special_tokens,
+        tool_dialect=config.tool_dialect,
+        reasoning_dialect=config.reasoning_dialect,
+        **waiting,
+    )
+    return engine, pooling
+
+
+def _asked_pooling(config: Config) -> list[tuple[PoolingKind, str]]:
+    return [
+        *(("embedding", each) for each in config.embedding_model),
+        *(("rerank", each) for each in config.rerank_model),
+        *(("classification", each) for each in config.classification_model),
+    ]
+
+
 def build_pooling(config: Config) -> list[PoolingEngine]:
     """The engines for vectors and scores that the configuration asks for, not yet started.
 
     Raises LoadError where a name could mean two models.
     """
-    asked: list[tuple[PoolingKind, str]] = [
-        *(("embedding", each) for each in config.embedding_model),
-        *(("rerank", each) for each in config.rerank_model),
-        *(("classification", each) for each in config.classification_model),
-    ]
-    if not asked:
+    if not (asked := _asked_pooling(config)):
         return []
     taken = {*served_names(config), *_adapters(config)}
     engines = []

@@ -1,4 +1,4 @@
-"""What answers a request: the model in this process, other servers, or a script."""
+"""What answers a request: the model in this process or in another one, other servers, or a script."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from engine.late import late
 
 if TYPE_CHECKING:
     from engine.backends.local import LocalEngine
+    from engine.backends.remote import RemoteEngine
+    from engine.backends.remote_host import EngineHost
+    from engine.backends.remote_line import EngineLine
+    from engine.backends.remote_pooling import RemotePooling
     from engine.backends.request_checks import check_request
     from engine.backends.script import Fail, Say, Tick, Wait
     from engine.backends.scripted import ScriptedEngine
@@ -17,6 +21,10 @@ else:
         __name__,
         {
             "engine.backends.local": ("LocalEngine",),
+            "engine.backends.remote": ("RemoteEngine",),
+            "engine.backends.remote_host": ("EngineHost",),
+            "engine.backends.remote_line": ("EngineLine",),
+            "engine.backends.remote_pooling": ("RemotePooling",),
             "engine.backends.request_checks": ("check_request",),
             "engine.backends.script": ("Fail", "Say", "Tick", "Wait"),
             "engine.backends.scripted": ("ScriptedEngine",),
@@ -24,4 +32,17 @@ else:
         },
     )
 
-__all__ = ["Fail", "LocalEngine", "Say", "ScriptedEngine", "Tick", "UpstreamEngine", "Wait", "check_request"]
+__all__ = [
+    "EngineHost",
+    "EngineLine",
+    "Fail",
+    "LocalEngine",
+    "RemoteEngine",
+    "RemotePooling",
+    "Say",
+    "ScriptedEngine",
+    "Tick",
+    "UpstreamEngine",
+    "Wait",
+    "check_request",
+]

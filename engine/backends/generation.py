@@ -21,6 +21,9 @@ from engine.types import (
     TokenLogprob,
 )
 
+LONG_SCORES = 256
+"""Scored tokens of a prompt; each takes some 5 us to read, so more are read in a thread."""
+
 
 def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
     """What ended the generation at the last token of its prefix, if a token-level end did.

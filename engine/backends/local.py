@@ -11,17 +11,18 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.admission import Admission, Place
-from engine.backends.generation import Generation, Mailbox, end_of_prefix, is_last
-from engine.backends.request_checks import check_request
+from engine.backends.generation import LONG_SCORES, Generation, Mailbox, end_of_prefix, is_last
+from engine.backends.request_checks import LONG_PROMPT, check_request
 from engine.config import EngineConfig
 from engine.core import Abort, Call, Close, Credit, Forget, Inbox, Keep, LetGo, Save, Submit
 from engine.model_folder import find_folder, read_sampling_defaults
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 log = logging.getLogger("antiphon.engine")
-
-LONG_PROMPT = 32 * 1024  # tokens; a look at each takes some 0.05 us, so of more it is taken in a thread
-
-LONG_SCORES = 256  # scored tokens of a prompt; each takes some 5 us, so more are read in a thread
 
 SAVING_S = 5.0  # at most, that closing waits for what is on its way to the disk
 
@@ -346,6 +343,42 @@ class LocalEngine:
 
     async def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """See `Engine.generate`."""
+        end, matcher = await self._begin(request)
+        generation = Generation(request, self._tokenizer, self._dialect)
+        with self._submitted(request, matcher, place, end) as arriving:
+            for chunk in generation.replay(end):
+                if is_last(chunk):
+                    arriving.drop()
+                yield chunk
+            while (outputs := await arriving.take()) is not None:
+                much = len(outputs[0].prompt_logprobs or ()) > LONG_SCORES
+                read = await self._beside(much, partial(generation.read, outputs))
+                if read is not None:
+                    if is_last(read):  # before the consumer sees the end: it may never come back
+                        arriving.drop()
+                    yield read
+                error = outputs[-1].error
+                if error is not None and not (read is not None and is_last(read)):
+                    raise error
+
+    async def outputs(
+        self, request: GenerateRequest, place: Place | None = None
+    ) -> AsyncGenerator[list[RowOutput]]:
+        """What comes after the request's prefix as the engine thread gives it, for whoever reads it as text
+        elsewhere: to the output that has `finish` or `error`. Where the prefix has ended the generation, the
+        only output is one without tokens that says how. Raises what `generate` raises before it begins.
+        """
+        end, matcher = await self._begin(request)
+        if end is not None:
+            yield [RowOutput(-1, finish=end, cached_tokens=None if request.prefix else 0)]
+            return
+        with self._submitted(request, matcher, place, None) as arriving:
+            while (outputs := await arriving.take()) is not None:
+                yield outputs
+
+    async def _begin(self, request: GenerateRequest) -> tuple[Done | None, Matcher | None]:
+        """Check a request; how its prefix has ended the generation, if it has, and the matcher of its
+        constraint."""
         self._require_alive()
         much = len(request.prompt_ids) > LONG_PROMPT
         await self._beside(much, partial(check_request, request, self._info))
@@ -355,44 +388,44 @@ class LocalEngine:
             matcher, stopped = await self._matcher(request, request.constraint)
             if stopped and end is None:
                 end = Done("stop")
-        generation = Generation(request, self._tokenizer, self._dialect)
+        return end, matcher
+
+    @contextmanager
+    def _submitted(
+        self, request: GenerateRequest, matcher: Matcher | None, place: Place | None, end: Done | None
+    ) -> Iterator[_Arriving]:
+        """Have the engine thread generate, unless there is an `end` already, for as long as the context
+        lasts. Without a place one is taken."""
         handle = self._next_handle
         self._next_handle += 1
-        mailbox = Mailbox()
         own_place = None
         if end is None:
             self._require_alive()  # still, after a grammar was compiled
             if place is None:
                 place = own_place = self._admission.enter(request.owner, request.weight)
-            self._mailboxes[handle] = mailbox
+            self._mailboxes[handle] = Mailbox()
             self._inbox.put(Submit(handle, request, matcher))
         try:
-            for chunk in generation.replay(end):
-                if is_last(chunk):
-                    self._drop(handle)
-                yield chunk
-            while handle in self._mailboxes:
-                outputs = await mailbox.take()
-                if place is not None:
-                    place.begin()
-                error = outputs[-1].error
-                if outputs[-1].finish is not None or error is not None:
-                    del self._mailboxes[handle]  # the engine thread has dropped it already
-                elif mailbox.num_uncredited >= CREDIT_STEP:
-                    self._inbox.put(Credit(handle, mailbox.num_uncredited))
-                    mailbox.num_uncredited = 0
-                much = len(outputs[0].prompt_logprobs or ()) > LONG_SCORES
-                read = await self._beside(much, partial(generation.read, outputs))
-                if read is not None:
-                    if is_last(read):  # before the consumer sees the end: it may never come back
-                        self._drop(handle)
-                    yield read
-                if error is not None and not (read is not None and is_last(read)):
-                    raise error
+            yield _Arriving(self, handle, place)
         finally:
             self._drop(handle)
             if own_place is not None:
                 own_place.leave()
+
+    async def _take(self, handle: int, place: Place | None) -> list[RowOutput] | None:
+        """What has gathered for a request, once there is something; None where there will be no more."""
+        mailbox = self._mailboxes.get(handle)
+        if mailbox is None:
+            return None
+        outputs = await mailbox.take()
+        if place is not None:
+            place.begin()
+        if outputs[-1].finish is not None or outputs[-1].error is not None:
+            self._mailboxes.pop(handle, None)  # the engine thread has dropped it already
+        elif mailbox.num_uncredited >= CREDIT_STEP:
+            self._inbox.put(Credit(handle, mailbox.num_uncredited))
+            mailbox.num_uncredited = 0
+        return outputs
 
     def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
         """See `Engine.keep`."""
@@ -504,6 +537,23 @@ class LocalEngine:
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """The outputs of one request, for the one who reads them."""
+
+    engine: LocalEngine
+    handle: int
+    place: Place | None
+
+    async def take(self) -> list[RowOutput] | None:
+        """See `LocalEngine._take`."""
+        return await self.engine._take(self.handle, self.place)
+
+    def drop(self) -> None:
+        """No more are wanted."""
+        self.engine._drop(self.handle)
 
 
 def _dead(cause: BaseException) -> EngineDead:

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.admission import Admission, Place
 from engine.backends.script import Fail, Script, Tick, Wait, obey
-from engine.backends.scripted_tokens import Speech, Tokens, scripted_tokenizer
+from engine.backends.scripted_tokens import DIALECT, Speech, Tokens, scripted_tokenizer
 from engine.core import FairShare
 from engine.dialects import Dialect, dialect_named
 from engine.parsing import Reader
+from engine.step import RowLogprobs, RowOutput
 from engine.tokenizer import GrowingPrompts
 from engine.types import (
     Chunk,
@@ -98,7 +99,7 @@ class ScriptedEngine:
             max_running=max_running, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens
         )
         self.tokenizer = scripted_tokenizer(chat_template, allow_special_tokens=allow_special_tokens)
-        self._dialect: Dialect = dialect_named("hermes")
+        self._dialect: Dialect = dialect_named(DIALECT)
         self._prompts = GrowingPrompts(self.tokenizer, self._dialect)
         self._speech = Speech(self.tokenizer, self._dialect, chunk)
         self._constraints: Constraints | None = None
@@ -171,7 +172,25 @@ class ScriptedEngine:
 
     def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """Follow the script; closing the generator aborts at once."""
-        return self._generate(request, place)
+        return self._generate(request, place, self._reader(request))
+
+    async def outputs(
+        self, request: GenerateRequest, place: Place | None = None
+    ) -> AsyncGenerator[list[RowOutput]]:
+        """The same as tokens that nobody has read yet, without the prefix; see `LocalEngine.outputs`."""
+        unread = replace(
+            request, reader=ReaderParams(dialect=False), sampling=replace(request.sampling, stop=())
+        )
+        first = True
+        async with aclosing(self._generate(request, place, self._reader(unread))) as chunks:
+            async for chunk in chunks:
+                end = chunk.deltas[-1] if chunk.deltas else None
+                finish = end if isinstance(end, Done) else None
+                if not chunk.replayed:
+                    yield [_output(chunk, finish, first=first)]
+                    first = False
+                elif finish is not None:
+                    yield [RowOutput(-1, finish=finish)]
 
     def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
         """Nothing: there is no KV cache."""
@@ -237,7 +256,12 @@ class ScriptedEngine:
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    async def _generate(self, request: GenerateRequest, given: Place | None) -> AsyncGenerator[Chunk]:
+    def _reader(self, request: GenerateRequest) -> Reader:
+        return Reader(self.tokenizer, self._dialect, request.reader, request.sampling)
+
+    async def _generate(
+        self, request: GenerateRequest, given: Place | None, reader: Reader
+    ) -> AsyncGenerator[Chunk]:
         room = self._info.max_model_len - len(request.prompt_ids)
         if room <= 0:
             raise PromptTooLong(len(request.prompt_ids), self._info.max_model_len)
@@ -255,7 +279,7 @@ class ScriptedEngine:
                 grammar = await self._until(compiled, request)
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.share.charge(request.owner, len(request.prompt_ids), request.weight)
-            follow = self._follow(request, grammar, min(room, request.sampling.max_tokens))
+            follow = self._follow(request, reader, grammar, min(room, request.sampling.max_tokens))
             async with aclosing(follow) as chunks:
                 async for chunk in chunks:
                     self._counters.chunks += 1
@@ -270,10 +294,9 @@ class ScriptedEngine:
                 place.leave()
 
     async def _follow(
-        self, request: GenerateRequest, grammar: Grammar | None, max_tokens: int
+        self, request: GenerateRequest, reader: Reader, grammar: Grammar | None, max_tokens: int
     ) -> AsyncGenerator[Chunk]:
         """The prefix as its chunks were, then what the script says after it."""
-        reader = Reader(self.tokenizer, self._dialect, request.reader, request.sampling)
         parts = request.prefix
         scored = await self._scored(request)
         if max_tokens == 0 and not parts:
@@ -449,6 +472,25 @@ class ScriptedEngine:
         if self._constraints is None:
             self._constraints = Constraints(self.tokenizer, self._dialect, lasting=True)
         return await self._constraints.compile(constraint, reader, owner)
+
+
+def _output(chunk: Chunk, finish: Done | None, *, first: bool) -> RowOutput:
+    """A chunk as the engine thread would have given it."""
+    return RowOutput(
+        -1,
+        chunk.token_ids,
+        finish,
+        tuple(map(_unread, chunk.logprobs)),
+        cached_tokens=0 if first else None,
+        prompt_logprobs=None
+        if chunk.prompt_logprobs is None
+        else tuple(_unread(score) for score in chunk.prompt_logprobs if score is not None),
+    )
+
+
+def _unread(score: TokenLogprob) -> RowLogprobs:
+    ids, values = tuple(each[0] for each in score.top), tuple(each[3] for each in score.top)
+    return RowLogprobs(score.token_id, score.logprob, ids, values)
 
 
 def _stopped(grammar: Grammar | None, parts: tuple[Tokens, ...], max_tokens: int) -> bool:

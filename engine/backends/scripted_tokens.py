@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.structured.isolation import Matcher
 
 TEMPLATE = Path(__file__).parents[1] / "tiny" / "checkpoint" / "chat_template.jinja"
+DIALECT = "hermes"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -41,7 +42,7 @@ def scripted_tokenizer(template: str | None = None, *, allow_special_tokens: boo
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    tags = sorted(dialect_named("hermes").tags)
+    tags = sorted(dialect_named(DIALECT).tags)
     backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in tags])
     ids = backend.get_vocab(with_added_tokens=True)
     return Tokenizer(

@@ -15,10 +15,16 @@ from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingKind, Pooli
 
 if TYPE_CHECKING:
     from engine.pooling.engine import PoolingEngine
-    from engine.pooling.texts import TextInput
+    from engine.pooling.texts import TextInput, Words
+    from engine.pooling.work import Vector
 else:
     __getattr__ = late(
-        __name__, {"engine.pooling.engine": ("PoolingEngine",), "engine.pooling.texts": ("TextInput",)}
+        __name__,
+        {
+            "engine.pooling.engine": ("PoolingEngine",),
+            "engine.pooling.texts": ("TextInput", "Words"),
+            "engine.pooling.work": ("Vector",),
+        },
     )
 
 __all__ = [
@@ -28,4 +34,6 @@ __all__ = [
     "PoolingKind",
     "PoolingStats",
     "TextInput",
+    "Vector",
+    "Words",
 ]

@@ -211,25 +211,33 @@ def _refusing() -> Iterator[None]:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser)
     parser.add_argument(
-        "--workers", type=int, default=1, help="only 1: the engine lives in the server's process"
+        "--workers", type=int, default=1, help="only 1: see --api-server-count for more processes"
     )
 
 
 def _serve(options: argparse.Namespace) -> int:
     loaded = _load(options, for_engine=True)
     if options.workers != 1:
-        raise Refusal("--workers: one process serves, because the engine and its KV cache live in it")
+        raise Refusal(
+            "--workers: each would have an engine and a KV cache of its own; for several processes before "
+            "one engine give --api-server-count"
+        )
     from server.config import Config, load
-    from server.process import serve, set_up_logging
+    from server.process import serve, set_up_logging, supervise
 
     set_up_logging(loaded.config.log_level, loaded.config.log_format)
     if loaded.config.db_file is not None and loaded.sources["db"] != "default":
         logging.getLogger("antiphon").info("the database is the file %s", loaded.config.db_file)
 
-    def reread() -> Config:
-        return load({name: getattr(options, name, None) for name in Config.model_fields}).config
+    flags = {name: getattr(options, name, None) for name in Config.model_fields}
 
-    code = serve(loaded.config, began=BEGAN, reread=reread)
+    def reread() -> Config:
+        return load(flags).config
+
+    if loaded.config.api_server_count > 1:
+        code = supervise(loaded.config, flags, began=BEGAN, reread=reread)
+    else:
+        code = serve(loaded.config, began=BEGAN, reread=reread)
     # Everything is closed and on the disk by now. A thread that still loads a model would make the
     # interpreter's own end abort the process from inside torch.
     logging.shutdown()
@@ -631,6 +639,7 @@ COMMANDS = {
             "antiphon serve --model Qwen/Qwen3-0.6B --port 8123  a model of the Hugging Face hub",
             "antiphon serve --host 0.0.0.0 --api-key-file keys   for other machines, which need keys",
             "antiphon serve --kv-cache-bytes 4G --log-level debug",
+            "antiphon serve --api-server-count 2 --db URL        two server processes before one engine",
         ),
     ),
     "chat": Command(

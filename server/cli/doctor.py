@@ -92,6 +92,10 @@ async def _data(config: Config) -> Finding:
 
 
 async def _database(config: Config) -> Finding:
+    from server.process import unshared
+
+    if (reason := unshared(config)) is not None:
+        return "FAIL", reason
     try:
         state = await inspect_database(config.db)
     except (StorageError, ValueError) as exc:

@@ -73,6 +73,9 @@ class ServerState(Protocol):
     async def probe(self) -> None:
         """Have the model generate; ApiError 503 where it does not."""
 
+    async def metrics(self) -> bytes:
+        """The page of metrics."""
+
     def batches_stirred(self) -> None:
         """There is a batch to be carried on, or one to be ended."""
 

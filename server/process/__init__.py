@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from server.process.serve import bind, serve, set_up_logging
+from server.process.supervisor import supervise, unshared
 from server.process.tls import CertificateError, Tls
 from server.process.tools_registry import look_for_sandbox, read_web, unenforced
 
@@ -14,5 +15,7 @@ __all__ = [
     "read_web",
     "serve",
     "set_up_logging",
+    "supervise",
     "unenforced",
+    "unshared",
 ]

@@ -14,10 +14,11 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from engine import Engine, EngineStats, PoolingEngine
+from engine import Engine, EngineStats, PoolingEngine, PoolingInfo
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
@@ -28,10 +29,11 @@ from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
 from server.input_files import InputImages
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
-from server.model_registry import Models, build_engine, build_pooling, caps_of, served_names
+from server.model_registry import Models, build_engine, build_pooling, build_remote, caps_of, served_names
 from server.pooling import embedder_of, reranker_of
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
+from server.process.seat import Seat
 from server.process.settings_audit import note_settings
 from server.process.tools_registry import enforceable, look_for_sandbox, read_registry
 from server.quota import Quota
@@ -42,6 +44,9 @@ from server.vector_stores import Library
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, open_storage
 from tools import GENERATE, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
+
+if TYPE_CHECKING:
+    from engine import RemotePooling
 
 log = logging.getLogger("antiphon")
 
@@ -64,11 +69,17 @@ class ServerLifecycle:
     """Everything one server process holds, from its first moment to its last."""
 
     def __init__(
-        self, config: Config, *, engine: Engine | None = None, registry: Registry | None = None
+        self,
+        config: Config,
+        *,
+        engine: Engine | None = None,
+        registry: Registry | None = None,
+        seat: Seat | None = None,
     ) -> None:
         """registry: the tools that this server runs itself; default: those that come with it and the
-        operator's own. Raises TracingError."""
+        operator's own. seat: this process's place, where it is one of several. Raises TracingError."""
         self.config = config
+        self._seat = seat
         self.telemetry = Telemetry(
             tracing=Tracing(content=config.otel_content) if config.otel else None,
             vllm_names=config.vllm_metrics,
@@ -78,15 +89,20 @@ class ServerLifecycle:
         self.num_streams = 0  # open event streams
         self.keys = Keys(config)
         self.accesses = Accesses()
-        self.arrivals = Arrivals(config.max_arriving_bytes)
-        self.admin_token = secrets.token_urlsafe(32)
+        # Of all processes at the port, each of which has to take one body at least.
+        self.arrivals = Arrivals(
+            max(config.max_arriving_bytes // config.api_server_count, config.max_body_bytes)
+            if config.api_server_count > 1
+            else config.max_arriving_bytes
+        )
+        self.admin_token = secrets.token_urlsafe(32) if seat is None else seat.admin_token
         self.phase: Phase = "starting"
         self.context: Context | None = None
         self.sandbox: str | None = None
         self.cause: BaseException | None = None
         self.died = asyncio.Event()
         self._engine = engine
-        self._pooling: list[PoolingEngine] = []
+        self._pooling: list[PoolingEngine | RemotePooling] = []
         self._registry = registry
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
@@ -203,8 +219,16 @@ class ServerLifecycle:
         await self._batches.start(self._app)
         await self._note_settings()
         self.telemetry.watch(self._readings)
+        if self._seat is not None:
+            await self._seat.show_metrics(self.telemetry)
         if self.phase == "starting":
             self.phase = "ready"
+
+    async def metrics(self) -> bytes:
+        """The page of metrics: this process's, or that of all processes at the port."""
+        if self._seat is None:
+            return self.telemetry.exposition()
+        return await self._seat.metrics(self.telemetry)
 
     def limit_owners(self, words: Sequence[str]) -> None:
         """Have other limits hold for every owner, as the setting `owner_limit` has them."""
@@ -262,15 +286,22 @@ class ServerLifecycle:
             )
 
     async def _start_engine(self) -> None:
-        if self._engine is None:
-            self._engine = await asyncio.to_thread(build_engine, self.config)
+        pooled: Sequence[PoolingEngine | RemotePooling]
+        if self._seat is not None:
+            self._engine, pooled = await asyncio.to_thread(
+                build_remote, self.config, self._seat.engine_socket
+            )
+        else:
+            if self._engine is None:
+                self._engine = await asyncio.to_thread(build_engine, self.config)
+            pooled = await asyncio.to_thread(build_pooling, self.config)
+        engine = self._engine
+        assert engine is not None
         # First, because the model that generates takes most of a GPU's memory that it finds free.
-        for pooling in await asyncio.to_thread(build_pooling, self.config):
+        for pooling in pooled:
             self._pooling.append(pooling)
-            info = await pooling.start()
-            how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
-            log.info("%s is served for %s: %s, %d tokens", info.name, info.kind, how, info.max_model_len)
-        await self._engine.start()
+            note_pooling(await pooling.start())
+        await engine.start()
 
     async def prepare(self) -> None:
         """Start what the server serves without, and a request would have to wait for."""
@@ -394,6 +425,8 @@ class ServerLifecycle:
         if self._meter is not None:
             yield self._meter.close
         yield self.keys.close
+        if self._seat is not None:
+            yield self._seat.close
         if self._engine is not None:
             yield self._engine.close
         for pooling in reversed(self._pooling):
@@ -418,6 +451,12 @@ class ServerLifecycle:
         self.context = None
         if self._noting is not None:
             await asyncio.gather(self._noting, return_exceptions=True)
+
+
+def note_pooling(info: PoolingInfo) -> None:
+    """Log what a model for vectors or scores is served for."""
+    how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
+    log.info("%s is served for %s: %s, %d tokens", info.name, info.kind, how, info.max_model_len)
 
 
 def _kv_readings(stats: EngineStats, model: Mapping[str, str]) -> Iterator[Reading]:

@@ -33,8 +33,9 @@ class Lines(logging.Formatter):
     """Writes a record's message as one line. The lines of a traceback follow, each behind a bar: none of
     them can pass for a record of its own."""
 
-    def __init__(self) -> None:
-        super().__init__(FORM)
+    def __init__(self, process: str = "") -> None:
+        """process: which of several processes writes it, as lines are to say."""
+        super().__init__(FORM.replace("%(name)s", f"%(name)s[{process}]") if process else FORM)
 
     def format(self, record: logging.LogRecord) -> str:
         """The text of a record."""
@@ -47,9 +48,12 @@ class Lines(logging.Formatter):
         return super().formatMessage(record)
 
 
-def json_lines() -> logging.Formatter:
+def json_lines(process: str = "") -> logging.Formatter:
     """Writes a record as one JSON object: time (UTC), level, logger, message, the fields that were logged
-    with it, and the ids of the request that its task works for. A traceback is the field `exc_info`."""
+    with it, and the ids of the request that its task works for. A traceback is the field `exc_info`.
+
+    process: which of several processes writes it, as the field of this name.
+    """
     from pythonjsonlogger.json import JsonFormatter
 
     class JsonLines(JsonFormatter):
@@ -62,6 +66,7 @@ def json_lines() -> logging.Formatter:
             log_data["level"] = record.levelname.lower()
             log_data["logger"] = record.name
             log_data["message"] = record.message
+            log_data["process"] = process or None
             working_for = current.get()
             if working_for is not None:
                 log_data["request_id"] = working_for.request_id

@@ -15,6 +15,7 @@ import functools
 import gc
 import importlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import orjson
 import uvicorn
@@ -38,6 +40,7 @@ from server.http import BoundedHttp
 from server.process.app import create_app
 from server.process.lifecycle import Refused, ServerLifecycle
 from server.process.log_lines import Lines, json_lines
+from server.process.seat import HandedConnections, Seat
 from server.process.sockets import Listener, raise_descriptor_limit, room
 from server.process.tls import CertificateError, Tls
 from server.telemetry import TracingError
@@ -68,13 +71,21 @@ def serve(
     began: float | None = None,
     engine: Engine | None = None,
     reread: Callable[[], Config] | None = None,
+    seat: Seat | None = None,
 ) -> int:
     """Serve until a signal; returns the exit code: 0 drained, 2 refused to start, 70 engine or storage died.
 
     began: time.monotonic() at the start of the process, for the line that says how long it took. engine: one
     to serve instead of the configured one. reread: the settings as they are now, for SIGHUP; raises
-    ConfigError.
+    ConfigError. seat: this process's place, where it is one of several at one port.
     """
+    tune_process()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Process(config, began or time.monotonic(), engine, reread, seat).run())
+
+
+def tune_process() -> None:
+    """Have this process take many connections, and its threads make way for its event loop."""
     raise_descriptor_limit()
     # A thread that computes hands over to the event loop sooner: [measured] 64 streams slow an engine step to
     # 2.4 ms at the default of 5 ms, and to 1.0 ms at this.
@@ -82,17 +93,15 @@ def serve(
     # Young objects here are mostly events that wait for their readers, and no garbage: [measured] a look
     # through them every 700 takes 9 to 13 us of the loop per event with 64 streams, and 5 to 6 at this.
     gc.set_threshold(5_000)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Process(config, began or time.monotonic(), engine, reread).run())
 
 
-def set_up_logging(level: str, form: str = "text") -> None:
+def set_up_logging(level: str, form: str = "text", process: str = "") -> None:
     """Lines on standard error: ours from `level` on, those of libraries only when they warn.
 
-    form: `text`, or `json` for an object a line.
+    form: `text`, or `json` for an object a line. process: which of several processes this one is.
     """
     lines = logging.StreamHandler()
-    lines.setFormatter(json_lines() if form == "json" else Lines())
+    lines.setFormatter(json_lines(process) if form == "json" else Lines(process))
     logging.basicConfig(level=logging.WARNING, handlers=[lines])
     log.setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of bad requests, which have their replies
@@ -111,7 +120,9 @@ class _Process:
         began: float,
         engine: Engine | None,
         reread: Callable[[], Config] | None = None,
+        seat: Seat | None = None,
     ) -> None:
+        self._seat = seat
         self._config = config
         self._began = began
         self._engine = engine
@@ -128,26 +139,25 @@ class _Process:
         try:
             self._tls = Tls(self._config) if self._config.ssl_certfile is not None else None
         except CertificateError as exc:
-            return _refuse(str(exc))
+            return refuse(str(exc))
         if unreachable := _unreachable(self._config):
-            return _refuse(unreachable)
+            return refuse(unreachable)
+        sock: socket.socket | HandedConnections
         try:
-            sock = bind(self._config.host, self._config.port)
+            sock = bind(self._config.host, self._config.port) if self._seat is None else self._seat.handed
         except OSError as exc:
-            return _refuse(
-                f"cannot listen on {self._config.host} port {self._config.port}: {exc.strerror or exc}"
-            )
+            return refuse(cannot_listen(self._config, exc))
         try:
-            life = ServerLifecycle(self._config, engine=self._engine)
+            life = ServerLifecycle(self._config, engine=self._engine, seat=self._seat)
         except TracingError as exc:
             sock.close()
-            return _refuse(str(exc))
+            return refuse(str(exc))
         server = web_server(create_app(life), self._config, self._tls)
         life.num_connections = lambda: len(server.server_state.connections)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, life)
-        serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+        serving = asyncio.create_task(server.serve(sockets=[cast(socket.socket, sock)]), name="http")
         starting = asyncio.create_task(self._start(life, sock), name="start")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         died = asyncio.create_task(life.died.wait(), name="death")
@@ -159,25 +169,30 @@ class _Process:
             await serving
             await life.close()
         finally:
-            if self._ready:
+            if self._ready and self._seat is None:
                 address_file(self._config).unlink(missing_ok=True)
             for task in (starting, stopped, died, serving):
                 task.cancel()
             await asyncio.gather(starting, stopped, died, serving, return_exceptions=True)
         return self._code
 
-    async def _start(self, life: ServerLifecycle, sock: socket.socket) -> None:
+    async def _start(self, life: ServerLifecycle, sock: socket.socket | HandedConnections) -> None:
         await life.start(key_required=not self._config.loopback)
         self._ready = True
         # What was imported stays for good; unfrozen, the collector would walk all of it again and again
         # while every stream waits (110 ms a time with torch).
         gc.freeze()
-        url = base_url(sock, tls=self._tls is not None)
-        self._leave_address = functools.partial(leave_address, url=url, token=life.admin_token)
-        self._leave_address(self._config)
         keyed = await life.keys.needed()
-        self._warn(keyed=keyed)
-        _banner(life, url, time.monotonic() - self._began, keyed=keyed)
+        if isinstance(sock, HandedConnections):
+            assert self._seat is not None
+            url, say = self._seat.url, self._seat.announce
+        else:
+            url, say = base_url(sock, tls=self._tls is not None), print_banner
+            self._leave_address = functools.partial(leave_address, url=url, token=life.admin_token)
+            self._leave_address(self._config)
+        if self._seat is None or self._seat.is_first:
+            self._warn(keyed=keyed)
+        say(_banner(life, url, time.monotonic() - self._began, keyed=keyed))
         await asyncio.to_thread(load_late_modules)
         gc.freeze()
         await life.prepare()
@@ -210,7 +225,7 @@ class _Process:
             _backstop(DEATH_S, ENGINE_DIED)
             await asyncio.sleep(DEATH_NOTICE_S)
         elif failure is not None:
-            self._code = _refuse(*_reasons(failure))
+            self._code = refuse(*reasons(failure))
         else:
             grace = self._config.drain_grace_s
             _backstop(grace + CLOSING_S, 1)
@@ -322,17 +337,23 @@ def _unreachable(config: Config) -> str | None:
     )
 
 
-def _refuse(*reasons: str) -> int:
+def cannot_listen(config: Config, error: OSError) -> str:
+    """Why the port cannot be had."""
+    return f"cannot listen on {config.host} port {config.port}: {error.strerror or error}"
+
+
+def refuse(*reasons: str) -> int:
+    """Print why the server does not start; returns the exit code that says so."""
     for reason in reasons:
         print(f"antiphon: {reason}", file=sys.stderr)
     return REFUSED
 
 
-def _reasons(failure: BaseException) -> Iterator[str]:
+def reasons(failure: BaseException) -> Iterator[str]:
     """One line per cause; an error that nobody foresaw keeps its traceback."""
     if isinstance(failure, BaseExceptionGroup):
         for each in failure.exceptions:
-            yield from _reasons(each)
+            yield from reasons(each)
     elif isinstance(failure, EngineError | StorageError | Refused | ValueError):
         yield str(failure)
     else:
@@ -362,7 +383,9 @@ class _Server(uvicorn.Server):
         """Listen on sockets that are bound, by a listener of our own."""
         config = self._limits
         # A request to an upstream server takes a descriptor more.
-        most = config.max_connections or room(each=2 if config.engine == "upstream" else 1)
+        most = room(each=2 if config.engine == "upstream" else 1)
+        if config.max_connections is not None:  # of all processes at the port, which share them evenly
+            most = math.ceil(config.max_connections / config.api_server_count)
         protocol = functools.partial(
             BoundedHttp,
             config=self.config,
@@ -390,6 +413,8 @@ class _Server(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in [each for each in self.server_state.connections if each.is_overdue(now)]:  # type: ignore[union-attr]
             connection.expire()  # type: ignore[union-attr]
+        for listener in self.servers:
+            listener.report()  # type: ignore[attr-defined]
         return await super().on_tick(counter)
 
 
@@ -436,14 +461,19 @@ def base_url(sock: socket.socket, *, tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> None:
+def print_banner(banner: str) -> None:
+    """Print what a server says of itself."""
+    print(banner, flush=True)
+
+
+def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> str:
+    """What a server says of itself, once it is ready."""
     assert life.context is not None
     model = life.context.models.get(None)
     body = orjson.dumps({"model": model.name, "input": "Hello!"}).decode()
     key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
-    print(
+    return (
         f"Antiphon {__version__} listens on {url} and serves {model.name} "
         f"({model.info.max_model_len} tokens, dialect {model.info.dialect}), ready after {seconds:.1f} s.\n"
-        f"Try: curl {url}/v1/responses{key} -H 'content-type: application/json' -d '{body}'",
-        flush=True,
+        f"Try: curl {url}/v1/responses{key} -H 'content-type: application/json' -d '{body}'"
     )

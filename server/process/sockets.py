@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from server.errors import ApiError
+from server.process.seat import HandedConnections
 from server.process.tls import Tls
 
 log = logging.getLogger("antiphon")
@@ -68,7 +69,7 @@ class Listener:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | HandedConnections,
         protocol: Callable[[], asyncio.Protocol],
         *,
         num_open: Callable[[], int],
@@ -89,6 +90,7 @@ class Listener:
         self._turned_away: deque[socket.socket] = deque()
         self._full = False
         self._closed = False
+        self._num_accepted = 0
         self._listen()
 
     def close(self) -> None:
@@ -97,6 +99,12 @@ class Listener:
         self._loop.remove_reader(self._sock)
         while self._turned_away:
             self._turned_away.popleft().close()
+
+    def report(self) -> None:
+        """Tell who hands out connections, where somebody does, how many of them are closed by now."""
+        if isinstance(self._sock, HandedConnections):
+            held = self._num_open() + len(self._opening) + len(self._turned_away)
+            self._sock.report_closed(self._num_accepted - held)
 
     async def wait_closed(self) -> None:
         """Wait until connections that were accepted before have their protocols."""
@@ -118,6 +126,7 @@ class Listener:
                 self._loop.call_later(PAUSE_S, self._listen)
                 return
             conn.setblocking(False)
+            self._num_accepted += 1
             if self._num_open() + len(self._opening) < self._max_open:
                 self._full = False
                 task = self._loop.create_task(self._open(conn))

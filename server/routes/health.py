@@ -70,4 +70,4 @@ async def version(request: Request) -> Response:
 @router.get("/metrics", **documented("", "metrics.read", media_type="text/plain"))
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
-    return Response(life(request).telemetry.exposition(), media_type=CONTENT_TYPE)
+    return Response(await life(request).metrics(), media_type=CONTENT_TYPE)

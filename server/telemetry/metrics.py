@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Literal
@@ -32,6 +32,7 @@ from server.telemetry.degenerate import Warnings
 from server.telemetry.observation import Asked, Observation
 from server.telemetry.readings import Reading, Readings, Tallies
 from server.telemetry.record import current
+from server.telemetry.several_processes import page_of_all
 from server.telemetry.tracing import Tracing
 from server.telemetry.vllm_names import in_vllm_names
 
@@ -272,6 +273,14 @@ class Telemetry:
         """All metrics in the text format."""
         return generate_latest(_Page(self._registry, vllm_names=self._vllm_names))
 
+    def own_page(self) -> bytes:
+        """The same under our names alone, for a process that makes one page of several."""
+        return generate_latest(self._registry)
+
+    def page_of_all(self, pages: Mapping[str, bytes], own: str) -> bytes:
+        """One page of those of several processes; see `page_of_all`."""
+        return generate_latest(_Page(page_of_all(pages, own), vllm_names=self._vllm_names))
+
 
 _HTTP = ("route", "method", "status")
 
@@ -291,7 +300,7 @@ async def _log_prompt(asked: Asked) -> None:
 class _Page(Collector):
     """What a scrape reads: the registry, and the same under other names where that is wanted."""
 
-    def __init__(self, registry: CollectorRegistry, *, vllm_names: bool) -> None:
+    def __init__(self, registry: Collector, *, vllm_names: bool) -> None:
         self._registry = registry
         self._vllm_names = vllm_names
 

@@ -523,6 +523,9 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
     assert "FAIL  model" in capsys.readouterr().out
+    several = ["--api-server-count", "2", "--data", str(tmp_path), "--port", "0"]
+    assert main(["doctor", "--engine", "scripted", *several]) == 1
+    assert "FAIL  database  --api-server-count 2 needs" in capsys.readouterr().out
 
 
 def test_limits_without_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

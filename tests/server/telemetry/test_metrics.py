@@ -224,7 +224,7 @@ async def test_the_page_explains_every_metric_and_no_other(
         name for name in named if name.startswith("antiphon_pooling_")
     }  # shown with models for it alone
     assert pooling
-    assert named - {"antiphon_retention_*"} - pooling == shown
+    assert named - {"antiphon_retention_*", "antiphon_process_up"} - pooling == shown
 
 
 def queries() -> Iterator[tuple[str, str]]:

@@ -1,0 +1,295 @@
+"""The connection of a server process with the process of its engine, made again when that is started again.
+
+What was asked of an engine that has ended comes back as `LineLost`: whoever asked knows whether to ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from engine.backends.generation import Mailbox
+from engine.backends.remote_wire import message, read, read_error, read_line, read_output
+from engine.pooling import PoolingInfo, PoolingStats
+from engine.step import RowOutput
+from engine.types import EngineDead, EngineError, EngineStats, ModelInfo
+
+log = logging.getLogger("antiphon.engine")
+
+RETRY_S = 0.1
+"""Between two looks whether the engine's process listens again."""
+
+
+class LineLost(EngineError):
+    """The engine's process has ended, or the connection with it."""
+
+
+class Reception:
+    """What came for one request, and whether the engine has begun with it."""
+
+    def __init__(self, *, begun: bool) -> None:
+        self.mailbox = Mailbox()
+        self.begun = begun
+
+
+class EngineLine:
+    """One connection for everything that one process asks of its engines. All methods are called on one
+    asyncio loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._wire: _Wire | None = None
+        self._joining: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()  # replaced by another at every change
+        self._receptions: dict[int, Reception] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._owed: list[bytes] = []  # notes that must arrive, whoever is there to read them
+        self._next = 0
+        self._closed = False
+        self._died: asyncio.Future[BaseException] | None = None
+        self.info: ModelInfo | None = None
+        self.max_running = 0
+        self.pooling: tuple[PoolingInfo, ...] = ()
+        self.pooling_running: tuple[int, ...] = ()
+        self.stats = EngineStats()
+        self.gpu: Mapping[str, float] = {}
+        self.pooling_stats: tuple[PoolingStats, ...] = ()
+        self.on_stats: list[Callable[[], None]] = []
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect, for the first time: waits until the engine has loaded its model."""
+        if self._joining is None:
+            self._died = asyncio.get_running_loop().create_future()
+            self._joining = asyncio.create_task(self._join(), name="engine-line")
+        await self.ready()
+
+    async def close(self) -> None:
+        """End everything that is under way with EngineDead."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+        if self._wire is not None:
+            self._wire.close()
+        self._lose(EngineDead("the engine was closed"))
+        self._change()
+
+    async def dead(self) -> BaseException:
+        """Wait until there is another engine than this process began with; what it is."""
+        assert self._died is not None
+        return await asyncio.shield(self._died)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the engine's process answers."""
+        return self._wire is not None
+
+    async def ready(self) -> None:
+        """Wait until it does. Raises EngineDead where it never will."""
+        while self._wire is None:
+            self._require_open()
+            await self._changed.wait()
+        self._require_open()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineDead("the engine was closed")
+        if self._died is None or self._died.done():
+            raise EngineDead(
+                "the engine was not started" if self._died is None else "the engine was replaced"
+            )
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _join(self) -> None:
+        """Connect whenever there is no connection."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with suppress(OSError):  # it has not started yet, or is gone
+                _, wire = await loop.create_unix_connection(lambda: _Wire(self), str(self._path))
+                await wire.lost.wait()
+            await asyncio.sleep(RETRY_S)
+
+    # -- what comes ------------------------------------------------------------------------------------------
+
+    def joined(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
+        """The engine's process has said what it serves."""
+        info = read(ModelInfo, hello["info"])
+        pooling = tuple(read(PoolingInfo, each) for each in hello["pooling"])
+        if self.info is None and not self.pooling:
+            self.info, self.pooling = info, pooling
+        elif (info, pooling) != (self.info, self.pooling):
+            # Runs are bound to the model that they began with: only a process that starts anew may change it.
+            assert self._died is not None
+            if not self._died.done():
+                self._died.set_result(EngineDead("the engine serves another model than before"))
+                self._change()
+            return
+        self.max_running, self.pooling_running = hello["max_running"], tuple(hello["pooling_running"])
+        self._wire = wire
+        for line in self._owed:
+            wire.send(line)
+        self._owed.clear()
+        self._change()
+
+    def left(self, wire: _Wire) -> None:
+        """The connection is gone."""
+        if self._wire is wire:
+            self._wire = None
+            if not self._closed:
+                log.warning("the engine's process is gone; requests wait until it is back")
+            self._lose(LineLost("the engine's process has ended"))
+            self._change()
+
+    def _lose(self, error: EngineError) -> None:
+        receptions, self._receptions = self._receptions, {}
+        for handle, reception in receptions.items():
+            reception.mailbox.put(RowOutput(handle, error=error))
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    def got_output(self, *parts: Any) -> None:
+        """Tokens, or an end, of a request."""
+        output = read_output(parts)
+        ended = output.finish is not None or output.error is not None
+        find = self._receptions.pop if ended else self._receptions.get
+        if (reception := find(output.handle, None)) is not None:
+            reception.begun = True
+            reception.mailbox.put(output)
+
+    def got_begun(self, handle: int) -> None:
+        """The engine has begun with a suspect."""
+        if (reception := self._receptions.get(handle)) is not None:
+            reception.begun = True
+
+    def got_stats(self, engine: Any, gpu: Mapping[str, float], pooling: Sequence[Any]) -> None:
+        """The engine's counters."""
+        self.stats = EngineStats() if engine is None else read(EngineStats, engine)
+        self.gpu = gpu
+        self.pooling_stats = tuple(read(PoolingStats, each) for each in pooling)
+        for notify in self.on_stats:
+            notify()
+
+    def got_answer(self, id: int, answer: Any) -> None:
+        """The answer to a question."""
+        if (waiter := self._answers.pop(id, None)) is not None and not waiter.done():
+            waiter.set_result(answer)
+
+    def got_failed(self, id: int, error: Mapping[str, Any]) -> None:
+        """Why a question has none."""
+        if (waiter := self._answers.pop(id, None)) is not None and not waiter.done():
+            waiter.set_exception(read_error(error))
+
+    # -- what goes -------------------------------------------------------------------------------------------
+
+    def _send(self, line: bytes) -> None:
+        if self._wire is None:
+            raise LineLost("the engine's process is away")
+        self._wire.send(line)
+
+    def generate(self, form: Mapping[str, Any], *, suspect: bool) -> tuple[int, Reception]:
+        """Have a request generated; `end` says that nobody waits for it any more. Raises LineLost."""
+        handle, self._next = self._next, self._next + 1
+        self._send(message("generate", handle, form, suspect))
+        reception = self._receptions[handle] = Reception(begun=not suspect)
+        return handle, reception
+
+    def credit(self, handle: int, num_tokens: int) -> None:
+        """So many tokens of a request were taken."""
+        if handle in self._receptions:
+            self._send(message("credit", handle, num_tokens))
+
+    def end(self, handle: int) -> None:
+        """Abort a request, where it still runs."""
+        if self._receptions.pop(handle, None) is not None and self._wire is not None:
+            self._send(message("abort", handle))
+
+    def note(self, *parts: object, owed: bool = False) -> None:
+        """Tell the engine something that it need not answer. owed: once it is back, where it is away."""
+        line = message("note", *parts)
+        if self._wire is not None:
+            self._send(line)
+        elif owed and not self._closed:
+            self._owed.append(line)
+
+    async def ask(self, *parts: object) -> Any:
+        """The answer to a question. Raises LineLost, and what the engine says of it."""
+        id, self._next = self._next, self._next + 1
+        self._send(message("call", id, *parts))
+        answer = self._answers[id] = asyncio.get_running_loop().create_future()
+        try:
+            return await answer
+        finally:
+            if self._answers.pop(id, None) is not None and self._wire is not None:
+                self._send(message("abort", id))
+
+
+class _Wire(asyncio.Protocol):
+    """One connection with one life of the engine's process."""
+
+    def __init__(self, line: EngineLine) -> None:
+        self._line = line
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._partial: list[bytes] = []
+        self._unsent: list[bytes] = []
+        self.lost = asyncio.Event()
+        self._words: Mapping[str, Callable[..., None]] = {
+            "hello": lambda hello: line.joined(self, hello),
+            "output": line.got_output,
+            "begun": line.got_begun,
+            "stats": line.got_stats,
+            "answer": line.got_answer,
+            "failed": line.got_failed,
+        }
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The other side speaks first."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine's process has ended."""
+        self._transport = None
+        self.lost.set()
+        self._line.left(self)
+
+    def close(self) -> None:
+        """Take leave: what was sent still arrives."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def send(self, line: bytes) -> None:
+        """Send a message with all others of this turn of the loop."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(line)
+
+    def _flush(self) -> None:
+        data, self._unsent = b"".join(self._unsent), []
+        if self._transport is not None and data:
+            self._transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what has arrived in whole."""
+        lines = data.split(b"\n")
+        if len(lines) == 1:
+            self._partial.append(data)
+            return
+        lines[0] = b"".join([*self._partial, lines[0]])
+        self._partial = [lines.pop()]
+        for line in lines:
+            word, *parts = read_line(line)
+            self._words[word](*parts)
