@@ -84,7 +84,7 @@ class Directory:
         return {index: why for index, why in found.items() if why is not None}
 
     def _find(self, tool: Mapping[str, Any], secret: Mapping[str, Any], owner: str, path: str) -> McpServer:
-        url, connector = tool.get("server_url", ""), tool.get("connector_id")
+        url, connector = secret.get("server_url") or tool.get("server_url", ""), tool.get("connector_id")
         if tool.get("tunnel_id") is not None:
             raise _refused(f"{path}.tunnel_id", "This server has no tunnels. Give a server_url.")
         if connector is not None:
@@ -130,6 +130,8 @@ class Directory:
             parts, host = urlsplit(""), None
         if not host or "@" in parts.netloc or not url.isprintable():
             message = f"Invalid '{path}.server_url': give http(s)://HOST/PATH, or builtin:NAME."
+            if "@" in parts.netloc:
+                message += " A user name and a password belong into 'authorization' or 'headers'."
             raise _refused(f"{path}.server_url", message, "invalid_value")
         try:
             self._egress.check(url)
