@@ -306,7 +306,8 @@ class ItemType:
 
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
     one. instead: where no model here can call one, what a client can do in its place, as a sentence.
-    secrets: the members of such a tool that are credentials, and no part of it any more once it was read.
+    without_secrets: parts such a tool, as it came, from the credentials in it: the tool without them, which
+    is all of it that is kept and echoed, and they, by the members that had them.
     answered_by: the type of the items that a client answers it with. answers: the type of the items that it
     is such an answer of. of_text: the fields of such an answer for a text, where it does not have that as its
     `output` and nothing else. key: the field by which an item and its answer name each other. approves: of an
@@ -331,7 +332,7 @@ class ItemType:
     of_text: Callable[[str], Item] | None = None
     key: str = "call_id"
     approves: Callable[[Item], bool] | None = None
-    secrets: tuple[str, ...] = ()
+    without_secrets: Callable[[Tool], tuple[Tool, Item]] | None = None
     instead: str = ""
     told_privately: bool = False
     ours: Callable[[Item], bool] | None = None

@@ -66,7 +66,8 @@ class Directory:
             if is_remote(tool):
                 self._find(tool, secrets.get(str(index), {}), owner, path)
             if label in remote and (remote[label] or is_remote(tool)):
-                raise _refused(f"{path}.server_label", f"Two MCP servers are labelled {label!r}.")
+                message = f"Two MCP servers are labelled {label!r}."
+                raise _refused(f"{path}.server_label", message, "invalid_value")
             remote[label] = is_remote(tool)
 
     def approvals(self, tools: Sequence[Mapping[str, Any]], owner: str) -> Approvals:
@@ -84,7 +85,7 @@ class Directory:
         return {index: why for index, why in found.items() if why is not None}
 
     def _find(self, tool: Mapping[str, Any], secret: Mapping[str, Any], owner: str, path: str) -> McpServer:
-        url, connector = tool.get("server_url", ""), tool.get("connector_id")
+        url, connector = secret.get("server_url") or tool.get("server_url", ""), tool.get("connector_id")
         if tool.get("tunnel_id") is not None:
             raise _refused(f"{path}.tunnel_id", "This server has no tunnels. Give a server_url.")
         if connector is not None:
@@ -95,7 +96,8 @@ class Directory:
             server = self._elsewhere(url, path)
         given = _headers(secret, path)
         if given and server.command:
-            raise _refused(f"{path}.headers", f"The MCP server {server.name!r} takes no headers.")
+            member = "headers" if secret.get("headers") else "authorization"
+            raise _refused(f"{path}.{member}", f"The MCP server {server.name!r} takes no headers.")
         # What the operator configured holds, in whatever case it is written.
         own = {key.lower(): value for key, value in server.headers.items()}
         return replace(server, headers={**given, **own})
@@ -130,6 +132,8 @@ class Directory:
             parts, host = urlsplit(""), None
         if not host or "@" in parts.netloc or not url.isprintable():
             message = f"Invalid '{path}.server_url': give http(s)://HOST/PATH, or builtin:NAME."
+            if "@" in parts.netloc:
+                message += " A user name and a password belong into 'authorization' or 'headers'."
             raise _refused(f"{path}.server_url", message, "invalid_value")
         try:
             self._egress.check(url)
@@ -177,11 +181,18 @@ def _headers(secret: Mapping[str, Any], path: str) -> dict[str, str]:
     found = {}
     for name, value in (secret.get("headers") or {}).items():
         if not _HEADER.fullmatch(name) or _OURS.fullmatch(name):
-            raise _refused(f"{path}.headers", f"Invalid '{path}.headers': {name[:64]!r} cannot be given.")
+            message = f"Invalid '{path}.headers': {name[:64]!r} cannot be given."
+            raise _refused(f"{path}.headers", message, "invalid_value")
+        _require_printable(value, f"{path}.headers")
         found[name.lower()] = value
     token = secret.get("authorization")
     if token is not None:
+        _require_printable(token, f"{path}.authorization")
         found["authorization"] = token if token.lower().startswith("bearer ") else f"Bearer {token}"
-    if any(not (value.isascii() and value.isprintable()) for value in found.values()):
-        raise _refused(f"{path}.headers", f"Invalid '{path}.headers': values are printable ASCII.")
     return found
+
+
+def _require_printable(value: str, path: str) -> None:
+    if not (value.isascii() and value.isprintable()):
+        message = f"Invalid '{path}': what is sent in a header is printable ASCII."
+        raise _refused(path, message, "invalid_value")

@@ -93,7 +93,7 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages |
         _check_kind(kind, f"{path}.type", on)
         # Nothing is known of its members, but what is a credential in the version that is known is not kept.
         row = type_of_calls(_DATE.sub("", kind))
-        return {name: member for name, member in value.items() if row is None or name not in row.secrets}
+        return value if row is None or row.without_secrets is None else row.without_secrets(value)[0]
     tool: Tool = shape(value, path)
     if kind == "namespace":
         inside = enumerate(tool["tools"])
@@ -240,8 +240,7 @@ def secrets_of(value: list[dict[str, Any]], param: str = "tools") -> dict[str, d
     found: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(value):
         row = type_of_calls(tool.get("type", "function"))
-        given = {name: tool[name] for name in (row.secrets if row else ()) if tool.get(name) is not None}
-        if given:
+        if row is not None and row.without_secrets is not None and (given := row.without_secrets(tool)[1]):
             found[f"{param}[{index}]"] = given
     return found
 

@@ -26,12 +26,14 @@ Kind = Literal["http", "old http", "sse"]
 @dataclass
 class Seen:
     """What a server was asked. listings: when its tools were listed, one entry each time. called: the names
-    of tools. metas: what came with calls besides arguments, of some tools. headers: of all requests."""
+    of tools. metas: what came with calls besides arguments, of some tools. headers, queries: of all
+    requests."""
 
     listings: list[str] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     metas: list[Any] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
     held: asyncio.Event = field(default_factory=asyncio.Event)  # set when `hold` has begun
     meeting: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(2))  # of calls of `meet`
     free: asyncio.Event = field(default_factory=asyncio.Event)  # `hold` does not wait once it is set
@@ -172,6 +174,7 @@ def noting(app: ASGIApp, seen: Seen) -> ASGIApp:
         if scope["type"] == "http":
             headers = {key.decode(): value.decode() for key, value in scope["headers"]}
             seen.headers.append(headers)
+            seen.queries.append(scope["query_string"].decode())
             if (method := headers.get("mcp-method")) == "tools/list":
                 seen.listings.append(method)
         await app(scope, receive, send)

@@ -7,6 +7,7 @@ Certificates, the header `host` and the reuse of connections go by the name, as 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from contextlib import aclosing
@@ -26,6 +27,9 @@ _DEADLINE = "antiphon_deadline"
 
 _CODINGS = {"identity", "gzip", "deflate"}
 """One of these at a time: packed twice, a short body would take a long time to be found empty."""
+
+_ENDED = re.compile(r"disconnected|closed connection")
+"""What httpcore2 and h11 say in the error of a connection that the other side has closed too early."""
 
 T = TypeVar("T")
 
@@ -157,6 +161,9 @@ class _Exchange:
             )
             raise EgressError(f"The connection to {self._host} broke.", kind) from None
         except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol) as error:
+            if _ENDED.search(str(error)):  # its process died, say
+                message = f"{self._host} closed the connection before it had answered."
+                raise EgressError(message, "broken") from None
             raise EgressError(f"{self._host} does not keep to HTTP: {error}", "broken") from None
 
     def response(self, reply: httpcore2.Response, *, bodiless: bool) -> httpx2.Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -49,6 +50,13 @@ MAX_COMPLAINT = 500
 
 CONNECTION_CLOSED = (-32000, "Connection closed")
 """The SDK's code and words for a request whose connection is gone; the code alone may be a server's own."""
+
+NO_ANSWER = re.compile(
+    r"SSE stream (ended|failed)|server answered a request with 202 "
+    r"|Unexpected content type|Failed to parse JSON"
+)
+"""How the SDK words an error of its own for a request whose reply ended, or began otherwise than the protocol
+says. Their codes may be a server's own, too."""
 
 log = logging.getLogger("antiphon.mcp")
 
@@ -252,7 +260,11 @@ def _load() -> None:
 
 def failure(exc: BaseException, status: int | None, *, begun: bool = False) -> ToolResult:
     """What is told of an exception that a connection ended with, or a call. status: of the last HTTP
-    reply. begun: there was a connection, and the call was on its way."""
+    reply. begun: there was a connection, and the call was on its way.
+
+    A call on its way may have had its effect, except where nothing was sent, or the server itself has
+    answered: by an error of the protocol, or by an HTTP status that is not a gateway's.
+    """
     import httpx2
     from mcp.shared.exceptions import MCPError
 
@@ -266,11 +278,13 @@ def failure(exc: BaseException, status: int | None, *, begun: bool = False) -> T
     if isinstance(cause, TimeoutError | httpx2.TimeoutException):
         return ToolResult(error="it did not answer in time", source="http", code=504, uncertain=begun)
     if isinstance(cause, httpx2.HTTPStatusError):
-        code = cause.response.status_code
-        return ToolResult(error=f"it answered with HTTP status {code}", source="http", code=code)
+        return _refusal(cause.response.status_code, begun)
     if isinstance(cause, MCPError):
+        if NO_ANSWER.match(cause.message):  # whatever was answered to a try to read on
+            told = cause.message[:1000]
+            return ToolResult(error=told, source="protocol", code=cause.code, uncertain=begun)
         if status is not None and status >= 300:
-            return ToolResult(error=f"it answered with HTTP status {status}", source="http", code=status)
+            return _refusal(status, begun)
         return ToolResult(error=cause.message[:1000], source="protocol", code=cause.code)
     if isinstance(cause, httpx2.HTTPError | OSError | EOFError):
         what = "it broke off" if begun else "it could not be reached"
@@ -278,6 +292,12 @@ def failure(exc: BaseException, status: int | None, *, begun: bool = False) -> T
     log.warning("an MCP server failed: %r", exc)
     told = "its answer could not be understood"
     return ToolResult(error=told, source="protocol", code=-32700, uncertain=begun)
+
+
+def _refusal(status: int, begun: bool) -> ToolResult:
+    """For an HTTP status that is an error. A gateway's own says that the server behind it did not answer."""
+    told = f"it answered with HTTP status {status}"
+    return ToolResult(error=told, source="http", code=status, uncertain=begun and status in (502, 504))
 
 
 def _is_closed(exc: BaseException | None) -> bool:

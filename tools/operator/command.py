@@ -32,8 +32,12 @@ END_S = 5.0
 """How long the end of a killed program is awaited."""
 
 
-def command_tool(command: Sequence[str], folder: Path) -> Function:
-    """A function that runs a program in a folder, with the server's environment less its own settings.
+PASSED_ON = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+"""Variables of the server that a program has, as has an MCP server that is one; others may hold secrets."""
+
+
+def command_tool(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> Function:
+    """A function that runs a program in a folder. env: its variables, besides those that are passed on.
 
     The program leads a process group of its own, which is killed when the program ends, and when the call is
     cancelled or takes too long. Anything but the exit status 0 is a ToolError with what it wrote to standard
@@ -51,7 +55,7 @@ def command_tool(command: Sequence[str], folder: Path) -> Function:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     cwd=folder,
-                    env=_environment(),
+                    env={**_passed_on(), **env},
                     start_new_session=True,
                 )
             except OSError as exc:
@@ -68,9 +72,8 @@ def command_tool(command: Sequence[str], folder: Path) -> Function:
     return run
 
 
-def _environment() -> Mapping[str, str]:
-    """Variables of the server may hold its keys."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
+def _passed_on() -> dict[str, str]:
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 
 
 async def _outputs(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

@@ -27,6 +27,7 @@ _KEYS: Mapping[str, Any] = {
     "parameters": dict,
     "command": list,
     "url": str,
+    "env": dict,
     "headers": dict,
     "timeout_s": (int, float),
     "idempotent": bool,
@@ -86,17 +87,36 @@ def _tool(name: str, table: Any, folder: Path) -> ToolSpec:
 def _function(table: Mapping[str, Any], folder: Path, timeout_s: float) -> Function:
     if ("command" in table) == ("url" in table):
         raise ToolFault("it must have either a 'command' or a 'url'")
-    headers = table.get("headers", {})
-    if not all(isinstance(value, str) and value.isprintable() for value in headers.values()):
+    headers, env = _texts(table, "headers"), _texts(table, "env")
+    if not all(value.isprintable() for value in headers.values()):
         raise ToolFault("'headers' holds texts of one line")
     if "url" in table:
+        if env:
+            raise ToolFault("'env' belongs to a 'command'")
         return endpoint_tool(table["url"], headers, timeout_s)
     if headers:
         raise ToolFault("'headers' belong to a 'url'")
+    if faulty := [name for name, value in env.items() if not name or "=" in name or "\0" in name + value]:
+        raise ToolFault(f"'env' cannot have the variable {faulty[0]!r}")
     command = table["command"]
     if not command or not all(isinstance(word, str) for word in command):
         raise ToolFault('\'command\' is a list of a program and its arguments, such as ["df", "-h"]')
-    return command_tool([_program(command[0], folder), *command[1:]], folder)
+    return command_tool([_program(command[0], folder), *command[1:]], folder, env)
+
+
+def _texts(table: Mapping[str, Any], key: str) -> dict[str, str]:
+    """A table of texts, each of which may be `{ env = "NAME" }`: a variable of the server, so that no secret
+    has to stand in the file."""
+    texts = {}
+    for name, value in table.get(key, {}).items():
+        if isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
+            if (read := os.environ.get(value["env"])) is None:
+                raise ToolFault(f"'{key}.{name}': there is no variable {value['env']!r} in the environment")
+            value = read
+        if not isinstance(value, str):
+            raise ToolFault(f"'{key}.{name}' is no text, and no {{ env = \"NAME\" }}")
+        texts[name] = value
+    return texts
 
 
 def _program(program: str, folder: Path) -> str:

@@ -138,7 +138,7 @@ def asked(schema: Mapping[str, Any], query: Query) -> dict[str, Any]:
         return next((name for name in names if name in known and _takes(known[name], kind)), None)
 
     domains = named(*_DOMAINS, kind="array")
-    words = query.text if domains or not query.domains else query.with_sites()
+    words = query.text if domains else query.with_sites()
     required = [name for name in schema.get("required") or () if isinstance(name, str)]
     found: dict[str, Any] = {}
     if (text := named(*_TEXT, *required, kind="string")) is not None:

@@ -60,8 +60,9 @@ class Page:
 class Reading(Protocol):
     """Where pages come from."""
 
-    async def page(self, url: str, domains: Collection[str]) -> Page:
-        """One page. domains: those that it may lie in; any where empty. Raises ToolError."""
+    async def page(self, url: str, domains: Collection[str], blocked: Collection[str] = ()) -> Page:
+        """One page. domains: those that it may lie in; any where empty. blocked: those that it may not lie
+        in. Raises ToolError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +71,18 @@ class WebPages:
 
     egress: Egress
 
-    async def page(self, url: str, domains: Collection[str]) -> Page:
+    async def page(self, url: str, domains: Collection[str], blocked: Collection[str] = ()) -> Page:
         """One page. Raises EgressError and ToolError."""
         try:
             async with asyncio.timeout(CAPS.total_s):
-                return await self._page(url, domains)
+                return await self._page(url, domains, blocked)
         except TimeoutError:
             raise ToolError(f"{host_of(url)} took longer than {CAPS.total_s:g} s.") from None
 
-    async def _page(self, url: str, domains: Collection[str]) -> Page:
+    async def _page(self, url: str, domains: Collection[str], blocked: Collection[str]) -> Page:
         async with guarded_client(self.egress, CAPS, headers=_ACCEPT) as client:
             for _ in range(MAX_REDIRECTS + 1):
-                require_within(url, domains)
+                require_within(url, domains, blocked)
                 answer = await client.get(url)
                 if not answer.is_redirect:
                     break
@@ -94,12 +95,15 @@ class WebPages:
         return await as_page(url, kind, answer.content, answer.encoding or "utf-8")
 
 
-def require_within(url: str, domains: Collection[str]) -> None:
-    """ToolError unless a URL is of the web, and lies in one of some domains, where there are any."""
+def require_within(url: str, domains: Collection[str], blocked: Collection[str]) -> None:
+    """ToolError unless a URL is of the web, lies in one of some domains, where there are any, and in none
+    that is blocked."""
     if urlsplit(url).scheme not in ("http", "https") or not host_of(url):
         raise ToolError("Only a page with an http or https URL can be opened.")
     if not is_within(url, domains):
         raise ToolError(f"{host_of(url)} is not among the allowed domains: {', '.join(domains)}.")
+    if not is_within(url, (), blocked):
+        raise ToolError(f"{host_of(url)} is among the blocked domains: {', '.join(blocked)}.")
 
 
 def require_seen(url: str, seen: Collection[str]) -> None:

@@ -13,18 +13,22 @@ class Query:
     """What is searched for.
 
     count: how many results are wanted. domains: those that results may come from; any where empty. country:
-    two letters, of the user.
+    two letters, of the user. blocked: the domains that results may not come from.
     """
 
     text: str
     count: int
     domains: tuple[str, ...] = ()
     country: str | None = None
+    blocked: tuple[str, ...] = ()
 
     def with_sites(self) -> str:
         """The query with its domains in the words that search engines share."""
         sites = " OR ".join(f"site:{domain}" for domain in self.domains)
-        return f"{self.text} ({sites})" if len(self.domains) > 1 else f"{self.text} {sites}".rstrip()
+        if len(self.domains) > 1:
+            sites = f"({sites})"
+        others = (f"-site:{domain}" for domain in self.blocked)
+        return " ".join(filter(None, (self.text, sites, *others)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,11 @@ def _brave(query: Query) -> Mapping[str, Any]:
 
 def _tavily(query: Query) -> Mapping[str, Any]:
     asked = {"query": query.text, "max_results": min(query.count, 20)}
-    return {**asked, "include_domains": [*query.domains]} if query.domains else asked
+    if query.domains:
+        asked["include_domains"] = [*query.domains]
+    if query.blocked:
+        asked["exclude_domains"] = [*query.blocked]
+    return asked
 
 
 _WRONG_KEY = "its api_key is missing or wrong"

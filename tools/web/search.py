@@ -133,7 +133,7 @@ async def search_all(web: Searching, queries: Sequence[Query], count: int) -> li
         raise first
     found: dict[str, Hit] = {}
     for hit in (hit for turn in zip_longest(*lists) for hit in turn if hit is not None):
-        if is_within(hit.url, queries[0].domains):
+        if is_within(hit.url, queries[0].domains, queries[0].blocked):
             found.setdefault(key(hit.url), hit)
     return [*found.values()][:count]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -41,30 +41,40 @@ def folder_tools(folder: Folder) -> dict[str, ToolSpec]:
 
 
 def _tools(web: Searching, reading: Reading | None, open: Literal["seen", "any"]) -> dict[str, ToolSpec]:
-    async def search(queries: list[str], count: int, domains: list[str], country: str | None = None) -> str:
-        within = tuple(filter(None, map(domain_of, domains)))
-        asked = [Query(text, count, within, country) for text in queries]
+    async def search(
+        queries: list[str], count: int, domains: list[str], blocked: list[str], country: str | None = None
+    ) -> str:
+        asked = [Query(text, count, _bare(domains), country, _bare(blocked)) for text in queries]
         return _json([asdict(hit) for hit in await search_all(web, asked, count)])
 
-    async def page(url: str, domains: list[str], seen: list[str]) -> str:
+    async def page(url: str, domains: list[str], blocked: list[str], seen: list[str]) -> str:
         assert reading is not None
         if open == "seen":
             require_seen(url, frozenset(seen))
-        return _json(asdict(await reading.page(url, [*filter(None, map(domain_of, domains))])))
+        return _json(asdict(await reading.page(url, _bare(domains), _bare(blocked))))
 
     specs = [
         ToolSpec(
             SEARCH,
             "Searches the web.",
-            _object(queries=_TEXTS, count={"type": "integer"}, domains=_TEXTS, country=_TEXT),
+            _object(queries=_TEXTS, count={"type": "integer"}, domains=_TEXTS, blocked=_TEXTS, country=_TEXT),
             search,
         )
     ]
     if reading is not None:
         specs.append(
-            ToolSpec(PAGE, "Reads a page of the web.", _object(url=_TEXT, domains=_TEXTS, seen=_TEXTS), page)
+            ToolSpec(
+                PAGE,
+                "Reads a page of the web.",
+                _object(url=_TEXT, domains=_TEXTS, blocked=_TEXTS, seen=_TEXTS),
+                page,
+            )
         )
     return {spec.name: _hosted(spec) for spec in specs}
+
+
+def _bare(domains: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(domain_of, domains))
 
 
 def _hosted(spec: ToolSpec) -> ToolSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
 _URL = re.compile(
@@ -46,11 +46,16 @@ def host_of(url: str) -> str:
     return f"{(parts.hostname or '').lower()}{port}"
 
 
-def is_within(url: str, domains: Iterable[str]) -> bool:
-    """Whether a URL's host is one of some domains, or lies under one; everything is within none."""
+def is_within(url: str, domains: Collection[str], blocked: Collection[str] = ()) -> bool:
+    """Whether a URL's host is one of some domains or lies under one, and is and lies under none that is
+    blocked; everything is within no domains."""
     host = host_of(url).partition(":")[0]
-    wanted = [domain_of(domain) for domain in domains]
-    return not wanted or any(host == domain or host.endswith(f".{domain}") for domain in wanted)
+    return (not domains or _lies_in(host, domains)) and not _lies_in(host, blocked)
+
+
+def _lies_in(host: str, domains: Iterable[str]) -> bool:
+    wanted = map(domain_of, domains)
+    return any(host == domain or host.endswith(f".{domain}") for domain in wanted)
 
 
 def domain_of(text: str) -> str:

@@ -12,6 +12,7 @@ no request could be refused for a wrong name in `allowed_tools`, because names w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ from tools import Listing as ServerListing
 from tools import Registry, ToolResult, execute
 
 SECRETS = ("authorization", "headers")
+"""Members of the tool that are no part of it once it was read: it is echoed and stored."""
 
 # ------------------------------------------------------------------------------------------------------------
 # The tool of a request
@@ -108,15 +110,15 @@ _TOOL = record(
 
 def mcp_tool(value: Any, path: str) -> Tool:
     """The shape of such a tool, of which its credentials are no part any more. Raises ApiError 400."""
-    tool: Tool = _TOOL(value, path)
+    tool, secrets = _without_secrets(_TOOL(value, path))
     places = [key for key in ("server_url", "connector_id", "tunnel_id") if key in tool]
     if len(places) != 1:
         message = f"Invalid '{path}': exactly one of server_url, connector_id and tunnel_id must be given."
         code = "mutually_exclusive_parameters" if places else "missing_required_parameter"
         refuse(f"{path}.server_url", message, code)
     _require_url(tool.get("server_url", BUILTIN_URL), f"{path}.server_url")
-    for name in SECRETS:  # they are no part of the tool, which is echoed and stored
-        if tool.pop(name, None) is not None and not _is_elsewhere(tool):
+    if not _is_elsewhere(tool):
+        for name in secrets:
             ignore(f"{path}.{name}")
     if tool.get("server_description") and not tool.get("defer_loading"):
         ignore(f"{path}.server_description")  # the server's tools are offered by their own words
@@ -124,6 +126,21 @@ def mcp_tool(value: Any, path: str) -> Tool:
 
 
 described(mcp_tool, lambda: schema_of(_TOOL))
+
+
+def _without_secrets(tool: Tool) -> tuple[Tool, Item]:
+    """A tool without its credentials, and they. A URL may have some in its query and before its host: the
+    tool keeps it without these, and as a whole it is a credential."""
+    secrets = {name: tool[name] for name in SECRETS if tool.get(name) is not None}
+    kept = {name: member for name, member in tool.items() if name not in SECRETS}
+    url = kept.get("server_url")
+    if isinstance(url, str) and (parts := _ADDRESS.match(url)) is not None and parts.expand(r"\1\2") != url:
+        kept["server_url"], secrets["server_url"] = parts.expand(r"\1\2"), url
+    return kept, secrets
+
+
+_ADDRESS = re.compile(r"(?s)(https?://)(?:[^/?#]*@)?([^?#]*)", re.IGNORECASE)
+"""The beginning of a URL, with its scheme, and its host and path."""
 
 
 def _require_url(url: str, path: str) -> None:
@@ -466,7 +483,7 @@ ROWS = (
                 approval=_APPROVAL,
             ),
         ),
-        secrets=SECRETS,
+        without_secrets=_without_secrets,
     ),
     ItemType(
         "mcp_approval_request",

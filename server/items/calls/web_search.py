@@ -16,11 +16,43 @@ from server.items.parts import PLACE, SEARCHING, item_shape
 from server.items.private_half import Private, private_of
 from server.items.sources import Source, Sources
 from server.items.transcript import Transcript, text_of
-from server.shapes import STRING, array, boolean, mapping, one_of, record, tagged, whole
+from server.shapes import (
+    STRING,
+    array,
+    boolean,
+    closed,
+    described,
+    mapping,
+    one_of,
+    record,
+    refuse,
+    schema_of,
+    shorten,
+    tagged,
+    whole,
+)
 from tools import PAGE, SEARCH, Registry, ToolResult, execute, is_within, urls_in
 
 # ------------------------------------------------------------------------------------------------------------
 # The tool of a request
+
+_DOMAIN = re.compile(r"\.?[\w-]+(\.[\w-]+)*\.?")
+
+
+def _domain(value: Any, path: str) -> str:
+    """A text that is the name of a host. What stands around it in a URL would be dropped, and a filter that
+    means less than it says be wider than its client wants."""
+    text: str = STRING(value, path)
+    if not _DOMAIN.fullmatch(text):
+        refuse(
+            path,
+            f"Invalid '{path}': {shorten(text)!r} is no domain. A domain is a host's name without scheme, "
+            "port and path, such as 'example.org', and stands for those below it too.",
+        )
+    return text
+
+
+described(_domain, lambda: schema_of(STRING))
 
 _LOCATION = record(
     {}, {"country": STRING, "region": STRING, "city": STRING, "timezone": STRING}, type="approximate"
@@ -30,7 +62,11 @@ _TOOL = record(
     {},
     {
         "external_web_access": boolean,
-        "filters": record({}, {"allowed_domains": array(STRING)}),
+        "filters": closed(
+            record({}, {"allowed_domains": array(_domain), "blocked_domains": array(_domain)}),
+            "allowed_domains",
+            "blocked_domains",
+        ),
         "user_location": _LOCATION,
         "search_context_size": _CONTEXT_SIZE,
     },
@@ -220,6 +256,7 @@ async def _search(action: Item, tool: Tool, registry: Registry, sources: Sources
         "queries": action["queries"],
         "count": _RESULTS[tool.get("search_context_size") or "medium"],
         "domains": _domains(tool),
+        "blocked": _blocked(tool),
     }
     country = (tool.get("user_location") or {}).get("country") or ""
     if re.fullmatch("[A-Za-z]{2}", country):
@@ -241,9 +278,14 @@ async def _page(
     pages = _pages(scene)
     known = next((page for page in pages if url in (page["url"], page["asked"])), None)
     # The filters are this request's; the page may have been read without them.
-    if known is not None and is_within(known["url"], _domains(tool)):
+    if known is not None and is_within(known["url"], _domains(tool), _blocked(tool)):
         return known, None
-    asked = {"url": url, "domains": _domains(tool), "seen": sorted(_seen(scene, sources, pages))}
+    asked = {
+        "url": url,
+        "domains": _domains(tool),
+        "blocked": _blocked(tool),
+        "seen": sorted(_seen(scene, sources, pages)),
+    }
     answer = await execute(registry[PAGE], json.dumps(asked))
     if answer.output is None:
         return None, answer.error
@@ -268,6 +310,10 @@ def _domains(tool: Tool) -> list[str]:
     return [*((tool.get("filters") or {}).get("allowed_domains") or ())]
 
 
+def _blocked(tool: Tool) -> list[str]:
+    return [*((tool.get("filters") or {}).get("blocked_domains") or ())]
+
+
 def _part_of(page: Private, source: Source, part: int, size: int) -> ToolResult:
     lines = page["text"].split("\n")
     parts = -(-len(lines) // size)
@@ -288,7 +334,8 @@ def _found_in(page: Private, source: Source, pattern: str) -> ToolResult:
     lines = enumerate(page["text"].split("\n"), 1)
     found = [f"{number}: {line}" for number, line in lines if wanted in line.casefold()]
     more = [f"and {len(found) - MAX_FOUND} lines more"] if len(found) > MAX_FOUND else []
-    head = f"【{source.number}】 {source.title}\n{source.url}\n{len(found)} lines have {pattern!r}"
+    counted = "1 line has" if len(found) == 1 else f"{len(found)} lines have"
+    head = f"【{source.number}】 {source.title}\n{source.url}\n{counted} {pattern!r}"
     return ToolResult(output="\n".join([f"{head}{':' if found else '.'}", *found[:MAX_FOUND], *more]))
 
 

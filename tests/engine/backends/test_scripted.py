@@ -260,6 +260,10 @@ async def test_logprobs(engine: ScriptedEngine) -> None:
         ("call nothing", [("now", {})]),
         ("think so then call now", [("now", {})]),
         ('call now\ncall get_weather {"city": "Rom"}', [("now", {}), ("get_weather", {"city": "Rom"})]),
+        (
+            'call get_weather {"city": 5}\ncall nothing at all\ncall get_weather {"city": "Rom"}',
+            [("get_weather", {"city": "aa"}), ("now", {}), ("get_weather", {"city": "Rom"})],
+        ),
     ],
 )
 async def test_a_constraint_holds(engine: ScriptedEngine, message: str, calls: list[Any]) -> None:
@@ -293,6 +297,7 @@ async def test_a_constraint_that_cannot_be_honoured(engine: ScriptedEngine) -> N
         ("count 30", {"stop": ("12",)}),
         ("random 8", {"seed": 77}),
         ("hello", {"constraint": Constraint(TOOLS, 2)}),
+        ("call nothing at all\ncall now", {"constraint": Constraint(TOOLS)}),
         ("hello", {"constraint": Constraint(TOOLS, 1)}),
         ("say hi", {"logprobs": 1, "min_tokens": 9}),
     ],

@@ -171,10 +171,44 @@ async def test_domains_hold_for_results_pages_and_redirects(tmp_path: Path, web:
         assert len(search["action"]["sources"]) == 4 and opened["status"] == "failed"
         assert f"localhost:{web.port} is not among the allowed domains" in prompts(engine)[2]
         assert "site:127.0.0.1" in web.asked[0].replace("%3A", ":")
-        other = {**WEB, "filters": {"allowed_domains": ["https://Example.org/"]}}
+        other = {**WEB, "filters": {"allowed_domains": ["Example.org"]}}
         response = await api.create("hi", tools=[other], include=[SOURCES])
         assert made(response)[0]["action"]["sources"] == []
         assert "Nothing was found." in prompts(engine)[-1]
+
+
+async def test_blocked_domains_hold_for_results_pages_and_redirects(tmp_path: Path, web: LoopbackWeb) -> None:
+    away, bay = web.url("/p/away"), web.url("/p/moon.html")
+    script = saying(searches("bay"), wrote("open_page", url=away), wrote("open_page", url=bay), "x")
+    allow = (web.host, f"localhost:{web.port}")
+    async with searching(tmp_path, web, ScriptedEngine(script), egress_allow=allow) as (_, api):
+        mine = {**WEB, "filters": {"allowed_domains": ["127.0.0.1"], "blocked_domains": ["localhost"]}}
+        response = await api.create(f"See {away} and {bay}", tools=[mine], include=[SOURCES])
+        assert response["tools"] == [mine]
+        assert [item["status"] for item in made(response)] == ["completed", "failed", "completed"]
+        assert "-site:localhost" in web.asked[0].replace("%3A", ":")
+        blocked = {**WEB, "filters": {"blocked_domains": ["127.0.0.1"]}}
+        response = await api.create(f"See {bay}", tools=[blocked], previous_response_id=response["id"])
+        assert [item["status"] for item in made(response)] == ["completed", "failed", "failed"]
+        assert made(response)[0].get("action", {}).get("sources") is None
+        response = await api.create("hi", tools=[blocked], include=[SOURCES])
+        assert made(response)[0]["action"]["sources"] == []
+
+
+@pytest.mark.parametrize("member", ["allowed_domains", "blocked_domains"])
+@pytest.mark.parametrize(
+    "domain", ["demo.test/harbour", "https://demo.test", "demo.test:8080", "*.demo.test", "", "demo.test?x"]
+)
+async def test_what_is_no_domain_is_refused(client: httpx.AsyncClient, member: str, domain: str) -> None:
+    tool = {**WEB, "filters": {member: ["example.org", domain]}}
+    error = await Api(client).refused(400, "hi", tools=[tool])
+    assert (error["param"], error["code"]) == (f"tools[0].filters.{member}[1]", "invalid_value")
+    assert "without scheme, port and path" in error["message"]
+
+
+async def test_an_unknown_filter_is_refused(client: httpx.AsyncClient) -> None:
+    error = await Api(client).refused(400, "hi", tools=[{**WEB, "filters": {"allowed_domain": ["a"]}}])
+    assert error["param"] == "tools[0].filters.allowed_domain" and "'allowed_domains'" in error["message"]
 
 
 async def test_calls_of_one_turn_number_their_sources_on(tmp_path: Path, web: LoopbackWeb) -> None:

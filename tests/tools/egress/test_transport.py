@@ -292,6 +292,41 @@ async def test_replies_without_end(reply: Reply, kind: str) -> None:
             assert str(error).startswith("127.0.0.1 ") or str(error).startswith("The ")
 
 
+async def vanishing(_target: str, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def half_a_head(_target: str, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-le")
+    await writer.drain()
+    writer.close()
+
+
+async def no_http(_target: str, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+    await writer.drain()
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (vanishing, "127.0.0.1 closed the connection before it had answered."),
+        (half_a_head, "127.0.0.1 closed the connection before it had answered."),
+        (body(b"x", "content-length: 5"), "127.0.0.1 closed the connection before it had answered."),
+        (no_http, "127.0.0.1 does not keep to HTTP: "),
+    ],
+    ids=["nothing", "half a head", "half a body", "no HTTP"],
+)
+async def test_an_end_without_an_answer_is_told_as_one(reply: Reply, told: str) -> None:
+    async with (
+        server(reply) as (port, _),
+        guarded_client(allowing(f"127.0.0.1:{port}"), Caps(total_s=5.0)) as client,
+    ):
+        error = await refused(client, f"http://127.0.0.1:{port}/")
+    assert error.kind == "broken" and error.uncertain
+    assert str(error).startswith(told)
+
+
 async def test_redirects_share_one_time_limit() -> None:
     async def reply(_target: str, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.2)

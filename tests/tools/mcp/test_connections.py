@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from tests.support.mcp_servers import stdio_command
+from tests.support.mcp_servers import Seen, make_server, serving, stdio_command
 from tests.support.processes import ROOT, free_port, listens
 from tools.egress import Egress
 from tools.mcp import ConnectionPool, Connections, McpServer
@@ -95,3 +100,69 @@ async def test_a_server_that_began_anew_is_connected_with_anew(tmp_path: Path) -
         await listed(pool, "ann", server)
         await pool.close()
     assert not held()
+
+
+def stream(text: str) -> Callable[[Any], Response]:
+    return lambda _: Response(text, media_type="text/event-stream")
+
+
+def page(text: str, status: int = 200, kind: str = "application/json") -> Callable[[Any], Response]:
+    return lambda _: Response(text, status, media_type=kind)
+
+
+def own_error(call_id: Any) -> Response:
+    error = {"code": -32000, "message": "the room is locked"}
+    return JSONResponse({"jsonrpc": "2.0", "id": call_id, "error": error})
+
+
+PROGRESS = json.dumps(
+    {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
+)
+
+
+@pytest.mark.parametrize(
+    ("reply", "told", "uncertain"),
+    [
+        pytest.param(stream(""), "SSE stream ended", True, id="a stream without events"),
+        pytest.param(stream(f"data: {PROGRESS}\n\n"), "SSE stream ended", True, id="a stream that is cut"),
+        pytest.param(
+            stream(f"id: 7\nretry: 1\ndata: {PROGRESS}\n\n"),
+            "SSE stream ended",
+            True,
+            id="a stream that cannot be read on",
+        ),
+        pytest.param(page('{"jsonrpc": "2.0", "id"'), "Failed to parse", True, id="half a reply"),
+        pytest.param(page("<html>", kind="text/html"), "Unexpected content", True, id="a page"),
+        pytest.param(page("", 202), "202 Accepted", True, id="accepted, and no reply"),
+        pytest.param(page("slow", 504, "text/plain"), "status 504", True, id="a gateway that gave up"),
+        pytest.param(
+            page("lost", 502, "text/plain"), "status 502", True, id="a gateway that lost the server"
+        ),
+        pytest.param(page("no", 500, "text/plain"), "status 500", False, id="a status of the server"),
+        pytest.param(page("no", 403, "text/plain"), "status 403", False, id="a refusal"),
+        pytest.param(own_error, "the room is locked", False, id="an error of the server"),
+    ],
+)
+async def test_a_call_without_an_answer_may_have_had_an_effect(
+    reply: Callable[[Any], Response], told: str, uncertain: bool
+) -> None:
+    """All but what the server itself has answered: here it is asked over HTTP, and replies to a call."""
+    app = make_server(Seen()).streamable_http_app()
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        if headers.get(b"mcp-method") == b"tools/call":
+            call = await Request(scope, receive).json()
+            await reply(call["id"])(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    pool = ConnectionPool(Egress(mode="any"))
+    async with serving(asked) as url:
+        connections = Connections(pool, "ann")
+        server = McpServer("desk", url=f"{url}/mcp")
+        result = await connections.call("desk", server, "book", {"type": "object"}, '{"room": 1}', "mcp_1")
+        connections.close()
+        await pool.close()
+    assert told in str(result.error)
+    assert result.uncertain is uncertain

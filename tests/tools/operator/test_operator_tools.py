@@ -60,6 +60,29 @@ async def test_a_program_reads_json_and_its_output_is_the_result(
     assert result.output == f"$(id) é; rm {tmp_path} None", "no shell, the file's folder, no settings"
 
 
+async def test_a_program_has_no_variables_of_the_server_but_those_that_its_table_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS
+
+    from tools.operator.command import PASSED_ON
+
+    assert set(PASSED_ON) == set(DEFAULT_INHERITED_ENV_VARS), "those that an MCP server has"
+    monkeypatch.setenv("DESK_TOKEN", "sk-desk")
+    monkeypatch.setenv("WEATHER_KEY", "sk-weather")
+    monkeypatch.setenv("USER", "ann")
+    spec = program(
+        tmp_path,
+        "import json, os\nprint(json.dumps(dict(os.environ)))",
+        'env = {KEY = {env = "WEATHER_KEY"}, CITY = "Paris", USER = "bob"}',
+    )
+    told = json.loads((await execute(spec, "{}")).output or "")
+    told.pop("LC_CTYPE", None)  # which Python sets itself
+    assert told.keys() <= {*PASSED_ON, "KEY", "CITY"}
+    assert (told["KEY"], told["CITY"], told["USER"]) == ("sk-weather", "Paris", "bob")
+    assert told["PATH"] == os.environ["PATH"]
+
+
 @pytest.mark.parametrize(
     ("source", "error"),
     [
@@ -201,6 +224,11 @@ GOOD = 'description = "It is good."\ncommand = ["true"]\n'
         ("[tools.x]\n" + GOOD + "timeout_s = 0", "'timeout_s' must be above 0"),
         ("[tools.x]\n" + GOOD + "idempotent = 'yes'", "'idempotent' has a value of another type"),
         ("[tools.x]\n" + GOOD + "headers = {a = 'b'}", "'headers' belong to a 'url'"),
+        ("[tools.x]\ndescription = 'x'\nurl = 'http://a/'\nenv = {a = 'b'}", "'env' belongs to a 'command'"),
+        ("[tools.x]\n" + GOOD + "env = {a = 3}", "'env.a' is no text"),
+        ("[tools.x]\n" + GOOD + "env = {'a=b' = 'c'}", "'env' cannot have the variable 'a=b'"),
+        ("[tools.x]\n" + GOOD + "env = {a = {env = 'NO_SUCH'}}", "there is no variable 'NO_SUCH'"),
+        ("[tools.x]\n" + GOOD + "headers = {a = {file = 'b'}}", "'headers.a' is no text"),
         ("[tools.x]\ndescription = 'x'\ncommand = []", "'command' is a list of a program"),
         ("[tools.x]\ndescription = 'x'\ncommand = ['nowhere-at-all']", "'nowhere-at-all' cannot be run"),
         ("[tools.x]\ndescription = 'x'\ncommand = ['./tools.toml']", "'./tools.toml' cannot be run"),

@@ -52,9 +52,10 @@ async def test_documents_are_opened_where_they_were_seen(documents: Path) -> Non
     with pytest.raises(ToolError, match="not among the allowed domains"):
         await folder.page("https://demo.test/tides.md", ["example.org"])
     tools = folder_tools(folder)
-    asked = {"url": "https://demo.test/tides.md", "domains": [], "seen": []}
+    asked = {"url": "https://demo.test/tides.md", "domains": [], "blocked": [], "seen": []}
     assert "was not seen before" in str((await execute(tools[PAGE], json.dumps(asked))).error)
-    found = await execute(tools[SEARCH], json.dumps({"queries": ["tide", "buoy"], "count": 8, "domains": []}))
+    wanted = {"queries": ["tide", "buoy"], "count": 8, "domains": [], "blocked": []}
+    found = await execute(tools[SEARCH], json.dumps(wanted))
     assert [hit["url"][-5:] for hit in json.loads(found.output or "")] == ["es.md", "s.TXT"]
 
 

@@ -50,6 +50,21 @@ def test_a_url_lies_in_a_domain_by_its_host(url: str, domains: list[str], within
     assert is_within(url, domains) is within
 
 
+@pytest.mark.parametrize(
+    ("url", "domains", "within"),
+    [
+        ("https://example.org/x", [], True),
+        ("https://bad.example/x", [], False),
+        ("https://a.bad.example:8080/x", [], False),
+        ("https://notbad.example/x", [], True),
+        ("https://bad.example/x", ["example"], False),
+        ("https://good.example/x", ["example"], True),
+    ],
+)
+def test_a_blocked_domain_is_within_none(url: str, domains: list[str], within: bool) -> None:
+    assert is_within(url, domains, ["bad.example"]) is within
+
+
 def test_a_host_has_its_port() -> None:
     assert host_of("https://A.example:81/x") == "a.example:81"
     assert host_of("https://a.example/") == "a.example"

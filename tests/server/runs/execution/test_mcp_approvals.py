@@ -140,6 +140,14 @@ async def test_a_misspelt_or_empty_filter_is_no_filter_that_fits_every_tool(
     assert here.seen.called == []
 
 
+@pytest.mark.parametrize("wanted", [{}, {"never": {"tool_names": []}}])
+async def test_filters_that_fit_no_tool_leave_every_call_to_approval(tmp_path: Path, wanted: Json) -> None:
+    """The official schema allows them, and they allow nothing."""
+    async with desk(tmp_path) as here:
+        response = await here.api.create(BOOK, tools=[{**ASKING, "require_approval": wanted}])
+    assert len(requests(response)) == 1 and here.seen.called == []
+
+
 async def test_a_declined_call_is_not_made_and_the_model_is_told(tmp_path: Path) -> None:
     async with desk(tmp_path) as here:
         first = await here.api.create(BOOK, tools=[ASKING])

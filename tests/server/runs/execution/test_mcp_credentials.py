@@ -15,6 +15,7 @@ import pytest
 from engine import ScriptedEngine
 from server.config import ConfigError, load
 from server.runs.planning import RunPlan
+from server.schema.tools import normalize_tool
 from tests.server.runs.execution.test_mcp_servers import DESK, LOOK_UP, settings
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import Running, http_client, live_app, running_app
@@ -129,6 +130,103 @@ async def test_credentials_go_with_every_end(tmp_path: Path, end: str) -> None:
         assert RunPlan.load(kept).secrets is None
         assert status == ("failed" if end in ("failed", "expired") else "cancelled")
     assert TOKEN.encode() not in written(tmp_path)
+
+
+def keyed(url: str, key: str = KEY) -> Json:
+    """A tool whose credential stands in its URL."""
+    return {**DESK, "server_url": f"{url}?user=ann&api_key={key}#top"}
+
+
+async def test_the_query_of_an_address_is_a_credential(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen()
+    caplog.set_level("DEBUG")
+    async with (
+        mcp_server(seen) as url,
+        running_app(tmp_path, egress="any") as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        stream = await api.stream(LOOK_UP, tools=[keyed(url)])
+        plain = await api.create(LOOK_UP, tools=[{**DESK, "server_url": url}])
+        found = [written(tmp_path), stream.raw, orjson.dumps(await api.get(stream.response["id"]))]
+    assert stream.response["output"][1]["output"] == "home means much"
+    assert stream.response["tools"] == plain["tools"] == [{**DESK, "server_url": url}]
+    assert stream.response["output"][0]["server"] == url
+    assert set(seen.queries) == {f"user=ann&api_key={KEY}", ""}
+    for text in (*found, written(tmp_path), caplog.text.encode()):
+        assert KEY.encode() not in text
+
+
+async def test_a_query_outlives_the_process_and_waits_for_approvals_in_no_clear_text(tmp_path: Path) -> None:
+    seen = Seen()
+    async with mcp_server(seen) as url:
+        async with live_app(tmp_path, egress="any") as server, http_client(server) as client:
+            body = {"input": "call hold {}", "tools": [keyed(url)], "background": True}
+            begun = (await client.post("/v1/responses", json=body)).json()
+            await asyncio.wait_for(seen.held.wait(), 20)
+            assert KEY.encode() not in written(tmp_path)
+            await server.context.runs.drain(0.0)
+        num_before = len(seen.queries)
+        async with (
+            running_app(tmp_path, ScriptedEngine(), egress="any") as server,
+            http_client(server) as client,
+        ):
+            api = Api(client)
+            assert (await api.ended(begun["id"]))["status"] == "completed"
+            asking = {**keyed(url), "server_label": "asking", "require_approval": "always"}
+            asked = await api.create(LOOK_UP, tools=[asking])
+            answer = {
+                "type": "mcp_approval_response",
+                "approval_request_id": asked["output"][-1]["id"],
+                "approve": True,
+            }
+            done = await api.create([answer], tools=[asking], previous_response_id=asked["id"])
+    assert done["output"][0]["output"] == "home means much"
+    assert set(seen.queries[num_before:]) == {f"user=ann&api_key={KEY}"}
+    assert KEY.encode() not in written(tmp_path)
+
+
+async def test_connections_are_told_apart_by_the_query(tmp_path: Path) -> None:
+    """Whoever has another key gets no connection that was made with the first."""
+    seen = Seen()
+    async with (
+        mcp_server(seen) as url,
+        running_app(tmp_path, egress="any") as server,
+        http_client(server) as client,
+    ):
+        await Api(client).create(LOOK_UP, tools=[keyed(url)])
+        num_before = len(seen.queries)
+        await Api(client).create(LOOK_UP, tools=[keyed(url, TOKEN)])
+    assert set(seen.queries[num_before:]) == {f"user=ann&api_key={TOKEN}"}
+
+
+async def test_a_user_in_an_address_is_refused_and_not_repeated(client: httpx.AsyncClient) -> None:
+    tool = {**DESK, "server_url": f"http://ann:{KEY}@127.0.0.1:9/mcp"}
+    reply = await client.post("/v1/responses", json={"input": "say hi", "tools": [tool]})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "tools[0].server_url")
+    assert "authorization" in error["message"] and KEY not in reply.text
+
+
+CROWDED: Json = {**SECRET, "server_url": f"HTTP://ann:{TOKEN}@desk.example/mcp?key={KEY}"}
+
+
+def test_a_tool_of_another_version_has_no_credentials() -> None:
+    kept = normalize_tool({**CROWDED, "type": "mcp_2027_01_01", "new": 1}, "tools[0]")
+    bare = {**DESK, "server_url": "HTTP://desk.example/mcp"}
+    assert kept == {**bare, "type": "mcp_2027_01_01", "new": 1}
+
+
+async def test_a_tool_that_is_only_kept_has_no_credentials(client: httpx.AsyncClient) -> None:
+    item = {"type": "additional_tools", "role": "developer", "tools": [CROWDED]}
+    reply = await client.post("/v1/conversations", json={"items": [item]})
+    listed = await client.get(f"/v1/conversations/{reply.json()['id']}/items")
+    [kept] = listed.json()["data"][0]["tools"]
+    assert kept["server_url"] == "HTTP://desk.example/mcp"
+    assert "items[0].tools[0].server_url" in reply.headers["x-antiphon-ignored"]
+    assert KEY not in listed.text and TOKEN not in listed.text
 
 
 async def test_what_the_operator_configured_holds(tmp_path: Path) -> None:

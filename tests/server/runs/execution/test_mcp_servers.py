@@ -366,6 +366,29 @@ async def test_what_cannot_be_reached_is_refused(
             assert told in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("offered", "param", "code"),
+    [
+        ([DESK, DESK], "tools[1].server_label", "invalid_value"),
+        ([{**DESK, "headers": {"x": "grün"}}], "tools[0].headers", "invalid_value"),
+        ([{**DESK, "headers": {"content-length": "1"}}], "tools[0].headers", "invalid_value"),
+        ([{**DESK, "authorization": "a\nb"}], "tools[0].authorization", "invalid_value"),
+        (
+            [{**DESK, "server_url": "builtin:own", "authorization": "tk"}],
+            "tools[0].authorization",
+            "unsupported_parameter",
+        ),
+    ],
+)
+async def test_a_refusal_names_what_is_wrong(
+    tmp_path: Path, offered: list[Json], param: str, code: str
+) -> None:
+    known = settings(desk={"url": "http://127.0.0.1:9/mcp"}, own={"command": ["true"]})
+    async with running_app(tmp_path, **known) as server, http_client(server) as client:
+        error = await Api(client).refused(400, "hi", tools=offered)
+    assert (error["param"], error["code"]) == (param, code)
+
+
 async def test_a_connector_is_what_the_operator_makes_it(tmp_path: Path) -> None:
     tool = {
         "type": "mcp",
