@@ -300,7 +300,7 @@ async def _web(config: Config) -> Finding:
     if PAGE not in tools:
         return "note", f"{where} answers; pages are not opened, because egress is off"
     if not reads_html():
-        return "note", f"{where} answers; pages cannot be read: pip install 'antiphon[web]'"
+        return "note", f"{where} answers; pages cannot be read: pip install -e '.[web]'"
     return "ok" if found else "note", f"{where} answers with {found} results"
 
 
@@ -312,7 +312,7 @@ async def _documents(config: Config) -> Finding:
     confined = reading_confinement()
     words = f"documents are read apart, by {', '.join(confined)}"
     if missing := unreadable_kinds():
-        return "note", f"{words}; for {', '.join(missing)}: pip install 'antiphon[files]'"
+        return "note", f"{words}; for {', '.join(missing)}: pip install -e '.[files]'"
     means = {name.partition(" ")[0] for name in confined}
     if not {"bubblewrap", "Landlock"} & means:
         return "note", f"{words}: what reads them can open files of the server; bubblewrap would prevent that"
