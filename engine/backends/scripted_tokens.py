@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from string import ascii_letters
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -30,7 +30,17 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 Tokens = tuple[int, ...]
-_Piece = tuple[Tokens, bool] | Wait | Fail | Tick  # tokens, and whether the grammar ends after them
+
+
+class _Part(NamedTuple):
+    """Tokens of a step that says something. begins: they are its first. ends: the grammar ends after them."""
+
+    token_ids: Tokens
+    begins: bool = False
+    ends: bool = False
+
+
+_Piece = _Part | Wait | Fail | Tick
 
 
 def scripted_tokenizer(template: str | None = None, *, allow_special_tokens: bool = False) -> Tokenizer:
@@ -80,12 +90,12 @@ class Speech:
             pieces = self._constrained(pieces, matcher)
         num_tokens = 0
         for piece in pieces:
-            if not isinstance(piece, tuple):
+            if not isinstance(piece, _Part):
                 yield piece
                 continue
-            token_ids, finish = self._cut(request.sampling, piece[0], num_tokens, max_tokens)
+            token_ids, finish = self._cut(request.sampling, piece.token_ids, num_tokens, max_tokens)
             num_tokens += len(token_ids)
-            if finish is None and piece[1]:
+            if finish is None and piece.ends:
                 finish = Done("stop")
             if token_ids or finish:
                 yield token_ids, finish
@@ -93,19 +103,19 @@ class Speech:
                 return
 
     def _pieces(self, request: GenerateRequest, prompt: str, script: Script) -> Iterator[_Piece]:
-        """The script's steps, its text as chunks of tokens with a flag (the grammar has ended); then the end
-        of turn, for ever, with filler in front where the end does not count."""
+        """The script's steps, its text as chunks of tokens; then the end of turn, for ever, with filler in
+        front where the end does not count."""
         for step in script(request, prompt):
             if isinstance(step, Say):
-                for token_ids in self._words(step):
-                    yield token_ids, False
+                for index, token_ids in enumerate(self._words(step)):
+                    yield _Part(token_ids, begins=not index)
             else:
                 yield step
         eos = self._tokenizer.eos_token_ids[0]
         filler = tuple(self._tokenizer.encode(" more"))
         while True:
-            yield ((eos,), False) if not request.sampling.ignore_eos else (filler, False)
-            yield filler, False  # reached only when min_tokens has taken the end out
+            yield _Part(filler if request.sampling.ignore_eos else (eos,), begins=True)
+            yield _Part(filler, begins=True)  # reached only when min_tokens has taken the end out
 
     def _words(self, say: Say) -> Iterator[Tokens]:
         if say.whole:
@@ -119,17 +129,28 @@ class Speech:
                 yield tuple(token_ids[start : start + self._chunk])
 
     def _constrained(self, steps: Iterator[_Piece], matcher: Matcher) -> Iterator[_Piece]:
-        """What of the steps the grammar lets through, and the shortest end from where it does not."""
+        """What of the steps the grammar lets through, and the shortest end from where it does not: that of a
+        call, behind which the next step follows, or else that of the generation."""
+        assert self._dialect.calls is not None
+        opening = self._tokenizer.token_id(self._dialect.calls.open)
+        closing = self._tokenizer.token_id(self._dialect.calls.close)
+        calling = bent = False
         for step in steps:
-            if not isinstance(step, tuple):
+            if not isinstance(step, _Part):
                 yield step
                 continue
-            allowed = step[0][: matcher.take(step[0], freely=True)]
-            yield allowed, matcher.stopped
+            if step.begins:
+                calling = bent = False
+            if bent:  # the rest of a call that the grammar has ended otherwise
+                continue
+            allowed = step.token_ids[: matcher.take(step.token_ids, freely=True)]
+            yield _Part(allowed, ends=matcher.stopped)
+            for token_id in allowed:
+                calling = token_id == opening or (calling and token_id != closing)
+            if not matcher.stopped and len(allowed) < len(step.token_ids):
+                bent = True
+                yield from self._complete(matcher, closing if calling else None)
             if matcher.stopped:
-                return
-            if len(allowed) < len(step[0]):
-                yield from self._complete(matcher)
                 return
 
     @cached_property
@@ -144,15 +165,17 @@ class Speech:
         )
         return [token_id for token_id in order if token_id is not None and token_id not in hidden]
 
-    def _complete(self, matcher: Matcher) -> Iterator[_Piece]:
-        """Tokens that close what is open about as early as the grammar allows, up to eight a chunk.
+    def _complete(self, matcher: Matcher, until: int | None) -> Iterator[_Piece]:
+        """Tokens that close what is open about as early as the grammar allows, up to eight a chunk. until:
+        the token that is the last one; None goes on to the grammar's end.
 
         What did not help four times (sixty-four for JSON's own marks) gives way to what was said less often.
         """
         marks, used = frozenset(b'{}[]",:'), Counter[int]()
-        while not matcher.stopped:
+        done = False
+        while not done:
             chunk: list[int] = []
-            while len(chunk) < 8 and not matcher.stopped:
+            while len(chunk) < 8 and not done:
                 allowed = matcher.allowed(self._closing_order)
                 # Where a letter and a brace may stand, a string is open: its end closes more than a brace.
                 if ord("a") in allowed and ord("}") in allowed:
@@ -167,7 +190,8 @@ class Speech:
                 if token_id in marks:  # another place: what did not help before may help here
                     used = Counter({mark: used[mark] for mark in marks})
                 chunk.append(token_id)
-            yield tuple(chunk), matcher.stopped
+                done = matcher.stopped or token_id == until
+            yield _Part(tuple(chunk), ends=matcher.stopped)
 
     def finish(
         self, sampling: SamplingParams, token_ids: Tokens, num_tokens: int, max_tokens: int
