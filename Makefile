@@ -73,9 +73,10 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# The extras that a server serves documents and code by: some 100 MB, beside torch's gigabyte.
 # Constraints pin exact versions, torch's included; which build of torch is the package index's business.
 $(SERVE): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e .
+	$(BIN)/python -m pip install -c constraints.txt -e '.[files,code]'
 	@touch $@
 
 $(DEVEL): pyproject.toml constraints.txt | $(BIN)/python

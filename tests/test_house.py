@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -316,6 +317,18 @@ def test_what_a_wheel_holds(tmp_path: Path) -> None:
     entry = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("entry_points.txt")))
     assert b"antiphon = server.cli:main" in entry
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_servers_environment_reads_documents_and_runs_code() -> None:
+    """By `make serve`; and what cuts plain text into chunks is no extra."""
+    asked = subprocess.run(
+        ["make", "-n", "-B", "serve"], check=True, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "-e '.[files,code]'" in asked.stdout
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[\[><=; ]", each)[0] for each in project["dependencies"]}
+    assert "semantic-text-splitter" in names
+    assert {"files", "code"} <= project["optional-dependencies"].keys()
 
 
 def test_the_map_names_every_package() -> None:

@@ -30,6 +30,7 @@ from tools.runtime import UNKNOWN_EFFECT, execute, with_doubt
 from tools.sandbox import (
     DATA,
     MIB,
+    NO_CODE,
     RUN_CODE,
     RUN_SHELL,
     CellLimits,
@@ -69,6 +70,7 @@ __all__ = [
     "DATA",
     "GENERATE",
     "MIB",
+    "NO_CODE",
     "PAGE",
     "PROVIDERS",
     "RUN_CODE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -12,24 +13,51 @@ import orjson
 from starlette.types import ASGIApp, Message
 
 from server.access import Principal
-from server.http import INSIDE
+from server.http import INSIDE, RUN_ROUTES
 
 LONGEST_WAIT_S = 60.0
 """So long a request rests at most before it is tried again: limits may be raised meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reply:
-    """What came of a request. headers: by their names in small letters."""
+    """What came of a request. headers: by their names in small letters. is_run: whether the body of one that
+    succeeded is a response, which may itself say that it has failed."""
 
     status: int
     headers: dict[str, str]
     body: bytes
+    is_run: bool = False
+
+    @cached_property
+    def failure(self) -> dict[str, Any] | None:
+        """The error of a response that ended as `failed`; None for any other reply."""
+        if not self.is_run or self.status >= 300:
+            return None
+        told: dict[str, Any] = orjson.loads(self.body)
+        return (told.get("error") or {}) if told.get("status") == "failed" else None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the request was refused, or has failed."""
+        return self.status >= 300 or self.failure is not None
+
+    @property
+    def by_server(self) -> bool:
+        """Whether it has failed by a fault of the server."""
+        return self.status >= 500 or (self.failure is not None and self.failure.get("code") == "server_error")
+
+    @property
+    def replayed(self) -> bool:
+        """Whether this is the reply to an earlier request with the same idempotency key."""
+        return "idempotent-replayed" in self.headers
 
     @property
     def again(self) -> bool:
         """Whether the same request may succeed later: what the server is short of, or that it is ending. A
         limit of a day tells clients not to try again, because nobody waits so long; a batch does."""
+        if self.failure is not None:
+            return "retry_after" in self.failure
         if self.status == 429 and "retry-after" in self.headers:
             return True
         if self.headers.get("x-should-retry") == "false":
@@ -39,7 +67,10 @@ class Reply:
     @property
     def wait_s(self) -> float:
         """How long to wait before that."""
-        return min(LONGEST_WAIT_S, float(self.headers.get("retry-after", "1")))
+        told = self.headers.get("retry-after", "1")
+        if self.failure is not None:
+            told = self.failure.get("retry_after", told)
+        return min(LONGEST_WAIT_S, float(told))
 
 
 def request_body(line: bytes, path: str, principal: Principal) -> bytes:
@@ -78,7 +109,7 @@ async def carry_out(app: ASGIApp, path: str, body: bytes, principal: Principal, 
     }
     reply = _Collected(body)
     await app(scope, reply.receive, reply.send)
-    return Reply(reply.status, reply.headers, bytes(reply.body))
+    return Reply(reply.status, reply.headers, bytes(reply.body), is_run=path in RUN_ROUTES)
 
 
 class _Collected:

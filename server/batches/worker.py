@@ -384,15 +384,17 @@ class _Carried:
 
     async def _line(self, line: BatchLine) -> None:
         """Carry one request out, and store what came of it."""
-        failures = 0
+        failures = failed_runs = 0
         while True:
-            reply = await self._reply(line)
-            failures += reply.status >= 500 and not reply.again
-            if not reply.again and (reply.status < 500 or failures >= TRIES):
+            reply = await self._reply(line, failed_runs)
+            failures += reply.by_server and not reply.again
+            failed_runs += reply.failure is not None
+            if not reply.again and (not reply.by_server or failures >= TRIES):
                 break
             if self._ending:
                 return
-            await asyncio.sleep(reply.wait_s)
+            if not reply.replayed:  # an attempt from before this process took the batch over
+                await asyncio.sleep(reply.wait_s)
         status, result = await self._stored(line, reply)
         if await self._batches.finish_line(self._batch, line.position, status, result, now_us()):
             self._ends.lines[status] += 1
@@ -402,7 +404,10 @@ class _Carried:
         ApiError."""
         return replace(await self._keys.of(self._batch.owner, self._batch.key_id), batch=True)
 
-    async def _reply(self, line: BatchLine) -> Reply:
+    async def _reply(self, line: BatchLine, failed_runs: int) -> Reply:
+        """What comes of a request now. failed_runs: responses to it that have failed. The next attempt has an
+        idempotency key of its own, or it would be answered with the failed one; a process that takes the
+        batch over comes by all of them again."""
         batch = self._batch
         assert batch.digest is not None
         try:
@@ -412,13 +417,15 @@ class _Carried:
             return Reply(error.status, error.headers, error.body())
         parts = [part async for part in self._storage.blobs.open(batch.digest, line.start, line.stop)]
         body = request_body(b"".join(parts), batch.endpoint, principal)
-        key = f"{batch.id}:{line.position}" if batch.endpoint in RUN_ROUTES else None
+        key = None
+        if batch.endpoint in RUN_ROUTES:
+            key = f"{batch.id}:{line.position}{f':{failed_runs}' if failed_runs else ''}"
         return await carry_out(self._app, batch.endpoint, body, principal, key=key)
 
     async def _stored(self, line: BatchLine, reply: Reply) -> tuple[str, bytes]:
         """The status and the result of a line; where there is no room for an answer, that is its result."""
         result = output_line(self._batch.id, line, reply)
-        if reply.status >= 300:
+        if reply.failed:
             return "failed", result
         try:
             await self._require_room(await self._principal(), len(result))

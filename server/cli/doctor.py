@@ -304,7 +304,7 @@ async def _web(config: Config) -> Finding:
     if PAGE not in tools:
         return "note", f"{where} answers; pages are not opened, because egress is off"
     if not reads_html():
-        return "note", f"{where} answers; pages cannot be read: pip install 'antiphon[web]'"
+        return "note", f"{where} answers; pages cannot be read: pip install -e '.[web]'"
     return "ok" if found else "note", f"{where} answers with {found} results"
 
 
@@ -316,7 +316,7 @@ async def _documents(config: Config) -> Finding:
     confined = reading_confinement()
     words = f"documents are read apart, by {', '.join(confined)}"
     if missing := unreadable_kinds():
-        return "note", f"{words}; for {', '.join(missing)}: pip install 'antiphon[files]'"
+        return "note", f"{words}; for {', '.join(missing)}: pip install -e '.[files]'"
     means = {name.partition(" ")[0] for name in confined}
     if not {"bubblewrap", "Landlock"} & means:
         return "note", f"{words}: what reads them can open files of the server; bubblewrap would prevent that"
@@ -330,6 +330,8 @@ async def _sandbox(config: Config) -> Finding:
 
     found = await look_for_sandbox(config)
     if found.sandbox is None:
+        if config.sandbox == "auto":
+            return "note", f"no code is run, because no sandbox works here: {found.told}"
         return ("ok" if config.sandbox == "off" else "FAIL"), found.told
     return ("note" if found.passed_over else "ok"), "; ".join(
         [f"code runs by {found.told}", *found.passed_over]

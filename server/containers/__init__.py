@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.containers.cells import Cells, cell_limits
+from server.containers.cells import Cells, cell_limits, no_cells
 from server.containers.figures import LIFETIME, SECONDS, room_of, session_of
 from server.containers.files import copied, new_file, path_of, wanted_files
 from server.containers.placing import placed
@@ -14,6 +14,7 @@ __all__ = [
     "cell_limits",
     "copied",
     "new_file",
+    "no_cells",
     "path_of",
     "placed",
     "room_of",

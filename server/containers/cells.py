@@ -29,6 +29,7 @@ from storage import (
 )
 from tools import (
     DATA,
+    NO_CODE,
     RUN_CODE,
     RUN_SHELL,
     CellLimits,
@@ -80,6 +81,16 @@ def cell_limits(config: Config) -> CellLimits:
         memory_bytes=config.sandbox_memory_bytes,
         data_bytes=config.max_container_bytes,
     )
+
+
+def no_cells(why: str) -> Registry:
+    """What the registry has in the place of tools that run code where no sandbox was found."""
+
+    async def refuse() -> str:
+        raise ToolError(f"Code cannot be run here: {why}.")
+
+    shape: Mapping[str, Any] = {"type": "object", "properties": {}}
+    return {NO_CODE: ToolSpec(NO_CODE, why, shape, refuse, offered_by="code_interpreter", strict=False)}
 
 
 class Cells:

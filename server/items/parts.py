@@ -28,6 +28,7 @@ from server.shapes import (
     text,
     whole,
 )
+from tools import NO_CODE, Registry
 
 MAX_ID = 512
 
@@ -49,6 +50,16 @@ described(identifier, lambda: {"type": "string", "minLength": 1, "maxLength": MA
 
 MEMORY_LIMIT = one_of("1g", "4g", "16g", "64g")
 """What a container's memory may be."""
+
+
+def why_not_run(what: str, registry: Registry) -> str:
+    """Why a server without a sandbox runs no code, or no commands, as part of a sentence."""
+    if NO_CODE in registry:
+        return (
+            f"this server runs no {what}, because it has found no sandbox ({registry[NO_CODE].description})"
+        )
+    return f"this server runs no {what}: --sandbox turns that on"
+
 
 _POLICY = tagged({"disabled": record({}), "allowlist": record({"allowed_domains": anything})})
 

@@ -23,7 +23,7 @@ from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
 from server.config import Config
-from server.containers import Cells
+from server.containers import Cells, no_cells
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
@@ -43,7 +43,7 @@ from server.usage import Meter, Prices
 from server.vector_stores import Library
 from server.webhooks import Deliveries
 from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, open_storage
-from tools import GENERATE, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
+from tools import GENERATE, Found, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
 if TYPE_CHECKING:
     from engine import RemotePooling
@@ -135,6 +135,7 @@ class ServerLifecycle:
         self.keys.reload()
         registry = await self._read_registry() if self._registry is None else self._registry
         self._registry = registry
+        found = await self._find_sandbox()
         if key_required:  # only storage knows whether there is one, and a model takes long to load
             await self._open_storage()
             await self._require_key()
@@ -169,9 +170,10 @@ class ServerLifecycle:
         registry = {**registry, **library.tools()}
         if GENERATE in registry:
             registry |= InputImages(self._storage, self.config.egress_policy).tools()
-        found = await look_for_sandbox(self.config)
         cells: Cells | None = None
-        if found.sandbox is not None:
+        if found.sandbox is None and self.config.sandbox == "auto":
+            registry = {**registry, **no_cells(found.told)}
+        elif found.sandbox is not None:
             self.sandbox = found.told
             cells = Cells(self._storage, found.sandbox, quota, limiter, self.config.public_url)
             self._registry = registry = {**registry, **cells.tools()}
@@ -277,6 +279,13 @@ class ServerLifecycle:
             return await asyncio.to_thread(read_registry, self.config)
         except ToolsError as exc:
             raise Refused(str(exc)) from None
+
+    async def _find_sandbox(self) -> Found:
+        """What runs code. Refused where one is named that does not work."""
+        found = await look_for_sandbox(self.config)
+        if found.sandbox is None and self.config.sandbox not in ("auto", "off"):
+            raise Refused(f"code is to run in a sandbox that does not work here: {found.told}")
+        return found
 
     async def _require_key(self) -> None:
         if not await self.keys.usable():

@@ -49,7 +49,7 @@ def read_web(config: Config) -> dict[str, ToolSpec]:
     if search is None:
         return {}
     if not reads_html():
-        log.warning("web pages cannot be read before this is installed: pip install 'antiphon[web]'")
+        log.warning("web pages cannot be read before this is installed: pip install -e '.[web]'")
     return web_tools(search, config.egress_policy, config.web.open)
 
 

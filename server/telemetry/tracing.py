@@ -44,7 +44,7 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            raise TracingError(f"otel: `pip install 'antiphon[otel]'` first ({error})") from None
+            raise TracingError(f"otel: `pip install -e '.[otel]'` first ({error})") from None
         self.content = content
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):

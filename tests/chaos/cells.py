@@ -16,6 +16,7 @@ from tests.chaos.driver import Client, Server, free_port, serving
 from tests.chaos.history import History, Json
 from tests.chaos.report import Form, Report, row, spread
 from tests.chaos.scene import MINE, SCRIPTED, THEIRS
+from tools.sandbox import CellLimits, Tier, find_sandbox
 from tools.sandbox.processes import below
 
 TOOL: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
@@ -134,11 +135,15 @@ class Author:
 )
 async def kill_in_cells(form: Form, report: Report) -> None:
     """170 kills in full, 4 in short."""
-    for tier, kills in (("bubblewrap", form.of(2, 100)), ("monty", form.of(2, 70))):
-        await _kills(form, report, tier, kills)
+    await _kills(form, report, "bubblewrap", form.of(2, 100))
+    await _kills(form, report, "monty", form.of(2, 70))
 
 
-async def _kills(form: Form, report: Report, tier: str, kills: int) -> None:
+async def _kills(form: Form, report: Report, tier: Tier, kills: int) -> None:
+    found = await find_sandbox(tier, CellLimits())
+    if found.sandbox is None:
+        report.skipped = f"this machine cannot have the sandbox: {found.told}"
+        return
     draw = form.draw(tier)
     temporary = form.folder / f"{tier}-tmp"
     temporary.mkdir()
@@ -152,9 +157,6 @@ async def _kills(form: Form, report: Report, tier: str, kills: int) -> None:
         Client([server], History(), draw, key=MINE) as mine,
         Client([server], History(), draw, key=THEIRS) as theirs,
     ):
-        if tier not in str((await mine.sure("GET", "/version")).json.get("sandbox")):
-            report.skipped = f"this machine cannot have the sandbox {tier}"
-            return
         authors = [
             Author(number, (mine, theirs)[number % 2], server, tier == "monty", report, stopping)
             for number in range(CLIENTS)

@@ -36,6 +36,7 @@ from tests.support.loopback_images import PNG, loopback_images
 from tests.support.loopback_web import loopback_web
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import live_app
+from tests.support.sandboxes import require_sandbox
 from tests.support.talk import call, prompts
 
 MODEL = "antiphon-scripted"
@@ -279,12 +280,11 @@ async def test_code_is_run_here(tmp_path: Path) -> None:
 
 
 async def test_commands_that_the_server_runs(tmp_path: Path) -> None:
+    await require_sandbox("bubblewrap")
     async with (
         live_app(tmp_path, ScriptedEngine(), registry=None, sandbox="bubblewrap") as running,
         AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="unused", max_retries=0) as sdk,
     ):
-        if running.context.cells is None:
-            pytest.skip("this machine cannot have the sandbox bubblewrap")
         working = Agent(
             name="Assistant",
             model=OpenAIResponsesModel(model=MODEL, openai_client=sdk),

@@ -66,6 +66,13 @@ FOUND: dict[Tier, Found] = {}
 """What a trial of a tier has come to, so that there is one trial of each."""
 
 
+async def require_sandbox(tier: Tier) -> None:
+    """Skip a test whose server would refuse to start, because this machine cannot have its sandbox."""
+    found = await find_sandbox(tier, LIMITS)
+    if found.sandbox is None:
+        pytest.skip(f"this machine cannot have the sandbox {tier}: {found.told}")
+
+
 @asynccontextmanager
 async def box(tier: Tier, limits: CellLimits = LIMITS) -> AsyncIterator[Box]:
     if tier not in FOUND:

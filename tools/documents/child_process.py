@@ -148,7 +148,7 @@ def _answer(
         _refuse(channel, error.code, error.message)
     except ModuleNotFoundError as error:
         extra = "web" if error.name == "trafilatura" else "files"
-        message = f"This server cannot read such files: its operator has to install antiphon[{extra}]."
+        message = f"This server cannot read such files: its operator has to install the extra '{extra}'."
         _refuse(channel, "unsupported_file", message)
     except MemoryError:
         message = f"Reading this file takes more than {limits.memory >> 20} MiB of memory."

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tools.documents.document import BETWEEN_PAGES, Document, UnreadableDocument
+from tools.documents.document import BETWEEN_PAGES, Document
 
 if TYPE_CHECKING:
     from semantic_text_splitter import MarkdownSplitter, TextSplitter
@@ -49,7 +49,7 @@ def split_document(
 
     overlap_tokens: of the end of a chunk, which the next one begins with; at most half of max_tokens. count:
     the tokens of a text; estimated where it is None. Chunks are made as they are taken; a long document is
-    work for a thread. Raises UnreadableDocument where the library is not installed.
+    work for a thread.
     """
     if max_tokens < 1 or not 0 <= overlap_tokens <= max_tokens // 2:
         raise ValueError("a chunk has at least one token, and shares at most half of them with the next")
@@ -83,11 +83,9 @@ def _cut(splitter: MarkdownSplitter | TextSplitter, text: str, window: int) -> I
 def _splitter(
     document: Document, max_tokens: int, overlap_tokens: int, count: Callable[[str], int]
 ) -> MarkdownSplitter | TextSplitter:
-    try:
-        from semantic_text_splitter import MarkdownSplitter, TextSplitter
-    except ModuleNotFoundError:
-        message = "This server cannot cut files into chunks: its operator has to install antiphon[files]."
-        raise UnreadableDocument("unsupported_file", message) from None
+    # here, because a server that no file is searched on has no use for it
+    from semantic_text_splitter import MarkdownSplitter, TextSplitter
+
     splitter = TextSplitter if document.kind in _PLAIN else MarkdownSplitter
     return splitter.from_callback(count, max_tokens, overlap_tokens)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.sandbox.cells import (
     DATA,
     MIB,
+    NO_CODE,
     RUN_CODE,
     RUN_SHELL,
     CellLimits,
@@ -26,6 +27,7 @@ from tools.sandbox.sandbox import Outcome, Sandbox
 __all__ = [
     "DATA",
     "MIB",
+    "NO_CODE",
     "RUN_CODE",
     "RUN_SHELL",
     "CellLimits",

@@ -17,6 +17,10 @@ RUN_CODE = "code.run"
 RUN_SHELL = "shell.run"
 """The same of the tool that runs commands of a shell."""
 
+NO_CODE = "code.none"
+"""The name of a tool that runs nothing: its description says why no sandbox was found, where one was looked
+for."""
+
 DATA = "/mnt/data"
 """The folder of a container's files, as its code sees it."""
 

@@ -63,7 +63,7 @@ class MontyInterpreter:
             pool = Monty(min_processes=0, max_processes=self._limits.live)
             pool.__enter__()
         except ImportError:
-            raise SandboxError("Monty is not installed: pip install 'antiphon[code]'") from None
+            raise SandboxError("Monty is not installed: pip install -e '.[code]'") from None
         except (OSError, RuntimeError) as fault:
             raise SandboxError(f"Monty cannot be started: {fault}") from None
         self._pool = pool

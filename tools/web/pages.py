@@ -142,7 +142,7 @@ def prepare_pages() -> None:
 async def _from_document(url: str, name: str, data: bytes) -> Page:
     """What a parser makes of it, in a process of its own: these are the bytes of a stranger."""
     if name == "page.html" and not reads_html():
-        message = "This server cannot read HTML: its operator has to install antiphon[web]."
+        message = "This server cannot read HTML: its operator has to install the extra 'web'."
         raise ToolError(message)
     try:
         document = await read_document(data, name, url=url, limits=_LIMITS)

@@ -22,7 +22,7 @@ from server.items.item_type import (
     Tool,
     flat_function,
 )
-from server.items.parts import NEW_CONTAINER, PLACE, STATUSES, item_shape
+from server.items.parts import NEW_CONTAINER, PLACE, STATUSES, item_shape, why_not_run
 from server.items.private_half import Private, private_of
 from server.items.transcript import Transcript
 from server.shapes import (
@@ -54,7 +54,7 @@ described(_container, lambda: {"anyOf": [{"type": "string"}, schema_of(_AUTO)]})
 
 
 def _lacks(_tool: Tool, registry: Registry) -> str | None:
-    return None if RUN_CODE in registry else "this server runs no code: --sandbox turns that on"
+    return None if RUN_CODE in registry else why_not_run("code", registry)
 
 
 def _offers(_tool: Tool, registry: Registry, _path: str) -> Sequence[Tool]:

@@ -27,6 +27,7 @@ from server.items.parts import (
     identifier,
     item_shape,
     read_arguments,
+    why_not_run,
 )
 from server.items.private_half import Private, private_of
 from server.items.transcript import Transcript
@@ -88,7 +89,7 @@ def _lacks(tool: Tool, registry: Registry) -> str | None:
         return None
     if RUN_CODE in registry:
         return "Monty runs no commands: --sandbox bubblewrap does"
-    return "this server runs no commands: --sandbox turns that on"
+    return why_not_run("commands", registry)
 
 
 def _fields(tool: Tool) -> Mapping[str, Any]:

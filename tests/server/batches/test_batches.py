@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import httpx
 import openai
 import pytest
 
-from engine import ScriptedEngine
+from engine import Fail, GenerateRequest, RequestFailed, Say, ScriptedEngine
 from server.batches import carrier, worker
 from server.batches.input_lines import InputLines
 from server.clock import now_us
 from storage import BatchLost, StoredBatch
+from storage.batches import batch_rows
 from tests.support.batching import Json, chats, input_file, line, lines_of, responses
 from tests.support.postgres import the_server
 from tests.support.running import Running, http_client, live_app, running_app
@@ -150,6 +152,53 @@ async def test_stateless_requests_and_those_that_are_refused(
     assert {name: each["status_code"] for name, each in errors.items()} == {"bad": 400, "no model": 404}
     assert errors["bad"]["body"]["error"]["param"] == "temperature"
     assert await tokens_of_batches(running, client) == batch["usage"]["total_tokens"]
+
+
+async def test_a_response_that_fails_is_made_again_and_then_told_as_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed response is a reply with the status 200; the request has failed all the same. Who takes the
+    batch over after a fault comes by the attempts that were made, and makes no more than were promised."""
+    asked, faults = Counter[str](), list[str]()
+
+    def script(request: GenerateRequest, prompt: str) -> Iterator[Fail | Say]:
+        name = "never" if "never" in prompt else "second"
+        asked[name] += 1
+        if name == "never" or asked[name] == 1:
+            yield Fail(RequestFailed("a fault"))
+        else:
+            yield Say("done")
+
+    monkeypatch.setattr(carrier, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(batch_rows, "RESTS_S", (0,) * 5)
+    async with (
+        running_app(tmp_path, ScriptedEngine(script=script)) as running,
+        http_client(running) as client,
+    ):
+        storage = running.context.storage
+        finish = storage.batches.finish_line
+
+        async def fails_once(batch: StoredBatch, position: int, *rest: Any) -> bool:
+            if position == 2 and not faults:
+                faults.append("a bug")
+                raise RuntimeError(*faults)
+            return await finish(batch, position, *rest)
+
+        monkeypatch.setattr(storage.batches, "finish_line", fails_once)
+        lines = [line(name, "/v1/responses", {"input": name}) for name in ("second", "never")]
+        made = await begun(client, await input_file(storage, lines), "/v1/responses")
+        batch = await ended(client, made["id"])
+        assert (batch["status"], batch["request_counts"]) == (
+            "completed",
+            {"total": 2, "completed": 1, "failed": 1},
+        )
+        assert faults and asked == {"second": 2, "never": worker.TRIES}
+        (output,) = await lines_of(storage, batch["output_file_id"])
+        assert (output["custom_id"], output["response"]["body"]["status"]) == ("second", "completed")
+        (error,) = await lines_of(storage, batch["error_file_id"])
+        assert error["custom_id"] == "never"
+        assert error["response"]["body"]["status"] == "failed"
+        assert error["response"]["body"]["error"]["code"] == "server_error"
 
 
 async def nothing() -> None:

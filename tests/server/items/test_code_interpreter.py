@@ -13,10 +13,15 @@ import pytest
 
 from engine import GenerateRequest, Say, ScriptedEngine
 from engine.backends.script import Script, Step
+from server.cli.doctor import examine
 from server.clock import now_us
+from server.config import Config
+from server.process.lifecycle import Refused, ServerLifecycle
 from tests.support.running import Running, http_client, running_app
+from tests.support.sandboxes import require_sandbox
 from tests.support.talk import Api, loose, prompts, saying, wrote
 from tests.support.wire import Json
+from tools.sandbox import SandboxError, Tier, probe
 
 CODE: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
 OUTPUTS = "code_interpreter_call.outputs"
@@ -38,15 +43,14 @@ def turns(*texts: str) -> Script:
 
 @asynccontextmanager
 async def coding(
-    folder: Path, engine: ScriptedEngine | None = None, sandbox: str = "monty", **settings: Any
+    folder: Path, engine: ScriptedEngine | None = None, sandbox: Tier = "monty", **settings: Any
 ) -> AsyncIterator[tuple[Running, Api]]:
     """A server that runs code."""
+    await require_sandbox(sandbox)
     async with (
         running_app(folder, engine, registry=None, sandbox=sandbox, **settings) as running,
         http_client(running) as http,
     ):
-        if "sandbox" not in (await http.get("/version")).json():
-            pytest.skip(f"this machine cannot have the sandbox {sandbox}")
         yield running, Api(http)
 
 
@@ -79,7 +83,7 @@ async def test_code_is_streamed_run_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sandbox", ["monty", "bubblewrap"])
-async def test_variables_and_files_stay_for_the_next_turns(tmp_path: Path, sandbox: str) -> None:
+async def test_variables_and_files_stay_for_the_next_turns(tmp_path: Path, sandbox: Tier) -> None:
     script = turns(
         python("x = 41\nopen('/mnt/data/a b.txt', 'w').write('hello')\nNone"),
         "See [it](sandbox:/mnt/data/a%20b.txt), not sandbox:/mnt/data/none.txt",
@@ -183,6 +187,44 @@ async def test_without_a_sandbox_the_tool_is_refused_by_its_name(tmp_path: Path)
         assert "--sandbox" in reply.json()["error"]["message"]
         left = (await http.get("/version")).json()
         assert "sandbox" not in left
+
+
+async def test_a_sandbox_that_is_named_and_does_not_work_keeps_the_server_from_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = {"sandbox": "command", "sandbox_command": "/nowhere/jail --"}
+    config = Config(data=tmp_path, engine="scripted", **named)
+    life = ServerLifecycle(config, engine=ScriptedEngine())
+    try:
+        with pytest.raises(Refused, match=r"does not work here: command: .*/nowhere/jail"):
+            await life.start()
+    finally:
+        await life.close()
+    assert await asyncio.to_thread(examine, config.model_copy(update={"port": 0})) == 1
+    assert "FAIL  sandbox   command: " in capsys.readouterr().out
+
+
+async def test_where_auto_finds_no_sandbox_a_request_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fails(*_: Any) -> Any:
+        raise SandboxError("it is broken")
+
+    for trial in ("_try", "_monty"):
+        monkeypatch.setattr(probe, trial, fails)
+    shell = {"type": "shell", "environment": {"type": "container_auto"}}
+    async with (
+        running_app(tmp_path, registry=None, sandbox="auto") as running,
+        http_client(running) as http,
+    ):
+        for tool in (CODE, shell):
+            error = (await http.post("/v1/responses", json={"input": "hi", "tools": [tool]})).json()["error"]
+            assert error["code"] == "unsupported_tool"
+            assert "(bubblewrap: it is broken; monty: it is broken)" in error["message"]
+            assert "  " not in error["message"]
+    config = Config(data=tmp_path, engine="scripted", sandbox="auto", port=0)
+    assert await asyncio.to_thread(examine, config) == 0
+    assert "note  sandbox   no code is run" in capsys.readouterr().out
 
 
 async def test_files_of_a_later_turn_are_added_and_an_expired_container_is_made_anew(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from tests.support.processes import server_process
+from tests.support.sandboxes import require_sandbox
 from tests.support.wire import Json
+from tools.sandbox import Tier
 
 TOOL: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
 OUTPUTS = {"include[]": "code_interpreter_call.outputs"}
@@ -41,12 +43,11 @@ async def interpreting(client: httpx.AsyncClient, begun: Json) -> None:
 
 
 @pytest.mark.parametrize("sandbox", ["monty", "bubblewrap"])
-async def test_code_that_was_cut_short(tmp_path: Path, sandbox: str) -> None:
+async def test_code_that_was_cut_short(tmp_path: Path, sandbox: Tier) -> None:
+    await require_sandbox(sandbox)
     flags = ("--sandbox", sandbox)
     slow = SLOW.format(count=3_000_000 if sandbox == "monty" else 300_000_000)
     async with server_process(tmp_path, *flags) as server, server.client() as client:
-        if "sandbox" not in (await client.get("/version")).json():
-            pytest.skip(f"this machine cannot have the sandbox {sandbox}")
         first = await ended(client, (await client.post("/v1/responses", json=body(FIRST))).json())
         cut = (await client.post("/v1/responses", json=body(slow, first["id"]))).json()
         await asyncio.wait_for(interpreting(client, cut), 60)

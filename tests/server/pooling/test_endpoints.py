@@ -7,7 +7,7 @@ import base64
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from server.config import Config
 from server.errors import ApiError
 from server.limits import LimitSet, Subject
 from server.model_registry import build_pooling
-from server.pooling import Embedder, Reranker, embedder_of, reranker_of
+from server.pooling import Embedder, Reranker, embedder_of, own_use, reranker_of
+from server.pooling.own_use import Counted
+from server.pooling.work import prompt_of
 from server.vector_stores import Payer
 from tests.support.batching import line
 from tests.support.pooling_checkpoints import make_classifier, make_embedder
@@ -425,6 +427,55 @@ async def test_the_servers_own_embedder_and_reranker(server: Running) -> None:
     assert abs((await embedder.embed(["a dog"], "query", payer=payer))[0] - again[0]).max() > 1e-3
     scores = await reranker.rerank("where is the bank", [*TEXTS, "a " * 500], payer=payer)
     assert len(scores) == 4 and all(0 <= score <= 1 for score in scores)
+
+
+async def test_the_server_reads_texts_beyond_a_models_context_in_windows(server: Running) -> None:
+    """What stands at the end of a long text counts as much as its beginning."""
+    here, payer = server.context, Payer("dora", (), None, counted=False)
+    reranker = reranker_of(here.models, here.limiter, here.meter)
+    assert reranker is not None
+    most = reranker.served.info.max_model_len
+    filler, end = "a dog " * most, "where is the money of the bank"
+    query = "where is the bank"
+    scores = await reranker.rerank(query, [filler, f"{filler}{end}", f"{end} {filler}"], payer=payer)
+    assert len(set(scores)) == 3, "the model has read both ends"
+    long_query = await reranker.rerank(f"{query} {filler}", [f"{filler}{end}", end], payer=payer)
+    assert len(long_query) == 2 and all(0 < score <= 1 for score in long_query)
+
+    served = here.models.get_pooled("small", "embedding")
+    embedder = Embedder(served, Counted(served, here.limiter, here.meter))
+    filler = "a dog " * embedder.served.info.max_model_len
+    mixed, first, same = await embedder.embed([f"{filler}{end}", filler, "a dog"], "document", payer=payer)
+    assert abs(mixed - first).max() > 1e-4, "the end counts"
+    for vector in (mixed, first):
+        assert vector.dtype == np.float32 and vector.shape == same.shape
+        if embedder.normalized:
+            assert abs(float((vector**2).sum()) - 1) < 1e-5
+
+
+async def test_a_long_text_is_the_mean_of_its_windows(server: Running) -> None:
+    here, payer = server.context, Payer("dora", (), None, counted=False)
+    served = here.models.get_pooled("small", "embedding")
+    embedder = Embedder(served, Counted(served, here.limiter, here.meter))
+    half = ("a dog " * served.info.max_model_len)[: 4 * served.info.max_model_len].strip()
+    windows = await own_use._windows([f"{half} {half}", "a dog"], 50, _encoding(served.engine))
+    assert all(len(window.input.ids) <= 50 for window in windows)
+    assert [window.of for window in windows].count(1) == 1 < [window.of for window in windows].count(0)
+    inputs = [window.input for window in windows if window.of == 0]
+    num = sum(len(each.ids) - 2 for each in inputs)  # less [CLS] and [SEP] of each
+    [whole] = await served.engine.encode([f"{half} {half}"])
+    assert num == len(whole.ids) - 2, "nothing is left out, and nothing comes twice"
+    [short] = await embedder.embed(["a dog"], "document", payer=payer)
+    prompt = prompt_of(served.info, ("input_type", "document"))
+    [plain], _ = await served.engine.pool(await served.engine.encode(["a dog"], prompt=prompt))
+    np.testing.assert_allclose(short, plain, atol=1e-6)
+
+
+def _encoding(engine: Any) -> Any:
+    async def encode(parts: Sequence[str], cut: int | None) -> Any:
+        return await engine.encode(parts, cut=cut)
+
+    return encode
 
 
 async def test_what_the_server_embeds_counts_for_whoever_it_is_done_for(server: Running) -> None:
