@@ -464,6 +464,7 @@ ROWS = (
                 listing=_LISTING,
                 elsewhere=_ELSEWHERE,
                 approval=_APPROVAL,
+                side_by_side=True,
             ),
         ),
         secrets=SECRETS,

@@ -125,6 +125,51 @@ async def test_several_calls_of_one_generation(api: Api) -> None:
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
 
 
+async def test_calls_of_one_generation_are_made_side_by_side(tmp_path: Path) -> None:
+    meeting = asyncio.Barrier(2)
+
+    async def meet(expression: str) -> str:
+        await meeting.wait()
+        return f"met for {expression}"
+
+    asked = 'call calculator {"expression": "1"}\ncall calculator {"expression": "2"}'
+    async with (
+        running_app(tmp_path, registry=with_calculator(run=meet, timeout_s=5.0)) as server,
+        http_client(server) as client,
+    ):
+        response = await Api(client).create(asked, tools=[BUILTIN])
+    assert [item["output"] for item in response["output"][1:3]] == ["met for 1", "met for 2"]
+
+
+async def test_a_call_that_had_to_wait_is_made_after_a_restart(tmp_path: Path) -> None:
+    """Of as many as are made at once nobody knows what came of them; those behind had not begun."""
+    begun: list[str] = []
+    full = asyncio.Event()
+
+    async def held(expression: str) -> str:
+        begun.append(expression)
+        if len(begun) == steps.CALLS_AT_ONCE:
+            full.set()
+        await asyncio.Event().wait()
+        return ""
+
+    numbers = [str(number) for number in range(steps.CALLS_AT_ONCE + 2)]
+    asked = "\n".join(f'call calculator {{"expression": "{number}"}}' for number in numbers)
+    once = with_calculator(run=held, idempotent=False)
+    async with live_app(tmp_path, registry=once) as server, http_client(server) as client:
+        response = await Api(client).create(asked, tools=[BUILTIN], background=True)
+        await asyncio.wait_for(full.wait(), 20)
+        await server.context.runs.drain(0.0)
+    assert begun == numbers[: steps.CALLS_AT_ONCE]
+    again = with_calculator(idempotent=False)
+    async with running_app(tmp_path, registry=again) as server, http_client(server) as client:
+        ended = await Api(client).ended(response["id"])
+    made = [item for item in ended["output"] if item["type"] == "mcp_call"]
+    unknown = ["not known" in str(item["error"]) for item in made]
+    assert unknown == [True] * steps.CALLS_AT_ONCE + [False, False]
+    assert [item["output"] for item in made[-2:]] == numbers[-2:]
+
+
 async def test_the_model_sees_the_result_of_a_call_that_it_talked_on_after(tmp_path: Path) -> None:
     engine = loose(saying(f"{MARKUP}\nLet me compute.", "It is five."))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
