@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import httpx
 import pytest
 
 import tools
-from engine import Say, ScriptedEngine
+from engine import GenerateRequest, Say, ScriptedEngine
+from engine.backends.script import Step
 from server.config import Config
 from server.model_registry import build_engine
 from server.runs.planning import steps
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, loose, prompts, saying, text
 from tests.support.wire import Json
+from tools.runtime import MAX_OUTPUT
 
 SUM = 'call calculator {"expression": "2+3"}'
 MARKUP = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+3"}}\n</tool_call>'
@@ -208,6 +211,42 @@ async def test_max_tool_calls_ends_the_calling(tmp_path: Path) -> None:
     assert [item["status"] for item in made] == ["completed", "completed", "failed"]
     assert "no more than 2" in made[2]["error"]["content"][0]["text"]
     assert (text(response), response["max_tool_calls"]) == ("enough", 2)
+
+
+@pytest.mark.parametrize("max_model_len", [2048, 32_768])
+async def test_a_result_that_is_longer_than_the_context(tmp_path: Path, max_model_len: int) -> None:
+    """The model is shown as much as leaves room for an answer, later on as well, and after a restart."""
+    length, gate = 300_000, Gate()
+
+    async def big(expression: str) -> str:
+        return "word " * (length // 5)
+
+    def script(request: GenerateRequest, prompt: str) -> Iterator[Step]:
+        if request.generation:
+            yield Say("It is")
+            yield gate.wait()
+            yield Say(" long.")
+        else:
+            yield Say(MARKUP if "hi" in prompt.rsplit("<|im_start|>user", 1)[-1] else "Yes.")
+
+    registry = with_calculator(run=big)
+    engine = ScriptedEngine(script, max_model_len=max_model_len)
+    async with live_app(tmp_path, engine, registry=registry) as server, http_client(server) as client:
+        begun = await Api(client).create("hi", tools=[BUILTIN], background=True)
+        await asyncio.wait_for(gate.reached.wait(), 30)
+        await server.context.runs.drain(0.0)
+    gate.release.set()
+    engine = ScriptedEngine(script, max_model_len=max_model_len)
+    async with running_app(tmp_path, engine, registry=registry) as server, http_client(server) as client:
+        api = Api(client)
+        first = await api.ended(begun["id"])
+        second = await api.create("so?", tools=[BUILTIN], previous_response_id=first["id"])
+    assert (first["status"], text(first)) == ("completed", "It is long.")
+    assert len(first["output"][1]["output"]) > MAX_OUTPUT, "the item has all that is kept"
+    assert (second["status"], text(second)) == ("completed", "Yes.")
+    for prompt in prompts(engine):
+        assert f"[cut: the output had {length} characters]" in prompt
+    assert max_model_len // 4 < len(engine.requests[-1].prompt_ids) <= max_model_len - max_model_len // 8
 
 
 async def test_a_loop_of_calls_ends_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
