@@ -26,7 +26,7 @@ from tools.images import GENERATE, Image, ImageGenerator, Original, Originals, i
 from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
 from tools.operator import ToolsError, operator_tools, tool
 from tools.ranking import best_matches
-from tools.runtime import UNKNOWN_EFFECT, execute, with_doubt
+from tools.runtime import UNKNOWN_EFFECT, cut, execute, with_doubt
 from tools.sandbox import (
     DATA,
     MIB,
@@ -113,6 +113,7 @@ __all__ = [
     "Workspace",
     "Write",
     "best_matches",
+    "cut",
     "estimated_tokens",
     "execute",
     "find_sandbox",

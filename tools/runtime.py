@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import replace
 
 from tools.arguments import parse_arguments
@@ -19,7 +20,9 @@ UNKNOWN_EFFECT = "Whether it had any effect is not known."
 """What the model is told besides of a call that was cut short and must not simply be made again."""
 
 MAX_OUTPUT = 256 * 1024
-"""Characters of a tool's output that the model is shown; a longer one would only overflow its context."""
+"""Characters of a tool's output that are kept. The model is shown fewer where its context has no room."""
+
+_NOTE = re.compile(r"\n\[cut: the output had (\d+) characters\]$")
 
 
 async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
@@ -51,8 +54,16 @@ def with_doubt(result: ToolResult, *, repeatable: bool) -> ToolResult:
 
 def shortened(result: ToolResult) -> ToolResult:
     """A result with no more than MAX_OUTPUT characters, and a note where it had more."""
-    text = result.output if result.output is not None else result.error or ""
-    if len(text) <= MAX_OUTPUT:
-        return result
-    cut = f"{text[:MAX_OUTPUT]}\n[cut: the output had {len(text)} characters]"
-    return replace(result, error=cut) if result.output is None else replace(result, output=cut)
+    if result.output is not None:
+        return replace(result, output=cut(result.output, MAX_OUTPUT))
+    return result if result.error is None else replace(result, error=cut(result.error, MAX_OUTPUT))
+
+
+def cut(text: str, most: int) -> str:
+    """A tool's output, or its first `most` characters with a note that says how many there were: also in an
+    output that such a note ends already."""
+    if len(text) <= most:
+        return text
+    noted = _NOTE.search(text[-80:])
+    length = len(text) if noted is None else noted.group(1)
+    return f"{text[:most]}\n[cut: the output had {length} characters]"

@@ -169,6 +169,16 @@ def approval_of(row: ItemType) -> Approval | None:
     return None if row.execution is None else row.execution.approval
 
 
+def num_tool_calls(output: Sequence[Item]) -> int:
+    """How many of an output's calls count against a limit of calls: those that this server has made or is
+    about to make, whatever came of them, and those that the client has been asked for and not declined."""
+    declined = {key_of(item) for item in output if is_approval(item) and not approves(item)}
+    asked = {key_of(item) for item in output if asks_approval(item)}
+    made = [item for item in output if execution_of(item) is not None]
+    whole = [item for item in made if is_running(item) or item["status"] in ("completed", "failed")]
+    return len(asked - declined) + sum(source_of(item) not in asked for item in whole)
+
+
 def source_of(call: Item) -> str | None:
     """The id of the item that asked for a call before it was made."""
     row = ITEM_TYPES.get(call["type"])

@@ -166,6 +166,8 @@ class Execution:
     none. tells: how that is shown: those of its fields that are others when it is added, and the events until
     its end, as their types and their fields besides those of its place. uncertain: what the model is told of
     a call that a crash cut short and that may not be made again, where there is more to be said than that.
+    side_by_side: whether such calls of one turn are made at the same time; those of all other types are made
+    one after another, because they may build upon each other, as two cells of one container do.
     """
 
     running: str
@@ -184,6 +186,7 @@ class Execution:
         lambda _item: ({}, ())
     )
     uncertain: str | None = None
+    side_by_side: bool = False
 
 
 @dataclass(frozen=True, slots=True)

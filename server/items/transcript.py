@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
+from tools import cut
+
 
 def text_of(content: Any) -> str:
     """The text of a message's content or a tool's output: a string, or its text parts joined by newlines."""
@@ -48,6 +50,10 @@ class Transcript:
         """Whether tools of other servers are named."""
         self.answers = answers or {}
         self.made = made or {}
+        self.longest = 0
+        """Characters of the longest output that is not a client's."""
+        self._is_clients = False
+        self._most: int | None = None
         self._offered_as = names or {}
         self._num_images = 0
         self._calls: dict[
@@ -68,7 +74,7 @@ class Transcript:
         new.messages, new._calls = list(self.messages), dict(self._calls)
         new._answered, new._searches = list(self._answered), list(self._searches)
         new.settled, new.names_others = self.settled, self.names_others
-        new._num_images = self._num_images
+        new._num_images, new.longest = self._num_images, self.longest
         if self._turn is not None:  # it is the last message, and may be added to
             new._turn = new.messages[-1] = dict(self._turn)
             if (calls := self._turn.get("tool_calls")) is not None:
@@ -81,6 +87,11 @@ class Transcript:
             self.answer(call_id, "error: The outcome of this call is not known.")
         self._turn = None
         self.messages.append({"role": role, "content": text})
+
+    def turn_to(self, *, clients: bool, most: int | None) -> None:
+        """Say of the next item whether it is a client's output, and to how many characters any other output
+        is cut."""
+        self._is_clients, self._most = clients, most
 
     def image(self) -> int:
         """The number of the next image: they are told one by one (`images_of`)."""
@@ -130,6 +141,9 @@ class Transcript:
         """The output of a call. Outputs stand in the order of their calls, in whatever order they come: many
         templates show no ids."""
         self._turn = None
+        if not self._is_clients:
+            self.longest = max(self.longest, len(output))
+            output = output if self._most is None else cut(output, self._most)
         if not self.messages or self.messages[-1]["role"] != "tool":
             self._answered = []
         which, name = self._calls.get(call_id, (len(self._calls), ""))

@@ -9,7 +9,7 @@ from server.prompting.context_room import (
     require_room,
     words_of_field,
 )
-from server.prompting.messages import NOTHING_TOLD, Told, sampling, to_messages
+from server.prompting.messages import NOTHING_TOLD, Told, longest_result, sampling, to_messages
 from server.prompting.tool_offer import (
     Offer,
     check,
@@ -28,6 +28,7 @@ __all__ = [
     "cache_salt",
     "check",
     "custom_tool_names",
+    "longest_result",
     "name_capped_limit",
     "name_cut_limit",
     "name_untold",

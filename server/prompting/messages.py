@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
-from server.items import Item, Transcript, answers_of, is_left_out, source_of, words_of
+from server.items import Item, Transcript, answers_of, is_left_out, is_output, source_of, words_of
 from server.limits import Caps
 from server.schema import SamplingFields
 
@@ -32,15 +32,18 @@ class Told:
     made: Mapping[str, Item] = field(default_factory=dict)
     transcript: Transcript = field(default_factory=Transcript)
 
-    def and_then(self, items: Sequence[Item], source: str, names: Names | None = None) -> Told:
-        """The same with more items behind it. source: the field that they came by. Raises ApiError 400
-        `unsupported_item`."""
+    def and_then(
+        self, items: Sequence[Item], source: str, names: Names | None = None, most: int | None = None
+    ) -> Told:
+        """The same with more items behind it. source: the field that they came by. most: see `to_messages`.
+        Raises ApiError 400 `unsupported_item`."""
         answers = {**self.answers, **answers_of(items)}
         sources = ((source_of(item), item) for item in items)
         made = {**self.made, **{source: item for source, item in sources if source is not None}}
         transcript = self.transcript.branch(answers, names, made)
         for item in items:
             say = words_of(item, source)
+            transcript.turn_to(clients=is_output(item), most=most)
             if not is_left_out(item):
                 say(item, transcript)
         return Told(self.num_items + len(items), answers, made, transcript)
@@ -58,14 +61,27 @@ def to_messages(
     instructions: str | None = None,
     names: Names | None = None,
     told: Told | None = None,
+    most: int | None = None,
 ) -> list[dict[str, Any]]:
     """Items, oldest first, as the messages that chat templates expect; `instructions` become a system
-    message. names: see `Transcript`. told: the first of the items, worded before. Raises ApiError 400
-    `unsupported_item` for an item that there are no words for."""
-    if told is None or not told.holds(names):
-        told = NOTHING_TOLD
-    messages = told.and_then(items[told.num_items :], "input", names).transcript.messages
+    message. names: see `Transcript`. told: the first of the items, worded before. most: characters to which
+    each output of this server's tools is cut, where it is longer. Raises ApiError 400 `unsupported_item` for
+    an item that there are no words for."""
+    messages = _transcript(items, names, told, most).messages
     return messages if instructions is None else [{"role": "system", "content": instructions}, *messages]
+
+
+def longest_result(items: Sequence[Item], names: Names | None = None, told: Told | None = None) -> int:
+    """Characters of the longest output of this server's tools, as `to_messages` words it."""
+    return _transcript(items, names, told, None).longest
+
+
+def _transcript(
+    items: Sequence[Item], names: Names | None, told: Told | None, most: int | None
+) -> Transcript:
+    if told is None or most is not None or not told.holds(names):
+        told = NOTHING_TOLD
+    return told.and_then(items[told.num_items :], "input", names, most).transcript
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -481,6 +481,7 @@ ROWS = (
                 listing=_LISTING,
                 elsewhere=_ELSEWHERE,
                 approval=_APPROVAL,
+                side_by_side=True,
             ),
         ),
         without_secrets=_without_secrets,

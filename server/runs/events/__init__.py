@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from server.runs.events.assembler import (
+    UNMADE,
     Assembler,
     Draft,
     derived_id,
@@ -24,6 +25,7 @@ from server.runs.events.snapshot import (
 __all__ = [
     "POLL_AFTER_MS",
     "RETRY_S",
+    "UNMADE",
     "Assembler",
     "Channel",
     "Draft",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from server.items import (
     filled,
     is_running,
     listed_elsewhere,
+    num_tool_calls,
     private_of,
     type_asked_for,
     with_private,
@@ -51,6 +52,14 @@ Draft = dict[str, Any]
 
 CLIENT = Route("function_call")
 """Where a call of a function leads that nobody told of: to the client."""
+
+
+UNMADE = ToolResult(error="The response ended before this call was made.")
+"""The outcome of a call that had not begun when its response ended."""
+
+
+def _unmade(_call: Item) -> ToolResult:
+    return UNMADE
 
 
 def derived_id(secret: bytes, kind: str, index: int | str) -> str:
@@ -150,6 +159,8 @@ class Assembler:
         self._secret = secret
         self._routes = routes
         self._logprobs = logprobs
+        self.max_calls: int | None = None
+        """Of this server's tools, so many calls are made at most."""
         self._include = include
         self._cites = cites
         self._seal = seal
@@ -365,14 +376,26 @@ class Assembler:
         drafts += [opened.at(event) for event in call.opens]
         if (stream := call.stream) is not None:
             drafts.append(opened.at(f"{stream.event}.done", **{stream.field: opened.item[stream.field]}))
-        self._begin(opened, call.execution, drafts)
+        asked = next(
+            (index for index, item in enumerate(self.output) if item["id"] == request["id"]), opened.index
+        )
+        self._begin(opened, call.execution, drafts, place=asked)
         return drafts
 
-    def _begin(self, opened: _Open, execution: Execution, drafts: list[Draft]) -> None:
-        """A whole call is about to be carried out; its outcome closes it."""
+    def _begin(self, opened: _Open, execution: Execution, drafts: list[Draft], *, place: int) -> None:
+        """A whole call is about to be carried out; its outcome closes it. place: the index of the item by
+        which it counts against the limit."""
         opened.item["status"] = execution.running
         self._running[opened.item["id"]] = opened.index
         drafts += [opened.at(event) for event in execution.starts]
+        if self._are_spent(place):
+            calls = "1 tool call" if self.max_calls == 1 else f"{self.max_calls} tool calls"
+            refusal = ToolResult(error=f"This response may make no more than {calls}.")
+            drafts += self.call_finished(opened.item["id"], refusal)
+
+    def _are_spent(self, index: int) -> bool:
+        """Whether the items before this one leave no call to be made."""
+        return self.max_calls is not None and num_tool_calls(self.output[:index]) >= self.max_calls
 
     def call_shows(self, item_id: str, event: str, fields: Mapping[str, Any]) -> list[Draft]:
         """Drafts of what is shown of a call that this server carries out, before it has an outcome."""
@@ -438,12 +461,13 @@ class Assembler:
             self._close(drafts, "completed")
         return drafts
 
-    def interrupt(self) -> list[Draft]:
-        """Drafts that close whatever is open as incomplete."""
+    def interrupt(self, cut_short: Callable[[Item], ToolResult] = _unmade) -> list[Draft]:
+        """Drafts that close whatever is open as incomplete. cut_short: the outcome of a call without
+        one."""
         drafts: list[Draft] = []
         self._close(drafts, "incomplete")
-        for item_id in list(self._running):
-            drafts += self.call_finished(item_id, ToolResult(error="The response ended before the tool did."))
+        for item_id, index in list(self._running.items()):
+            drafts += self.call_finished(item_id, cut_short(self.output[index]))
         return drafts
 
     @property
@@ -526,7 +550,7 @@ class Assembler:
         """The model has written a call: it is done, or, where the server carries it out, about to be."""
         text, stream = opened.text, call.stream
         offered = self._is_offered(opened.name)
-        if opened.asks and offered and status == "completed":
+        if opened.asks and offered and status == "completed" and not self._are_spent(opened.index):
             self._ask(opened, text, drafts)
             return
         if call.whole is not None:
@@ -554,7 +578,7 @@ class Assembler:
         if execution is None:
             opened.item["status"] = status
         elif status == "completed":
-            self._begin(opened, execution, drafts)
+            self._begin(opened, execution, drafts, place=opened.index)
             return
         else:
             fault = self._fault(opened.name, broken_in_a_row(self.output[: opened.index]) + 1)

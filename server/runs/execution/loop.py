@@ -34,7 +34,7 @@ from server.items import Elsewhere, Execution, Item, Route, Scene, execution_of,
 from server.limits import Limiter
 from server.mcp_servers import Reach
 from server.prompting import Offer, to_messages
-from server.runs.events import Draft, Journal
+from server.runs.events import UNMADE, Draft, Journal
 from server.runs.execution.recovery_probation import Probation
 from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
@@ -44,15 +44,12 @@ from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
 from server.webhooks import notice
 from storage import ClosedItem, Finish, Park, RunLost
-from tools import UNKNOWN_EFFECT, Registry, ToolResult
+from tools import UNKNOWN_EFFECT, Registry, ToolResult, with_doubt
 
 log = logging.getLogger("antiphon.runs")
 
 UNCERTAIN = f"The server stopped while this call was being made. {UNKNOWN_EFFECT}"
 """What the model is told of a call that may have been made and must not be made twice."""
-
-CALLS_AT_ONCE = 8
-"""Calls of one run that other servers answer side by side."""
 
 KEPT_S = 900.0
 """How long the engine keeps the KV of a run whose calls another server answers: no call takes longer."""
@@ -153,8 +150,8 @@ class Loop:
                     for request in requests:
                         self._write(run, run.assembler.call_approved(request))
                     run.first = None  # it does not have what comes of them
-                case steps.CallTools(calls):
-                    await self._call_tools(run, calls)
+                case steps.CallTools():
+                    await self._call_tools(run)
                 case steps.AwaitClient():
                     self._park(run)
                     return
@@ -287,37 +284,34 @@ class Loop:
             unlogged.complete = True
         return unlogged.complete
 
-    async def _call_tools(self, run: Run, calls: Sequence[Item]) -> None:
-        """Run server tools. A call is durable before it runs: after a crash it is known to have begun.
-
-        What runs elsewhere runs side by side, and cannot end this process.
-        """
-        await self._journal.flushed(run.entry)
-        num_made, room = steps.num_server_calls(run.assembler.output), asyncio.Semaphore(CALLS_AT_ONCE)
-
-        async def with_room(call: Item, number: int) -> ToolResult:
-            async with room:
-                return await self._outcome(run, call, number)
-
-        begun = {
-            call["id"]: asyncio.ensure_future(with_room(call, number))
-            for number, call in enumerate(calls, num_made)
-            if self._elsewhere(run, call) is not None
-        }
-        if begun:  # the others take no time
-            self._keep(run, KEPT_S)
+    async def _call_tools(self, run: Run) -> None:
+        """Make the calls of a turn. Each is durable before it begins, and its outcome is written as soon as
+        it is there; one that has to wait begins once the outcomes that it waited for are durable."""
+        making: dict[str, asyncio.Task[None]] = {}
         try:
-            for number, call in enumerate(calls, num_made):
-                if (outcome := begun.get(call["id"])) is None:
-                    await self._probation.enter(run)
-                    result = await self._outcome(run, call, number)
-                else:
-                    result = await outcome
-                await self._finish_call(run, call, result)
+            while calls := steps.under_way(run.assembler.output):
+                await self._journal.flushed(run.entry)
+                new = [call for call in calls if call["id"] not in making]
+                away = [call for call in new if self._elsewhere(run, call) is not None]
+                if away:  # the others take no time
+                    self._keep(run, KEPT_S)
+                for call in away:
+                    making[call["id"]] = asyncio.create_task(self._make_call(run, call))
+                for call in new:
+                    if call not in away:  # it might end this process
+                        await self._probation.enter(run)
+                        making[call["id"]] = asyncio.create_task(self._make_call(run, call))
+                await asyncio.wait(making.values(), return_when=asyncio.FIRST_COMPLETED)
+                going = {call["id"] for call in steps.under_way(run.assembler.output)}
+                for call_id in [key for key, task in making.items() if task.done() or key not in going]:
+                    await making.pop(call_id)
         finally:
-            for outcome in begun.values():
-                outcome.cancel()
-            await asyncio.gather(*begun.values(), return_exceptions=True)
+            for task in making.values():
+                task.cancel()
+            await asyncio.gather(*making.values(), return_exceptions=True)
+
+    async def _make_call(self, run: Run, call: Item) -> None:
+        await self._finish_call(run, call, await self._outcome(run, call))
 
     async def _finish_call(self, run: Run, call: Item, result: ToolResult) -> None:
         """Journal the outcome of a call, and what the tool has changed with it."""
@@ -333,19 +327,15 @@ class Loop:
             if result.settle is not None:
                 result.settle(stored)
 
-    async def _outcome(self, run: Run, call: Item, num_made: int) -> ToolResult:
-        """Run a call, or say why not: it may have run before a crash, or a limit is reached. num_made: calls
-        of the response before it."""
-        limit = run.plan.max_tool_calls
-        if call["id"] in run.uncertain and not self._repeatable(run, call):
+    async def _outcome(self, run: Run, call: Item) -> ToolResult:
+        """Run a call, or say why not: it may have run before a crash, or a limit is reached."""
+        if call["id"] in run.begun and not self._repeatable(run, call):
             return ToolResult(error=self._execution(call).uncertain or UNCERTAIN)
         if source_of(call) is not None and not run.functions.allow(call):
             return ToolResult(error=f"There is no tool {call.get('name')!r} among those of this response.")
-        if limit is not None and num_made >= limit:
-            calls = "1 tool call" if limit == 1 else f"{limit} tool calls"
-            return ToolResult(error=f"This response may make no more than {calls}.")
         if run.plan.charge is not None and (refusal := await self._limiter.tool_call(run.plan.charge)):
             return ToolResult(error=refusal)
+        run.begun.add(call["id"])
         tracing, name = self._telemetry.tracing, call.get("name") or call["type"]
         if tracing is None:
             result = self._bounded(await self._carry_out(run, call))
@@ -380,6 +370,13 @@ class Loop:
             elsewhere, reach = found
             return elsewhere.repeatable(call, reach)
         return self._execution(call).repeatable(call, self._registry)
+
+    def _cut_short(self, run: Run, call: Item) -> ToolResult:
+        """What is told of a call that has no outcome when its run ends."""
+        if call["id"] not in run.begun:
+            return UNMADE
+        result = ToolResult(error="The response ended before the tool did.", uncertain=True)
+        return with_doubt(result, repeatable=self._repeatable(run, call))
 
     def _elsewhere(self, run: Run, call: Item) -> tuple[Elsewhere, Reach] | None:
         """How a call of another server is carried out, and what reaches it; None for a call of this one."""
@@ -466,7 +463,7 @@ class Loop:
             run.served.engine.let_go(run.plan.response_id)
         ended_at = now_us()
         drafts, tokens = run.take_unlogged()
-        drafts += run.assembler.interrupt()
+        drafts += run.assembler.interrupt(partial(self._cut_short, run))
         head = run.head(
             status,
             completed_at=ended_at // 1_000_000 if status == "completed" else None,

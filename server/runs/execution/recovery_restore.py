@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.errors import ApiError
-from server.items import Private, is_running, with_private
+from server.items import Private, with_private
 from server.runs.events import Journal, fold
 from server.runs.execution.run import Run, Unfinished, assembler_of
-from server.runs.planning import Functions, Progress, RunPlan, drop_oldest, enforced, read_items, replayable
+from server.runs.planning import (
+    Functions,
+    Progress,
+    RunPlan,
+    drop_oldest,
+    enforced,
+    read_items,
+    replayable,
+    steps,
+)
 from storage import ECHO_MARK, Record, RunClaim
 
 if TYPE_CHECKING:
@@ -82,12 +91,12 @@ class Restorer:
         run.queued = stored.status == "queued"
         run.gone = gone
         run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
-        if run.progress.ended is not None or not run.progress.generations:
-            run.uncertain = frozenset(item["id"] for item in output if is_running(item))
-        else:
+        if run.progress.generations and run.progress.ended is None:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
             front = assembler_of(plan, functions, seal, context, *_folded(records[:begun], kept))
             run.unfinished = Unfinished(front, tuple(records[begun:]))
+        elif run.progress.ended != "length":  # no calls are made behind a generation that was cut
+            run.begun = {call["id"] for call in steps.under_way(output)}
         next_seq = records[-1].first_seq + records[-1].num_events
         channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)
         run.entry = self._journal.resume(channel, fence, next_seq)

@@ -63,9 +63,10 @@ class Run:
     unlisted: routes whose functions were not shown yet. num_known: how many items of its output its functions
     were found with.
 
+    begun: ids of the calls of this server's tools that were begun, here or perhaps by an earlier owner.
+
     For a run with an earlier owner. claim: by which it was taken over, until an engine may be given it.
-    unfinished: the generation to go on with. uncertain: ids of server-run calls that may have been made.
-    gone: why its tools cannot be offered here any more.
+    unfinished: the generation to go on with. gone: why its tools cannot be offered here any more.
     """
 
     plan: RunPlan
@@ -79,10 +80,10 @@ class Run:
     generated: tuple[GenerateRequest, list[int]] | None = None  # this task's last generation, and its tokens
     unlisted: tuple[Route, ...] = ()
     num_known: int = 0
+    begun: set[str] = field(default_factory=set)
     queued: bool = False  # no event says yet that it is in progress
     claim: RunClaim | None = None
     unfinished: Unfinished | None = None
-    uncertain: frozenset[str] = frozenset()
     gone: ApiError | None = None
     progress: Progress = field(default_factory=Progress)
     unlogged: Unlogged = field(default_factory=Unlogged)
@@ -174,7 +175,7 @@ def assembler_of(
     unfinished: Collection[int],
 ) -> Assembler:
     """A run's assembler with what `fold` made of its events."""
-    return Assembler(
+    assembler = Assembler(
         plan.id_secret,
         routes=functions.routes,
         logprobs=plan.logprobs,
@@ -186,6 +187,8 @@ def assembler_of(
         output=output,
         unfinished=unfinished,
     )
+    assembler.max_calls = plan.max_tool_calls
+    return assembler
 
 
 def _unlisted(routes: Iterable[Route], items: Sequence[Item]) -> tuple[Route, ...]:

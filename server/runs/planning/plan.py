@@ -45,6 +45,7 @@ from server.prompting import (
     Told,
     cache_salt,
     check,
+    longest_result,
     name_capped_limit,
     name_cut_limit,
     naming_source,
@@ -74,6 +75,9 @@ IN_MEMORY = ("in_memory", "in-memory")
 """How a request says that what was computed of it is to be kept in memory alone."""
 
 DAY_S = 86_400.0
+
+SHORTEST_CUT = 256
+"""Characters that every result of a tool is shown with, however little room there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,22 +196,68 @@ class RunPlan:
         offered: Offer,
         functions: Functions,
         told: Told | None = None,
+        *,
+        cuts: bool = True,
     ) -> Prompt:
-        """A context as the model is shown it. told: the first of its items as messages. Raises the engine's
-        RequestErrors."""
+        """A context as the model is shown it. told: the first of its items as messages. cuts: where little
+        room is left for an answer, or none, the longest results of this server's tools are cut. Raises the
+        engine's RequestErrors."""
+        whole = await self._counted(served, context, offered, functions, told)
+        most = served.info.max_model_len - 1
+        if served.caps.prompt_tokens is not None:
+            most = min(most, served.caps.prompt_tokens)
+        eighth = served.info.max_model_len // 8
+        wanted = min(most, served.info.max_model_len - min(self.max_output_tokens or eighth, eighth))
+        if isinstance(whole, Prompt) and (not cuts or len(whole.ids) <= wanted):
+            return whole
+        length, shorter = 0, whole
+        if cuts:
+            much = in_large_request() or num_parts(context) > THREADED_PARTS
+            length = await aside(much, longest_result, context, functions.names, told)
+        # By powers of two, because prompts of later turns then mostly begin as this one does.
+        for power in range((length - 1).bit_length() - 1, SHORTEST_CUT.bit_length() - 2, -1):
+            shorter = await self._counted(served, context, offered, functions, most=1 << power)
+            if isinstance(shorter, Prompt) and len(shorter.ids) <= wanted:
+                return shorter
+        for found in (whole, shorter):
+            if isinstance(found, Prompt) and len(found.ids) <= most:
+                return found
+        if isinstance(whole, PromptTooLong):
+            raise whole
+        return whole
+
+    async def _counted(
+        self,
+        served: ServedModel,
+        context: Sequence[Item],
+        offered: Offer,
+        functions: Functions,
+        told: Told | None = None,
+        most: int | None = None,
+    ) -> Prompt | PromptTooLong:
+        """A context as a prompt, or why it was not even counted. most: characters of each result of this
+        server's tools."""
         if told is not None and not told.holds(functions.names):
             told = None
         new = context if told is None else context[told.num_items :]
         much = in_large_request() or num_parts(new) > THREADED_PARTS
-        worded = await aside(much, self._render_input, context, offered, functions, told)
-        return await served.engine.render(worded)
+        worded = await aside(much, self._render_input, context, offered, functions, told, most)
+        try:
+            return await served.engine.render(worded)
+        except PromptTooLong as error:
+            return error
 
     def _render_input(
-        self, context: Sequence[Item], offered: Offer, functions: Functions, told: Told | None
+        self,
+        context: Sequence[Item],
+        offered: Offer,
+        functions: Functions,
+        told: Told | None,
+        most: int | None,
     ) -> RenderInput:
         """The template's input for a context."""
         return RenderInput(
-            to_messages(context, self.instructions, functions.names, told),
+            to_messages(context, self.instructions, functions.names, told, most),
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
@@ -563,17 +613,18 @@ async def fit(
     """How many of the oldest items must go for the prompt to fit, and the prompt.
 
     told: the first items of the context as messages. Room is kept for the answer: `max_output_tokens`, at
-    most half of the context, or an eighth of it when unset. Without truncation only one token of room is
-    asked for. Raises PromptTooLong with the exact counts.
+    most half of the context, or an eighth of it when unset. Results of tools are cut only where nothing more
+    can go. Without truncation only one token of room is asked for. Raises PromptTooLong with the exact
+    counts.
     """
     limit = served.info.max_model_len
 
-    async def without(count: int) -> Prompt:
+    async def without(count: int, *, cuts: bool = True) -> Prompt:
         if not count:
-            return await plan.rendered(served, context, offered, functions, told)
+            return await plan.rendered(served, context, offered, functions, told, cuts=cuts)
         much = in_large_request() or len(context) > THREADED_PARTS
         kept = await aside(much, drop_oldest, context, count)
-        return await plan.rendered(served, kept, offered, functions)
+        return await plan.rendered(served, kept, offered, functions, cuts=cuts)
 
     if not plan.truncates:
         prompt = await without(0)
@@ -586,7 +637,7 @@ async def fit(
 
     async def fits(count: int) -> Prompt | None:
         with suppress(PromptTooLong):  # so long that it was not even counted
-            prompt = await without(count)
+            prompt = await without(count, cuts=False)
             return prompt if len(prompt.ids) <= room else None
         return None
 

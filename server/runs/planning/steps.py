@@ -31,6 +31,9 @@ TERMINAL = frozenset(TERMINAL_STATUSES)
 MAX_GENERATIONS = 64
 """A loop of server-run tools ends `incomplete` after this many generations."""
 
+CALLS_AT_ONCE = 8
+"""Calls of one turn that are made side by side."""
+
 MAX_BROKEN_CALLS = 3
 """A model that breaks this many of its calls in a row, and was told so, ends its response `incomplete`."""
 
@@ -212,11 +215,17 @@ def approved_calls(approved: Sequence[str], context: Sequence[Item], output: Seq
     return [asked[key] for key in wanted]
 
 
-def num_server_calls(output: Sequence[Item]) -> int:
-    """Calls that the server has made, whatever came of them."""
-    return sum(
-        execution_of(item) is not None and item["status"] in ("completed", "failed") for item in output
-    )
+def under_way(output: Sequence[Item]) -> list[Item]:
+    """The calls of this server's tools that are being made, or are about to begin: those without an outcome
+    that wait for none of another call. The others begin once such an outcome is durable, so that after a
+    crash these may have begun, and no others have."""
+    beside: list[Item] = []
+    after: list[Item] = []
+    for item in output:
+        if is_running(item):
+            execution = execution_of(item)
+            (beside if execution is not None and execution.side_by_side else after).append(item)
+    return [*beside[:CALLS_AT_ONCE], *after[:1]]
 
 
 def next_step(

@@ -287,14 +287,15 @@ async def test_a_cancelled_call_is_closed(tmp_path: Path) -> None:
 
     registry = {**REGISTRY, "roll": replace(ROLL, run=held)}
     async with live_app(tmp_path, registry=registry) as running, http_client(running) as client:
-        body = {"input": ASKED, "tools": [DICE], "background": True}
+        body = {"input": f"{ASKED}\n{ASKED}", "tools": [DICE], "background": True}
         begun = (await client.post("/v1/responses", json=body)).json()
         await gate.reached.wait()
         await client.post(f"/v1/responses/{begun['id']}/cancel")
         stream = await client.get(f"/v1/responses/{begun['id']}", params={"stream": "true"})
     items, response = checked(stream.content)
     assert (items[1]["status"], response["status"]) == ("failed", "cancelled")
-    assert items[1]["fault"] == "The response ended before the tool did."
+    assert items[1]["fault"] == "The response ended before the tool did.", "it may be made again"
+    assert items[2]["fault"] == "The response ended before this call was made."
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
@@ -311,7 +312,7 @@ async def test_a_process_that_ends_in_the_middle_of_its_call(tmp_path: Path, ide
         live_app(tmp_path, registry={"roll": replace(spec, run=held)}) as running,
         http_client(running) as client,
     ):
-        body = {"input": ASKED, "tools": [DICE], "background": True}
+        body = {"input": f"{ASKED}\n{ASKED}", "tools": [DICE], "background": True}
         begun = (await client.post("/v1/responses", json=body)).json()
         await gate.reached.wait()
         (record,) = (await running.context.storage.records(begun["id"], after=-1))[-1:]
@@ -324,8 +325,9 @@ async def test_a_process_that_ends_in_the_middle_of_its_call(tmp_path: Path, ide
     ):
         stream = await client.get(f"/v1/responses/{begun['id']}", params={"stream": "true"})
     items, response = checked(stream.content)
-    assert [item["type"] for item in items] == ["dice_listing", "dice_call", "message"]
-    made = items[1]
+    assert [item["type"] for item in items] == ["dice_listing", "dice_call", "dice_call", "message"]
+    made, waited = items[1:3]
+    assert (waited["status"], waited["total"]) == ("completed", "12"), "it had not begun"
     assert response["status"] == "completed"
     assert (made["status"], made["total"]) == (("completed", "12") if idempotent else ("failed", None))
     assert ("is not known" in str(made["fault"])) is not idempotent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import httpx
 import pytest
 
 import tools
-from engine import Say, ScriptedEngine
+from engine import GenerateRequest, Say, ScriptedEngine
+from engine.backends.script import Step
 from server.config import Config
 from server.model_registry import build_engine
 from server.runs.planning import steps
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, loose, prompts, saying, text
 from tests.support.wire import Json
+from tools.runtime import MAX_OUTPUT
 
 SUM = 'call calculator {"expression": "2+3"}'
 MARKUP = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+3"}}\n</tool_call>'
@@ -125,6 +128,51 @@ async def test_several_calls_of_one_generation(api: Api) -> None:
     assert kinds(response) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
 
 
+async def test_calls_of_one_generation_are_made_side_by_side(tmp_path: Path) -> None:
+    meeting = asyncio.Barrier(2)
+
+    async def meet(expression: str) -> str:
+        await meeting.wait()
+        return f"met for {expression}"
+
+    asked = 'call calculator {"expression": "1"}\ncall calculator {"expression": "2"}'
+    async with (
+        running_app(tmp_path, registry=with_calculator(run=meet, timeout_s=5.0)) as server,
+        http_client(server) as client,
+    ):
+        response = await Api(client).create(asked, tools=[BUILTIN])
+    assert [item["output"] for item in response["output"][1:3]] == ["met for 1", "met for 2"]
+
+
+async def test_a_call_that_had_to_wait_is_made_after_a_restart(tmp_path: Path) -> None:
+    """Of as many as are made at once nobody knows what came of them; those behind had not begun."""
+    begun: list[str] = []
+    full = asyncio.Event()
+
+    async def held(expression: str) -> str:
+        begun.append(expression)
+        if len(begun) == steps.CALLS_AT_ONCE:
+            full.set()
+        await asyncio.Event().wait()
+        return ""
+
+    numbers = [str(number) for number in range(steps.CALLS_AT_ONCE + 2)]
+    asked = "\n".join(f'call calculator {{"expression": "{number}"}}' for number in numbers)
+    once = with_calculator(run=held, idempotent=False)
+    async with live_app(tmp_path, registry=once) as server, http_client(server) as client:
+        response = await Api(client).create(asked, tools=[BUILTIN], background=True)
+        await asyncio.wait_for(full.wait(), 20)
+        await server.context.runs.drain(0.0)
+    assert begun == numbers[: steps.CALLS_AT_ONCE]
+    again = with_calculator(idempotent=False)
+    async with running_app(tmp_path, registry=again) as server, http_client(server) as client:
+        ended = await Api(client).ended(response["id"])
+    made = [item for item in ended["output"] if item["type"] == "mcp_call"]
+    unknown = ["not known" in str(item["error"]) for item in made]
+    assert unknown == [True] * steps.CALLS_AT_ONCE + [False, False]
+    assert [item["output"] for item in made[-2:]] == numbers[-2:]
+
+
 async def test_the_model_sees_the_result_of_a_call_that_it_talked_on_after(tmp_path: Path) -> None:
     engine = loose(saying(f"{MARKUP}\nLet me compute.", "It is five."))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
@@ -163,6 +211,42 @@ async def test_max_tool_calls_ends_the_calling(tmp_path: Path) -> None:
     assert [item["status"] for item in made] == ["completed", "completed", "failed"]
     assert "no more than 2" in made[2]["error"]["content"][0]["text"]
     assert (text(response), response["max_tool_calls"]) == ("enough", 2)
+
+
+@pytest.mark.parametrize("max_model_len", [2048, 32_768])
+async def test_a_result_that_is_longer_than_the_context(tmp_path: Path, max_model_len: int) -> None:
+    """The model is shown as much as leaves room for an answer, later on as well, and after a restart."""
+    length, gate = 300_000, Gate()
+
+    async def big(expression: str) -> str:
+        return "word " * (length // 5)
+
+    def script(request: GenerateRequest, prompt: str) -> Iterator[Step]:
+        if request.generation:
+            yield Say("It is")
+            yield gate.wait()
+            yield Say(" long.")
+        else:
+            yield Say(MARKUP if "hi" in prompt.rsplit("<|im_start|>user", 1)[-1] else "Yes.")
+
+    registry = with_calculator(run=big)
+    engine = ScriptedEngine(script, max_model_len=max_model_len)
+    async with live_app(tmp_path, engine, registry=registry) as server, http_client(server) as client:
+        begun = await Api(client).create("hi", tools=[BUILTIN], background=True)
+        await asyncio.wait_for(gate.reached.wait(), 30)
+        await server.context.runs.drain(0.0)
+    gate.release.set()
+    engine = ScriptedEngine(script, max_model_len=max_model_len)
+    async with running_app(tmp_path, engine, registry=registry) as server, http_client(server) as client:
+        api = Api(client)
+        first = await api.ended(begun["id"])
+        second = await api.create("so?", tools=[BUILTIN], previous_response_id=first["id"])
+    assert (first["status"], text(first)) == ("completed", "It is long.")
+    assert len(first["output"][1]["output"]) > MAX_OUTPUT, "the item has all that is kept"
+    assert (second["status"], text(second)) == ("completed", "Yes.")
+    for prompt in prompts(engine):
+        assert f"[cut: the output had {length} characters]" in prompt
+    assert max_model_len // 4 < len(engine.requests[-1].prompt_ids) <= max_model_len - max_model_len // 8
 
 
 async def test_a_loop_of_calls_ends_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from tests.server.runs.execution.test_mcp_servers import DESK, LOOK_UP, kinds, s
 from tests.support import wire
 from tests.support.mcp_servers import Seen, mcp_server
 from tests.support.running import Running, http_client, live_app
-from tests.support.talk import BUILTIN, WEATHER, Api, Live, answer, call, prompts, text
+from tests.support.talk import BUILTIN, WEATHER, Api, Live, answer, call, loose, prompts, saying, text, wrote
 from tests.support.wire import Json
 
 ASKING: Json = {key: said for key, said in DESK.items() if key != "require_approval"}
@@ -57,9 +57,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(folder: Path, **table: Any) -> AsyncIterator[Desk]:
+async def desk(folder: Path, engine: ScriptedEngine | None = None, **table: Any) -> AsyncIterator[Desk]:
     """table: of `[mcp]`, besides the server."""
-    seen, engine = Seen(), ScriptedEngine()
+    seen, engine = Seen(), engine or ScriptedEngine()
     async with mcp_server(seen) as url:
         known = read_mcp_settings({"servers": {"desk": {"url": url}}, **table}, {})
         async with live_app(folder, engine, mcp=known) as server, http_client(server) as client:
@@ -556,6 +556,33 @@ async def test_an_approval_that_does_not_come_is_named(tmp_path: Path, beside: b
     outputs = "tool outputs and no " if beside else ""
     told = f"No {outputs}answer to the request for approval of book ({request['id']}) came within 0.2 s."
     assert (done["status"], done["error"]["message"]) == ("failed", told)
+
+
+async def test_no_approval_is_asked_for_a_call_beyond_the_limit(tmp_path: Path) -> None:
+    limited: Json = {"tools": [ASKING], "max_tool_calls": 1, "background": True, "await_tool_outputs": True}
+    async with desk(tmp_path) as here:
+        begun = await here.api.create(f'{BOOK}\ncall book {{"room": 4}}', **limited)
+        waiting = await parked(here.api, begun["id"])
+        [request], [refused] = requests(waiting), made(waiting)
+        here.api.response(await fed(here, begun["id"], approve(request["id"])))
+        done = await here.api.ended(begun["id"])
+    assert (refused["status"], json.loads(refused["arguments"])) == ("failed", {"room": 4})
+    assert "no more than 1 tool call." in refused["error"]["content"][0]["text"]
+    assert here.seen.called == ["book"]
+    assert [item["output"] for item in made(done)] == [None, "booked 3"]
+
+
+async def test_a_call_that_was_declined_leaves_room_for_another(tmp_path: Path) -> None:
+    engine = loose(saying(wrote("book", room=3), wrote("book", room=4), "done"))
+    async with desk(tmp_path, engine) as here:
+        limited: Json = {"tools": [ASKING], "max_tool_calls": 1, "background": True}
+        begun = await here.api.create("hi", await_tool_outputs=True, **limited)
+        [first] = requests(await parked(here.api, begun["id"]))
+        here.api.response(await fed(here, begun["id"], decline(first["id"])))
+        [_, second] = requests(await parked(here.api, begun["id"]))
+        here.api.response(await fed(here, begun["id"], approve(second["id"])))
+        done = await here.api.ended(begun["id"])
+    assert ([item["output"] for item in made(done)], text(done)) == (["booked 4"], "done")
 
 
 async def test_a_waiting_run_is_told_of_a_refusal(tmp_path: Path) -> None:

@@ -103,8 +103,32 @@ async def test_calls_of_one_turn_are_made_side_by_side_and_told_in_order(tmp_pat
         stream = await Api(client).stream(asked, tools=[DESK, BUILTIN], max_tool_calls=3)
     made = [item for item in stream.response["output"] if item["type"] == "mcp_call"]
     assert [call["output"] for call in made] == ["Ann met somebody", "2", "Bob met somebody"]
-    done = [event["item"] for event in stream.events if event["type"] == "response.output_item.done"]
-    assert [item["id"] for item in done if item["type"] == "mcp_call"] == [call["id"] for call in made]
+
+
+async def test_an_outcome_is_shown_and_kept_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    seen = Seen()
+    async with mcp_server(seen) as url:
+        known = settings(desk={"url": url})
+        async with (
+            live_app(tmp_path, **known) as server,
+            http_client(server) as client,
+            Api(client).open(f"call hold {{}}\n{LOOK_UP}", tools=[DESK], background=True) as live,
+        ):
+            async with asyncio.timeout(20):
+                told = await live.until("mcp_call.completed")
+                done = await live.until("output_item.done")
+                await seen.held.wait()
+            assert told["output_index"] == done["output_index"] == 2
+            await server.context.runs.drain(0.0)
+        engine = ScriptedEngine()
+        async with running_app(tmp_path, engine, **known) as server, http_client(server) as client:
+            ended = await Api(client).ended(live.id)
+            assert (await Api(client).replay(live.id)).startswith(live.raw)
+    _, held, found, _ = ended["output"]
+    assert held["error"]["content"][0]["text"].endswith(UNKNOWN_EFFECT)
+    assert (found, sorted(seen.called)) == (done["item"], ["hold", "look_up"])
+    shown = prompts(engine)[-1]
+    assert shown.index(UNKNOWN_EFFECT) < shown.rindex("home means much"), "in the order of the calls"
 
 
 async def test_calls_beyond_the_limit_are_not_made_beside_the_others(tmp_path: Path) -> None:
@@ -405,11 +429,13 @@ async def test_a_connector_is_what_the_operator_makes_it(tmp_path: Path) -> None
     assert response["output"][1]["output"] == "home means much"
 
 
-async def test_a_cancelled_response_cancels_its_call(tmp_path: Path) -> None:
-    seen = Seen()
+@pytest.mark.parametrize("repeatable", [False, True], ids=["may not run twice", "may run twice"])
+async def test_a_cancelled_response_cancels_its_call(tmp_path: Path, repeatable: bool) -> None:
+    seen, engine = Seen(), ScriptedEngine()
+    rights = {"idempotent": ["hold"]} if repeatable else {}
     async with (
         mcp_server(seen) as url,
-        live_app(tmp_path, **settings(desk={"url": url})) as server,
+        live_app(tmp_path, engine, **settings(desk={"url": url, **rights})) as server,
         http_client(server) as client,
     ):
         body = {"input": "call hold {}", "tools": [DESK], "background": True}
@@ -417,8 +443,11 @@ async def test_a_cancelled_response_cancels_its_call(tmp_path: Path) -> None:
         await asyncio.wait_for(seen.held.wait(), 20)
         ended = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
         await asyncio.wait_for(seen.cancelled.wait(), 20)
+        await Api(client).create("say k", previous_response_id=ended["id"], tools=[DESK])
     assert ended["status"] == "cancelled"
-    assert ended["output"][1]["error"]["content"][0]["text"] == "The response ended before the tool did."
+    told = "The response ended before the tool did." + f" {UNKNOWN_EFFECT}" * (not repeatable)
+    assert ended["output"][1]["error"]["content"][0]["text"] == told
+    assert told in prompts(engine)[-1]
 
 
 async def test_an_error_of_a_server_is_told_as_its_own(tmp_path: Path) -> None:

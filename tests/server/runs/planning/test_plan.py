@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -138,9 +139,12 @@ class Counting(ScriptedEngine):
     def __init__(self, max_model_len: int) -> None:
         super().__init__(max_model_len=max_model_len)
         self.renders = 0
+        self.shown: dict[int, list[str]] = {}
 
     async def render(self, messages: RenderInput) -> Prompt:
         self.renders += 1
+        shown = [message["content"] for message in messages.messages if message["content"]]
+        self.shown[sum(map(len, shown))] = shown
         return Prompt((1,) * sum(len(message["content"]) for message in messages.messages))
 
 
@@ -170,6 +174,25 @@ PLAN = RunPlan(
     waits=False,
     tool_timeout_s=1.0,
 )
+
+
+def result(number: int, text: str) -> Json:
+    """A call that the server has made, and what came of it."""
+    return {
+        "type": "mcp_call", "id": f"mcp_{number}", "server_label": "s", "name": "t", "arguments": "{}",
+        "status": "completed", "output": text, "error": None, "approval_request_id": None,
+    }  # fmt: skip
+
+
+async def shown(items: Sequence[Json], limit: int, **changed: Any) -> tuple[int, list[str]]:
+    """How many items a prompt of them leaves out, and what it says."""
+    engine = Counting(limit)
+    await engine.start()
+    models = Models()
+    models.add(engine)
+    plan = replace(PLAN, **changed)
+    dropped, prompt = await fit(plan, models.get(None), items, Offer(), Functions((), {}))
+    return dropped, engine.shown[len(prompt.ids)]
 
 
 async def fitted(sizes: Sequence[int], limit: int, *, truncate: bool) -> tuple[int, int, int]:
@@ -202,6 +225,42 @@ async def test_the_newest_item_always_stays() -> None:
     assert (long.value.num_tokens, long.value.limit) == (120, 100)
     with pytest.raises(PromptTooLong):
         await fitted([100], 100, truncate=False)
+
+
+LONG = "[cut: the output had 10000 characters]"
+
+
+async def test_results_are_cut_to_what_leaves_room_for_an_answer() -> None:
+    items = [user(100), result(1, "a" * 10_000), result(2, "b" * 10_000), result(3, "c" * 30)]
+    assert await shown(items, 32_768) == (0, ["x" * 100, "a" * 10_000, "b" * 10_000, "c" * 30])
+    cut = ["x" * 100, f"{'a' * 512}\n{LONG}", f"{'b' * 512}\n{LONG}", "c" * 30]
+    assert await shown(items, 2048) == (0, cut)
+    assert await shown([*items, user(800)], 2048) == (
+        0,
+        ["x" * 100, f"{'a' * 256}\n{LONG}", f"{'b' * 256}\n{LONG}", "c" * 30, "x" * 800],
+    )
+    more = ["x" * 100, f"{'a' * 4096}\n{LONG}"]
+    assert await shown(items[:2], 4400, max_output_tokens=20) == (0, more), "a short answer needs less room"
+
+
+async def test_a_result_that_was_cut_before_keeps_its_length() -> None:
+    was_cut = f"{'a' * 4000}\n[cut: the output had 700000 characters]"
+    said = f"{'a' * 512}\n[cut: the output had 700000 characters]"
+    assert (await shown([result(1, was_cut)], 1024))[1][-1] == said
+
+
+async def test_what_a_client_says_is_never_cut() -> None:
+    with pytest.raises(PromptTooLong):
+        await shown([user(9), made("a"), {**answered("a"), "output": "o" * 10_000}], 2048)
+    with pytest.raises(PromptTooLong):
+        await shown([user(10_000), result(1, "a" * 10_000)], 2048)
+
+
+async def test_truncation_leaves_items_out_before_it_cuts_results() -> None:
+    items = [user(100), result(1, "a" * 10_000), user(50)]
+    assert await shown(items, 2048, truncates=True) == (2, ["x" * 50])
+    kept = await shown([user(3000), result(1, "a" * 10_000)], 2048, truncates=True)
+    assert kept == (1, [f"{'a' * 1024}\n{LONG}"])
 
 
 # ------------------------------------------------------------------------------------------------------------
