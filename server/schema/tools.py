@@ -343,7 +343,7 @@ def leave_out(path: str, why: str, unsupported: Unsupported) -> None:
 
 def lacking(kind: str, why: str) -> str:
     """What a client is told of a tool that this server would run, and cannot. why: a clause."""
-    return f"This server cannot run tools of type '{kind}': {why}. {instead_of(kind)}"
+    return f"This server cannot run tools of type '{kind}': {why}. {instead_of(kind)}".rstrip()
 
 
 def _unsupported(kind: str, on: Messages | None) -> str:
