@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import traceback
 from dataclasses import replace
 
 from tools.arguments import parse_arguments
@@ -38,9 +39,18 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
         late = f"{spec.name} took longer than {spec.timeout_s:g} s and {end}"
         return with_doubt(ToolResult(error=late, uncertain=True), repeatable=spec.idempotent)
     except Exception as exc:
-        log.exception("tool %s failed", spec.name)
+        _log(spec, exc)
         return ToolResult(error=f"{spec.name} failed: {type(exc).__name__}")
     return shortened(output if isinstance(output, ToolResult) else ToolResult(output=output))
+
+
+def _log(spec: ToolSpec, exc: Exception) -> None:
+    """Say where a tool failed. What an exception says may hold arguments and secrets of the tool, and is
+    logged for those who look for faults in it."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+    debugging = log.isEnabledFor(logging.DEBUG)
+    log.error("tool %s failed: %s at %s", spec.name, type(exc).__name__, places, exc_info=debugging)
 
 
 def with_doubt(result: ToolResult, *, repeatable: bool) -> ToolResult:

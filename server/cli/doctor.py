@@ -249,35 +249,39 @@ async def _egress(config: Config) -> Finding:
 
 async def _mcp(config: Config) -> Finding:
     servers = config.mcp.servers.items()
-    places = [f"{name} ({server.url or server.command[0]})" for name, server in servers]
+    places = [f"{name} ({masked(server.url or server.command[0])})" for name, server in servers]
     approved = {
         "request": "",
         "always": "; every call of an MCP tool needs approval",
         "never": "; no call of an MCP tool needs approval, whatever requests say",
     }[config.mcp.approval]
     verdict: Verdict = "note" if config.mcp.approval == "never" else "ok"
-    faults = await asyncio.gather(*(_unlisted(config, name) for name in config.mcp.servers))
-    told = [f"{place}{f': {fault}' if fault else ''}" for place, fault in zip(places, faults, strict=True)]
-    if any(faults):
+    found = await asyncio.gather(*(_listed(config, name) for name in config.mcp.servers))
+    told = [f"{place}: {each}" for place, (_, each) in zip(places, found, strict=True)]
+    if any(each == "note" for each, _ in found):
         verdict = "note"
     return verdict, (", ".join(told) or "no MCP server is configured") + approved
 
 
-async def _unlisted(config: Config, name: str) -> str | None:
-    """Why an MCP server does not list its tools, if it does not."""
+async def _listed(config: Config, name: str) -> Finding:
+    """How many tools an MCP server lists, or why it lists none."""
     server = server_of(name, config.mcp.servers[name])
     if server.command and shutil.which(server.command[0], path=server.env.get("PATH")) is None:
-        return f"the program {server.command[0]!r} cannot be run: it is not there, or not executable"
+        told = f"the program {server.command[0]!r} cannot be run: it is not there, or not executable"
+        return "note", told
     pool = ConnectionPool(config.egress_policy)
     connections = Connections(pool, owner="")
     try:
         async with asyncio.timeout(ASK_MCP_S):
-            return (await connections.list_tools(name, server)).error
+            listing = await connections.list_tools(name, server)
     except TimeoutError:
-        return f"it does not list its tools within {ASK_MCP_S:g} s"
+        return "note", f"it does not list its tools within {ASK_MCP_S:g} s"
     finally:
         connections.close()
         await pool.close()
+    if listing.error is not None:
+        return "note", listing.error
+    return "ok", f"{len(listing.tools)} tool{'' if len(listing.tools) == 1 else 's'}"
 
 
 async def _web(config: Config) -> Finding:

@@ -137,7 +137,12 @@ async def test_no_exception_gets_out(caplog: pytest.LogCaptureFixture) -> None:
     spec = ToolSpec("t", "", {"type": "object", "properties": {}}, run=breaks, timeout_s=0.05)
     broken = await execute(spec, "{}")
     assert broken.error == "t failed: RuntimeError"
-    assert "a secret" in caplog.text
+    assert "tool t failed: RuntimeError at " in caplog.text
+    assert f"{__file__}:{breaks.__code__.co_firstlineno + 1} in breaks" in caplog.text
+    assert "a secret" not in caplog.text and "Traceback" not in caplog.text
+    with caplog.at_level("DEBUG", "antiphon.tools"):
+        await execute(spec, "{}")
+    assert "RuntimeError: a secret" in caplog.text
     assert "longer than 0.05 s" in str((await execute(replace(spec, run=hangs), "{}")).error)
     assert "[cut:" in str((await execute(replace(spec, run=floods), "{}")).output)
 

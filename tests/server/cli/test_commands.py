@@ -600,10 +600,13 @@ def test_doctor_asks_the_mcp_servers(capsys: pytest.CaptureFixture[str], tmp_pat
         f"[mcp.servers.good]\ncommand = {good}\n"
         '[mcp.servers.none]\ncommand = ["nowhere-at-all"]\n'
         '[mcp.servers.dead]\nurl = "http://127.0.0.1:9/mcp"\n'
+        '[mcp.servers.keyed]\nurl = "http://127.0.0.1:9/mcp?api_key=k3y"\n'
     )
     main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"])
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "mcp"]
-    assert line.startswith(f"note  mcp       good ({sys.executable}), none (nowhere-at-all): the program ")
+    good_told = f"good ({sys.executable}): 3 tools, none (nowhere-at-all): the program "
+    assert line.startswith(f"note  mcp       {good_told}")
+    assert "k3y" not in line and "key=***" in line
     assert "dead (http://127.0.0.1:9/mcp): " in line and "accepts no connection" in line
 
 

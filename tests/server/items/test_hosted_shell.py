@@ -93,6 +93,7 @@ async def test_monty_runs_no_commands_and_says_so(tmp_path: Path) -> None:
     async with coding(tmp_path) as (_, api):
         error = await api.refused(400, "hi", tools=[SHELL])
         assert error["code"] == "unsupported_tool" and "bubblewrap" in error["message"]
+        assert "  " not in error["message"]
 
 
 def test_a_call_that_a_crash_cut_short_has_its_commands() -> None:

@@ -102,6 +102,7 @@ async def test_include_shows_sources_and_results_at_once_or_later(tmp_path: Path
 async def test_pages_are_opened_by_number_and_searched(tmp_path: Path, web: LoopbackWeb) -> None:
     script = saying(
         searches("spring tide moon"), wrote("open_page", ref=2), wrote("find_in_page", ref=2, pattern="BUOY"),
+        wrote("find_in_page", ref=2, pattern="Important"),
         wrote("open_page", ref=1), wrote("open_page", url=web.url("/p/harbour.html")), "done",
     )  # fmt: skip
     engine = ScriptedEngine(script)
@@ -110,12 +111,13 @@ async def test_pages_are_opened_by_number_and_searched(tmp_path: Path, web: Loop
         actions = [item["action"] for item in made(response)]
         moon, tides = web.url("/p/moon.html"), web.url("/p/tides.html")
         assert [action.get("url") for action in actions[1:]] == [
-            moon, moon, tides, web.url("/p/harbour.html"),
+            moon, moon, moon, tides, web.url("/p/harbour.html"),
         ]  # fmt: skip
         assert {item["status"] for item in made(response)} == {"completed"}
         assert actions[2] == {"type": "find_in_page", "url": moon, "pattern": "BUOY"}
         last = prompts(engine)[-1]
         assert "【2】 /p/moon.html" in last and "0 lines have 'BUOY'." in last
+        assert "1 line has 'Important':" in last
         assert "stay at home" in last and "sound their horn" in last, "a link of an opened page was followed"
         assert web.asked.count("/p/moon.html") == 1, "a page is read once in a conversation"
 
