@@ -335,7 +335,11 @@ def closed(shape: Shape, *names: str) -> Shape:
                 meant = difflib.get_close_matches(name, names, n=1)
                 known = " and ".join(f"'{each}'" for each in names)
                 hint = f"Did you mean '{meant[0]}'?" if meant else f"The members are {known}."
-                refuse(f"{path}.{shorten(name)}", f"Unknown parameter: '{path}.{shorten(name)}'. {hint}")
+                refuse(
+                    f"{path}.{shorten(name)}",
+                    f"Unknown parameter: '{path}.{shorten(name)}'. {hint}",
+                    "unknown_parameter",
+                )
         return shape(value, path)
 
     return described(strict, lambda: {**schema_of(shape), "additionalProperties": False})

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from server.containers.cells import Cells, cell_limits, no_cells
-from server.containers.figures import LIFETIME, SECONDS, room_of, session_of
+from server.containers.figures import (
+    LIFETIME,
+    SECONDS,
+    exceeds,
+    memory_limit,
+    room_of,
+    session_of,
+    unkept_memory,
+)
 from server.containers.files import copied, new_file, path_of, wanted_files
 from server.containers.placing import placed
 
@@ -13,11 +21,14 @@ __all__ = [
     "Cells",
     "cell_limits",
     "copied",
+    "exceeds",
+    "memory_limit",
     "new_file",
     "no_cells",
     "path_of",
     "placed",
     "room_of",
     "session_of",
+    "unkept_memory",
     "wanted_files",
 ]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from server.clock import now_us
-from server.containers.figures import LIFETIME, MEMORY_LIMITS, room_of, session_of
+from server.containers.figures import LIFETIME, MEMORY_LIMITS, memory_limit, room_of, session_of
 from server.containers.files import copied, new_file, wanted_files
 from server.containers.shell import SPARE_S, Commands
 from server.errors import ApiError, to_api_error
@@ -261,7 +261,7 @@ class Cells:
         await self._storage.containers.use((id,), now)
         if container["type"] != "auto":
             return False
-        limit = container.get("memory_limit") or "1g"
+        limit = memory_limit(container.get("memory_limit"), self._sandbox.limits)
         made = StoredContainer(id, owner, "auto", now, now, LIFETIME, limit)
         spent = session_of(owner, key, now)
         return await self._storage.containers.create(made, room=self._room, spent=spent)

@@ -47,7 +47,7 @@ class Commands:
         told = _read(line) if said else None
         if told is None or len(told) != len(self._commands):  # they were cut short
             ended: Output = {"type": "exit", "exit_code": 137} if result.lost else {"type": "timeout"}
-            return [{"stdout": "", "stderr": result.logs[: self._most], "outcome": ended}] + [
+            return [{"stdout": "", "stderr": _cut(result.logs, self._most), "outcome": ended}] + [
                 {"stdout": "", "stderr": "", "outcome": ended} for _ in self._commands[1:]
             ]
         outputs = [self._output(*each) for each in told]
@@ -57,9 +57,14 @@ class Commands:
 
     def _output(self, stdout: bytes, stderr: bytes, code: int | None) -> Output:
         out, err = (text.decode("utf-8", "replace") for text in (stdout, stderr))
-        err = err[: max(self._most - len(out), self._most // 2)]
+        of_err = min(len(err), max(self._most - len(out), self._most // 2))
         outcome: Output = {"type": "timeout"} if code is None else {"type": "exit", "exit_code": code}
-        return {"stdout": out[: self._most - len(err)], "stderr": err, "outcome": outcome}
+        return {"stdout": _cut(out, self._most - of_err), "stderr": _cut(err, of_err), "outcome": outcome}
+
+
+def _cut(text: str, most: int) -> str:
+    """The first characters of a text, and a note where there were more."""
+    return text if len(text) <= most else f"{text[:most]}\n[cut: these are the first {most} characters]"
 
 
 def _read(line: str) -> list[tuple[bytes, bytes, int | None]] | None:

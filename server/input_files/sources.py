@@ -100,15 +100,14 @@ class RequestFiles:
         except EgressError as why:
             if why.kind == "too_large":
                 raise _too_large(at) from None
-            hint = (
-                " The operator may allow it by --egress or --egress-allow." if why.kind == "refused" else ""
-            )
+            may = why.kind == "refused" and why.allowable
+            hint = " The operator may allow it by --egress or --egress-allow." if may else ""
             raise _unreached(at, f"{why}{hint}") from None
         except TimeoutError:
             raise _unreached(at, f"It took longer than {FETCH_S:g} s.") from None
         if answer.status_code != 200:
             raise _unreached(at, f"The answer has status {answer.status_code}.")
-        name = name or unquote(urlsplit(asked).path.rpartition("/")[2])[:MAX_FILENAME] or "file"
+        name = name or unquote(urlsplit(asked).path.rpartition("/")[2])[-MAX_FILENAME:] or "file"
         digest = await asyncio.to_thread(lambda: sha256(answer.content).hexdigest())
         return FoundFile(answer.content, name, digest, url)
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from server.errors import ApiError
-from server.ignored import collecting
+from server.ignored import collecting, ignore
 from server.shapes import (
     STRING,
     Shape,
@@ -157,6 +157,17 @@ _INPUT_IMAGE = record(
     {"image_url": STRING, "file_id": STRING, "detail": one_of("auto", "low", "high", "original")},
     detail="auto",
 )
+_FILE_DETAIL = one_of("auto", "low", "high")
+
+
+def _file_detail(value: Any, path: str) -> Any:
+    """How closely the pages of a file are looked at: here they are read as text, always alike."""
+    if _FILE_DETAIL(value, path) != "auto":
+        ignore(path)
+    return value
+
+
+described(_file_detail, lambda: schema_of(_FILE_DETAIL))
 _INPUT_FILE = record(
     {},
     {
@@ -164,7 +175,7 @@ _INPUT_FILE = record(
         "filename": text(0, MAX_FILENAME),
         "file_data": STRING,
         "file_url": STRING,
-        "detail": one_of("auto", "low", "high"),
+        "detail": _file_detail,
     },
 )
 TEXT = record({"text": STRING})

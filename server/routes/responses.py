@@ -136,6 +136,7 @@ def _name_untold(request: Request, parsed: CreateResponse, items: Sequence[Item]
     for index, why in here.runs.lacking(tools.tools).items():
         told = lacking(tools.tools[index]["type"], why)
         leave_out(tools.paths[index], told, here.config.unsupported_tools)
+    here.runs.name_unkept_memory(tools.tools, tools.paths)
     served = here.models.get(parsed.model)
     name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)
     name_untold(

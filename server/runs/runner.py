@@ -21,7 +21,9 @@ import orjson
 from engine import EngineUnavailable, Place
 from server.access import Actor, Principal, admitted, require_use
 from server.clock import now_us
+from server.containers import cell_limits, unkept_memory
 from server.errors import ApiError, to_api_error
+from server.ignored import ignore
 from server.input_files import InputFiles, InputImages
 from server.item_ids import identify, may_be_known
 from server.items import (
@@ -436,6 +438,13 @@ class Runs:
         """The tools of a request that this server cannot run though it knows how: index -> why."""
         found = {index: lacks(tool, self._registry) for index, tool in enumerate(tools)}
         return {index: why for index, why in found.items() if why is not None}
+
+    def name_unkept_memory(self, tools: Sequence[Item], paths: Sequence[str]) -> None:
+        """Name among what is ignored of a request the memory that its containers cannot have."""
+        limits = cell_limits(self._config)
+        for tool, path in zip(tools, paths, strict=True):
+            if (end := unkept_memory(tool, limits)) is not None:
+                ignore(f"{path}.{end}")
 
     def asking(self, tools: Sequence[Item]) -> dict[int, str]:
         """The tools of a request whose calls its client may have to approve: index -> why, as sentences."""

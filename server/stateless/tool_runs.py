@@ -39,6 +39,7 @@ def runs_tools(request: ChatRequest, runs: Runs, unsupported: Unsupported) -> bo
     left_out = runs.lacking(request.tools)
     for index, why in left_out.items():
         leave_out(request.place_of(index), lacking(request.tools[index]["type"], why), unsupported)
+    runs.name_unkept_memory(request.tools, [request.place_of(index) for index, _ in enumerate(request.tools)])
     return any(is_server_run(tool) and index not in left_out for index, tool in enumerate(request.tools))
 
 

@@ -33,14 +33,21 @@ class EgressError(ToolError):
 
     kind: `refused` by the rules, `unreachable`: there was no connection, so nothing was sent; `too_large` or
     `too_slow` by the caps, or `broken`: the connection broke, or the other side does not keep to HTTP.
+    allowable: the operator could allow what was refused; no setting allows a URL that is none, or that no
+    server may be given, such as one with a password.
     """
 
     def __init__(
-        self, message: str, kind: Literal["refused", "unreachable", "too_large", "too_slow", "broken"]
+        self,
+        message: str,
+        kind: Literal["refused", "unreachable", "too_large", "too_slow", "broken"],
+        *,
+        allowable: bool = False,
     ) -> None:
         # In the other cases a request was sent, or may have been.
         super().__init__(message, uncertain=kind not in ("refused", "unreachable"))
         self.kind = kind
+        self.allowable = allowable
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,8 @@ class Egress:
                 raise self._refusal(host, port)
             if (kind := special_range(address)) is not None:
                 verb = "is" if _address(host) is not None else "resolves to"
-                raise _refused(f"{host} {verb} {kind}, and this server connects to public addresses only.")
+                why = f"{host} {verb} {kind}, and this server connects to public addresses only."
+                raise EgressError(why, "refused", allowable=True)
 
     def _may_be_allowed(self, host: str, port: int) -> bool:
         """Whether a name can be allowed, by itself or by addresses that it may have."""
@@ -168,8 +176,10 @@ class Egress:
 
     def _refusal(self, host: str, port: int) -> EgressError:
         if self.mode == "public" and port not in _PORTS.values():
-            return _refused(f"{host} is not reached at port {port}: only the ports 80 and 443 are.")
-        return _refused(f"{host} is not reached: this server makes no connections to it (--egress).")
+            why = f"{host} is not reached at port {port}: only the ports 80 and 443 are."
+        else:
+            why = f"{host} is not reached: this server makes no connections to it (--egress)."
+        return EgressError(why, "refused", allowable=True)
 
 
 def parse_url(text: str) -> URL:

@@ -260,6 +260,7 @@ def _environment(python: Python, scratch: str) -> dict[str, str]:
         "PATH": f"{python.path.parent}:/usr/bin:/bin",
         "PYTHONDONTWRITEBYTECODE": "1",
         "TMPDIR": scratch,
+        "XDG_CACHE_HOME": f"{scratch}/.cache",
     }
 
 

@@ -33,7 +33,9 @@ MAX_DRAWN = 1024 * 1024
 
 LACKS = (
     "The interpreter knows a part of Python only: there are no third-party packages, no generators, and of "
-    "the standard library little besides datetime, json, math, os, pathlib, random, re, sys, time and typing."
+    "the standard library little besides base64, bisect, collections, copy, csv, dataclasses, datetime, "
+    "decimal, functools, hashlib, itertools, json, math, os, pathlib, random, re, sys, time, typing and "
+    "unicodedata; io, statistics and string are among what is missing."
 )
 """What a model is told of it."""
 
@@ -139,6 +141,10 @@ class MontyInterpreter:
                         value = session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
                     except (monty.MontyRuntimeError, monty.MontySyntaxError) as fault:
                         error = fault.display()
+                        if _is_flood(fault, limits.log_bytes):
+                            error = (
+                                f"[cut: the code printed more than {limits.log_bytes} bytes, and was stopped]"
+                            )
                         if _is_end(fault):
                             return _stopped(logs.output, error, state)
                     kept = session.dump()
@@ -209,6 +215,13 @@ def _world(moment: Moment) -> OsHandler:
 def _is_end(fault: Any) -> bool:
     """Whether a session is in no certain state after an error: a limit stopped it."""
     return isinstance(fault.exception(), TimeoutError | MemoryError)
+
+
+def _is_flood(fault: Any, log_bytes: int) -> bool:
+    """Whether what was exceeded is the limit of what is printed, which is told as one of memory."""
+    return isinstance(fault.exception(), MemoryError) and str(fault.exception()).endswith(
+        f"> {log_bytes} bytes"
+    )
 
 
 def _stopped(logs: str, error: str, state: bytes | None) -> CellResult:

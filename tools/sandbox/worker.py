@@ -280,6 +280,8 @@ def main() -> None:
         os._exit(0)  # nobody asks any more
 
     threading.Thread(target=listen, daemon=True).start()
+    with suppress(OSError, KeyError):  # fontconfig complains to the model where it has to make this itself
+        os.makedirs(os.path.join(os.environ["XDG_CACHE_HOME"], "fontconfig"), exist_ok=True)
     cells = Cells(told["data"], told["alone"], told["images"])
     answers.write(b'{"ready": true}\n')
     answers.flush()

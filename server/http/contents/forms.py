@@ -26,6 +26,7 @@ from server.http.contents.intake import Intake, intake
 from server.http.request import context
 from server.items import MAX_FILENAME
 from server.schema import missing, refuse, shorten
+from server.shapes import check_length
 from storage import Blob, BlobTooLarge
 
 MAX_PART_BYTES = 64 << 20
@@ -122,7 +123,7 @@ async def _receive(request: Request) -> Form:
                     blob = await taken_in.put(content, limit=limit)
                 except BlobTooLarge as error:
                     raise to_api_error(error, param=shorten(name)) from None
-                files[name] = ReceivedFile(shown_name(filename), blob)
+                files[name] = ReceivedFile(shown_name(filename, shorten(name)), blob)
     said = [sorted(fields.items()), [[name, one.filename, one.blob.digest] for name, one in files.items()]]
     return Form(fields, files, hashlib.blake2b(orjson.dumps(said), digest_size=32).digest())
 
@@ -249,15 +250,12 @@ class _Reading:
         self.ended = True
 
 
-def shown_name(filename: str) -> str:
-    """A filename as it may be shown: its last part, without what controls a terminal or reorders text, and at
-    most MAX_FILENAME characters. Nothing is ever stored under it."""
+def shown_name(filename: str, param: str) -> str:
+    """A filename as it may be shown: its last part, without what controls a terminal or reorders text.
+    ApiError 400 for one of more than MAX_FILENAME characters. Nothing is ever stored under it."""
     last = re.split(r"[/\\]", filename)[-1]
     kept = "".join(char for char in last if char.isprintable()).strip(" .")
-    if len(kept) > MAX_FILENAME:
-        stem, dot, ending = kept.rpartition(".")
-        tail = dot + ending if stem and len(ending) <= 16 else ""
-        kept = kept[: MAX_FILENAME - len(tail)] + tail
+    check_length(param, len(kept), "string", most=MAX_FILENAME)
     return kept or "file"
 
 

@@ -73,7 +73,7 @@ def _lacks(_tool: Tool, registry: Registry) -> str | None:
 
 
 def _offers(_tool: Tool, _registry: Registry, _path: str) -> Sequence[Tool]:
-    text = {"type": "string"}
+    text = {"type": "string", "minLength": 1}
     others = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_QUERIES - 1}
     return [
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import NoReturn
 
 import orjson
 from fastapi import APIRouter
@@ -17,6 +18,8 @@ from server.containers import (
     SECONDS,
     cell_limits,
     copied,
+    exceeds,
+    memory_limit,
     new_file,
     path_of,
     room_of,
@@ -40,7 +43,7 @@ from server.http import (
     require_stored_bytes,
 )
 from server.http.contents import content_reply, load_form, takes_form
-from server.ignored import unread
+from server.ignored import ignore, unread
 from server.items import MEMORY_LIMIT, network_policy
 from server.routes.documented import documented
 from server.schema import array, missing, refuse, text
@@ -69,7 +72,13 @@ async def create_container(request: Request) -> Response:
     lifetime = LIFETIME
     if body.get("expires_after") is not None:
         lifetime = _EXPIRY(body["expires_after"], "expires_after")["minutes"] * 60 * SECONDS
-    memory = MEMORY_LIMIT(body.get("memory_limit") or "1g", "memory_limit")
+    asked = body.get("memory_limit")
+    if asked is not None:
+        MEMORY_LIMIT(asked, "memory_limit")
+    limits = cell_limits(context(request).config)
+    if exceeds(asked, limits):
+        ignore("memory_limit")
+    memory = memory_limit(asked, limits)
     if body.get("network_policy") is not None:
         network_policy(body["network_policy"], "network_policy")
     now, who, id = now_us(), owner(request), f"cntr_{secrets.token_hex(24)}"
@@ -127,6 +136,8 @@ async def create_file(request: Request, container_id: str) -> Response:
         form = await load_form(request)
         unread({**form.fields, **form.files}, ("file", "file_id"))
         if "file_id" not in form.fields:
+            if not form.files:
+                _name_a_file()
             received = form.file("file")
             path, blob = path_of(received.filename, "file"), received.blob
             origin = secrets.token_hex(16)
@@ -136,9 +147,14 @@ async def create_file(request: Request, container_id: str) -> Response:
     else:
         body = await read_body(request)
         unread(body, ("file_id",))
-        file_id = text(1)(body.get("file_id") or missing("file_id"), "file_id")
+        file_id = text(1)(body.get("file_id") or _name_a_file(), "file_id")
     async with _copies(request, container_id, [file_id], "file_id") as copies:
         return await _put(request, copies[file_id], "file_id")
+
+
+def _name_a_file() -> NoReturn:
+    message = "Missing required parameter: send a form with 'file', or the 'file_id' of an uploaded file."
+    refuse("file", message, "missing_required_parameter")
 
 
 async def _put(request: Request, file: ContainerFile, param: str) -> Response:

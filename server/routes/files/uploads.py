@@ -58,7 +58,7 @@ async def create_upload(request: Request) -> Response:
     upload = StoredUpload(
         f"upload_{secrets.token_hex(16)}",
         owner(request),
-        shown_name(label(1)(given["filename"], "filename")),
+        shown_name(label(1)(given["filename"], "filename"), "filename"),
         purpose,
         label(0, 255)(given["mime_type"], "mime_type"),
         num_bytes,

@@ -92,7 +92,11 @@ class Body:
         """The members that are there and not null. Raises ApiError 400."""
         for name in body.keys() - self.members.keys():
             known = ", ".join(f"'{member}'" for member in self.members)
-            refuse(shorten(name), f"Unknown parameter: '{shorten(name)}'. The members are {known}.")
+            refuse(
+                shorten(name),
+                f"Unknown parameter: '{shorten(name)}'. The members are {known}.",
+                "unknown_parameter",
+            )
         for name in self.required:
             if body.get(name) is None:
                 missing(name)

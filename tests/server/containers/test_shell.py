@@ -28,3 +28,16 @@ async def test_commands_are_told_one_by_one_and_leave_nothing_running(tier: Tier
         assert session is not None
         own = kept.sandbox.confinement
         assert own is not None and sum(map(lives, session._processes())) == own.num_own
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_output_that_is_cut_says_so(tier: Tier) -> None:
+    async with box(tier, replace(LIMITS, cell_s=30)) as kept:
+        commands = Commands(["seq 100", "seq 100 >&2", "echo short"], 3.0, 5)
+        said = commands.outputs(await kept.run(commands.code))
+    note = "[cut: these are the first 5 characters]"
+    assert [(each["stdout"], each["stderr"]) for each in said] == [
+        ("1\n2\n3\n"[:5] + f"\n{note}", ""),
+        ("", "1\n2\n3\n"[:5] + f"\n{note}"),
+        (f"short\n{note}", ""),
+    ]

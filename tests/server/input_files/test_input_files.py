@@ -60,6 +60,48 @@ async def upload(client: httpx.AsyncClient, content: bytes = MANUAL, name: str =
     return str(made["id"])
 
 
+async def test_no_name_is_cut_in_silence(http: httpx.AsyncClient) -> None:
+    """255 characters are taken whole, and 256 nowhere."""
+    for length, status in ((255, 200), (256, 400)):
+        name = "a" * (length - 4) + ".txt"
+        file = {"files": {"file": (name, b"hi")}, "data": {"purpose": "user_data"}}
+        upload = {"purpose": "user_data", "bytes": 1, "filename": name, "mime_type": "text/plain"}
+        sent = {"input": asked(filename=name, file_data=data_of(b"hi"))}
+        for path, body in (
+            ("/v1/files", file),
+            ("/v1/uploads", {"json": upload}),
+            ("/v1/responses", {"json": sent}),
+        ):
+            reply = await http.post(path, **body)
+            assert reply.status_code == status, reply.text
+            if status == 400:
+                assert reply.json()["error"]["code"] == "string_above_max_length"
+
+
+async def test_how_closely_a_file_is_to_be_looked_at_is_named_as_ignored(http: httpx.AsyncClient) -> None:
+    for detail, named in (("high", "input[0].content[0].detail"), ("auto", None)):
+        body = {"input": asked(filename="a.txt", file_data=data_of(b"hi"), detail=detail)}
+        assert (await http.post("/v1/responses", json=body)).headers.get("x-antiphon-ignored") == named
+
+
+@pytest.mark.parametrize(
+    ("url", "may"),
+    [
+        ("file:///etc/passwd", False),
+        ("ftp://example.com/a.txt", False),
+        ("http://user:word@example.com/a.txt", False),
+        ("http://127.0.0.1:9/a.txt", True),
+        ("http://example.com/a.txt", True),
+    ],
+)
+async def test_only_what_the_operator_can_allow_is_said_to_be_allowable(
+    http: httpx.AsyncClient, url: str, may: bool
+) -> None:
+    error = (await http.post("/v1/responses", json={"input": asked(file_url=url)})).json()["error"]
+    assert error["code"] == "invalid_file_url"
+    assert ("--egress-allow" in error["message"]) is may
+
+
 async def test_a_file_is_read_and_stays_read_when_it_is_deleted(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with running_app(tmp_path, engine) as running, http_client(running) as client:

@@ -227,6 +227,25 @@ async def test_where_auto_finds_no_sandbox_a_request_is_told_why(
     assert "note  sandbox   no code is run" in capsys.readouterr().out
 
 
+async def test_memory_that_a_container_cannot_have_is_named_and_not_shown(tmp_path: Path) -> None:
+    """The limit of this server is 1 GiB."""
+    async with coding(tmp_path) as (_, api):
+        asked = {"input": 'call python {"code": "1"}', "tools": [CODE | {"container": {"type": "auto"}}]}
+        for limit, named in (("64g", True), ("1g", False)):
+            asked["tools"][0]["container"] = {"type": "auto", "memory_limit": limit}
+            reply = await api.http.post("/v1/responses", json=asked)
+            told = reply.headers.get("x-antiphon-ignored", "")
+            assert ("tools[0].container.memory_limit" in told) is named
+            made = await api.http.get(f"/v1/containers/{reply.json()['output'][0]['container_id']}")
+            assert made.json()["memory_limit"] == "1g"
+        own = await api.http.post("/v1/containers", json={"name": "n", "memory_limit": "4g"})
+        assert (own.json()["memory_limit"], own.headers["x-antiphon-ignored"]) == ("1g", "memory_limit")
+        nothing = await api.http.post(f"/v1/containers/{own.json()['id']}/files", json={})
+        error = nothing.json()["error"]
+        assert (error["code"], error["param"]) == ("missing_required_parameter", "file")
+        assert "'file'" in error["message"] and "'file_id'" in error["message"]
+
+
 async def test_files_of_a_later_turn_are_added_and_an_expired_container_is_made_anew(tmp_path: Path) -> None:
     script = turns(
         python("open('a.txt').read()"), "done",

@@ -70,7 +70,10 @@ async def test_commands_run_in_the_container_and_are_told(tmp_path: Path) -> Non
         slow = await api.create([*items, {"role": "user", "content": "three"}], tools=[SHELL])
         assert [one["outcome"] for one in slow["output"][1]["output"]] == [{"type": "timeout"}] * 2
         long = await api.create("four", tools=[SHELL])
-        assert long["output"][1]["output"][0]["stdout"] == "1\n2\n3\n4\n5"
+        assert (
+            long["output"][1]["output"][0]["stdout"]
+            == "1\n2\n3\n4\n5\n[cut: these are the first 9 characters]"
+        )
 
 
 async def test_calls_that_cannot_be_made_are_told(tmp_path: Path) -> None:

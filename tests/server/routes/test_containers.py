@@ -16,7 +16,7 @@ from tests.support.running import http_client, live_app, running_app
 
 async def test_the_official_client_finds_its_way(tmp_path: Path) -> None:
     async with (
-        live_app(tmp_path) as running,
+        live_app(tmp_path, sandbox_memory_bytes=4 << 30) as running,
         AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="unused", max_retries=0) as client,
     ):
         uploaded = await client.files.create(file=("a.csv", b"1,2"), purpose="user_data")

@@ -10,6 +10,7 @@ import pytest
 from engine import ScriptedEngine
 from server.access import LOCAL_OWNER
 from server.clock import now_us
+from server.items import type_of_calls
 from server.vector_stores import Hit, Searcher
 from storage import UsageFilter
 from tests.support.libraries import TIDES, new_store, put_file, read_through
@@ -204,3 +205,15 @@ async def test_what_has_no_room_is_not_read(tmp_path: Path) -> None:
         found = (await http.get(f"/v1/vector_stores/{made['id']}/files/{file}")).json()
         assert found["status"] == "failed" and found["last_error"]["code"] == "server_error"
         assert "250" in found["last_error"]["message"]
+
+
+def test_a_query_that_is_enforced_has_a_character() -> None:
+    row = type_of_calls("file_search")
+    assert row is not None and row.call is not None
+    [offered] = row.call.offers({"type": "file_search"}, {}, "tools[0]")
+    properties = offered["parameters"]["properties"]
+    assert properties["query"]["minLength"] == 1
+    assert (properties["other_queries"]["minItems"], properties["other_queries"]["items"]["minLength"]) == (
+        1,
+        1,
+    )

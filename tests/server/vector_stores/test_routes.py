@@ -40,6 +40,14 @@ async def refused(http: httpx.AsyncClient, status: int, path: str, body: object)
     return param
 
 
+async def test_a_member_that_is_not_known_has_one_code(served: tuple[Running, httpx.AsyncClient]) -> None:
+    _, http = served
+    store = await ask(http, "POST", "", "VectorStoreObject", json={})
+    for body in ({"limit": 3}, {"ranking_options": {"hybrid_search": {}}}):
+        reply = await http.post(f"/v1/vector_stores/{store['id']}/search", json={"query": "x", **body})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_parameter")
+
+
 async def test_a_store_is_made_changed_listed_and_deleted(
     served: tuple[Running, httpx.AsyncClient],
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 
 from tests.support.sandboxes import FILES, LIMITS, Box, box
 from tools.sandbox import MIB, Moment, SandboxError, Tier, find_sandbox, ground, python_session
+from tools.sandbox.monty_session import LACKS
 from tools.sandbox.processes import lives
 
 ROOT = Path(__file__).parents[3]
@@ -787,3 +790,32 @@ async def test_auto_passes_over_what_does_not_work(tmp_path: Path, monkeypatch: 
     assert found.sandbox is not None and found.sandbox.tier == "monty"
     assert "Creating new namespace failed" in found.passed_over[0]
     await found.sandbox.close()
+
+
+async def test_what_a_model_is_told_of_monty_is_so() -> None:
+    said = LACKS.partition("little besides ")[2]
+    there, missing = (re.findall(r"[a-z0-9]+", part) for part in said.split(";"))
+    there = [name for name in there if name != "and"]
+    missing = [name for name in missing if name in sys.stdlib_module_names]
+    assert {"csv", "json"} <= {*there} and {"io", "statistics"} <= {*missing}
+    async with box("monty") as kept:
+        for name in there:
+            assert (await kept.run(f"import {name}")).ok, name
+        for name in missing:
+            assert not (await kept.run(f"import {name}")).ok, name
+
+
+@pytest.mark.parametrize("tier", ["monty", "landlock"])
+async def test_a_flood_of_output_is_told_as_one(tier: Tier) -> None:
+    async with box(tier) as kept:
+        flood = await kept.run("while True: print('a' * 1000)")
+        note = f"[cut: the code printed more than {LIMITS.log_bytes} bytes, and was stopped]"
+        assert not flood.ok and note in flood.logs and "memory" not in flood.logs
+
+
+@pytest.mark.skipif(shutil.which("fc-list") is None, reason="fontconfig is not installed")
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_the_first_look_at_fonts_complains_of_nothing(tier: Tier) -> None:
+    async with box(tier) as kept:
+        look = "import subprocess\nprint(subprocess.run(['fc-list'], capture_output=True, text=True).stderr)"
+        assert (await kept.run(look)).logs.strip() == ""
