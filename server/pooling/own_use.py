@@ -1,5 +1,9 @@
 """An embedder and a reranker for what the server itself searches.
 
+Nothing of a document is left out because it is longer than the model's context: it is read in windows, which
+are parts that fit. A reranker's score is that of the best window, and a vector is the mean of those of the
+windows, weighted by their tokens.
+
 Their tokens are those of whoever the search, or the document, belongs to: they count in the usage of that
 owner and against its limits, as those of a request for vectors do. They are no request of their own there.
 """
@@ -7,7 +11,7 @@ owner and against its limits, as those of a request for vectors do. They are no 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,7 +51,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """A model that makes vectors of texts. A text that is too long for it is cut at its end."""
+    """A model that makes vectors of texts, of long ones in windows."""
 
     served: PooledModel
     counted: Counted
@@ -64,8 +68,11 @@ class Embedder:
 
     @property
     def identity(self) -> str:
-        """The name, and a digest of weights, tokenizer and pooling: vectors of others do not compare."""
-        return f"{self.model}@{self.served.info.fingerprint}"
+        """The name, and a digest of weights, tokenizer and pooling: vectors of others do not compare.
+
+        The mark at the end says that long texts were read in windows; vectors without it are made anew.
+        """
+        return f"{self.model}@{self.served.info.fingerprint}w"
 
     @property
     def normalized(self) -> bool:
@@ -83,16 +90,30 @@ class Embedder:
         # a text without any token has no vector: a space stands for it, or else the token 0
         words = [text or " " for text in texts]
         prompt = prompt_of(info, ("input_type", kind))
-        encoded = await engine.encode(words, prompt=prompt, cut=info.max_model_len, owner=payer.owner)
-        for index, text in enumerate(encoded):
-            if not len(text.ids):
-                encoded[index] = (await engine.encode([(0,)]))[0]
-        return cut_vectors(await self.counted.pool(encoded, payer), info, None)
+
+        async def encode(parts: Sequence[str], cut: int | None) -> Sequence[TextInput]:
+            return await engine.encode(parts, prompt=prompt, cut=cut, owner=payer.owner)
+
+        windows = await _windows(words, info.max_model_len, encode)
+        for window in windows:
+            if not len(window.input.ids):
+                window.input = (await engine.encode([(0,)]))[0]
+        rows = await self.counted.pool([window.input for window in windows], payer)
+        sums: list[Any] = [0.0] * len(texts)
+        weights = [0] * len(texts)
+        for window, row in zip(windows, rows, strict=True):
+            sums[window.of] = sums[window.of] + len(window.input.ids) * row
+            weights[window.of] += len(window.input.ids)
+        means = [(each / weight).astype("f4") for each, weight in zip(sums, weights, strict=True)]
+        if info.normalized:
+            # of a vector of zeros there is no direction to keep
+            means = [mean / (float((mean.astype("f8") ** 2).sum() ** 0.5) or 1.0) for mean in means]
+        return cut_vectors(means, info, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Reranker:
-    """A model that says how well documents answer a query. A document that is too long for it is cut."""
+    """A model that says how well documents answer a query, by the best window of a long one."""
 
     served: PooledModel
     counted: Counted
@@ -105,10 +126,70 @@ class Reranker:
     async def rerank(self, query: str, documents: Sequence[str], *, payer: Payer) -> list[float]:
         """A score from 0 to 1 for each document. Raises ApiError 429 and 403, and the engine's errors; a
         cancelled call drops its texts."""
-        engine = self.served.engine
-        pairs = [(query, document) for document in documents]
-        encoded = await engine.encode(pairs, cut=self.served.info.max_model_len, owner=payer.owner)
-        return relevance(await self.counted.pool(encoded, payer), self.served)
+        engine, most = self.served.engine, self.served.info.max_model_len
+        query = await self._fitting(query, most // 2, payer)
+
+        async def encode(parts: Sequence[str], cut: int | None) -> Sequence[TextInput]:
+            return await engine.encode([(query, part) for part in parts], cut=cut, owner=payer.owner)
+
+        windows = await _windows(documents, most, encode)
+        rows = await self.counted.pool([window.input for window in windows], payer)
+        best = [0.0] * len(documents)
+        for window, score in zip(windows, relevance(rows, self.served), strict=True):
+            best[window.of] = max(best[window.of], score)
+        return best
+
+    async def _fitting(self, query: str, most: int, payer: Payer) -> str:
+        """The beginning of a query that takes at most so many tokens, lest no room is left for documents."""
+        while query:
+            [asked] = await self.served.engine.encode([(query, "")], owner=payer.owner)
+            if len(asked.ids) <= most:
+                break
+            query = query[: len(query) * most // len(asked.ids)]
+        return query
+
+
+@dataclass(slots=True)
+class _Window:
+    """A part of a text that fits a model. of: the place of the text among all."""
+
+    of: int
+    input: TextInput
+
+
+SMALLEST = 16
+"""Characters of a window that is not halved any more; what does not fit even so is cut."""
+
+
+async def _windows(
+    texts: Sequence[str],
+    most: int,
+    encode: Callable[[Sequence[str], int | None], Awaitable[Sequence[TextInput]]],
+) -> list[_Window]:
+    """All texts in windows of at most so many tokens, with what stands around each. encode: makes tokens of
+    texts, cut to so many where a number is given."""
+    windows: list[_Window] = []
+    parts = [*enumerate(texts)]
+    while parts:
+        encoded = await encode([part for _, part in parts], None)
+        halves: list[tuple[int, str]] = []
+        for (of, part), input in zip(parts, encoded, strict=True):
+            if len(input.ids) <= most:
+                windows.append(_Window(of, input))
+            elif len(part) <= SMALLEST:
+                windows += [_Window(of, cut) for cut in await encode([part], most)]
+            else:
+                halves += [(of, half) for half in _halves(part) if half.strip()]
+        parts = halves
+    return windows
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """A text in two parts, at the blank that is nearest to its middle, if there is one in its middle half."""
+    quarter, middle = len(text) // 4, len(text) // 2
+    places = (place for place in range(quarter, len(text) - quarter) if text[place].isspace())
+    at = min(places, key=lambda place: abs(place - middle), default=middle)
+    return text[:at], text[at:]
 
 
 def relevance(rows: Sequence[Any], served: PooledModel) -> list[float]:
