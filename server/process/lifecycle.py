@@ -145,10 +145,7 @@ class ServerLifecycle:
                 group.create_task(self._open_storage())
                 group.create_task(self._start_engine())
         assert self._storage is not None and self._engine is not None
-        models = Models()
-        models.add(self._engine, served_names(self.config), caps_of(self.config))
-        for pooling in self._pooling:
-            models.add_pooled(pooling, caps_of(self.config))
+        models = self._served(self._engine)
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         self._retention = Retention(self._storage, self.config)
         quota = Quota(
@@ -171,12 +168,12 @@ class ServerLifecycle:
         if GENERATE in registry:
             registry |= InputImages(self._storage, self.config.egress_policy).tools()
         cells: Cells | None = None
-        if found.sandbox is None and self.config.sandbox == "auto":
-            registry = {**registry, **no_cells(found.told)}
-        elif found.sandbox is not None:
+        if found.sandbox is not None:
             self.sandbox = found.told
             cells = Cells(self._storage, found.sandbox, quota, limiter, self.config.public_url)
             self._registry = registry = {**registry, **cells.tools()}
+        elif self.config.sandbox == "auto":
+            registry |= no_cells(found.told)
         runs = Runs(
             self._storage,
             models,
@@ -225,6 +222,14 @@ class ServerLifecycle:
             await self._seat.show_metrics(self.telemetry)
         if self.phase == "starting":
             self.phase = "ready"
+
+    def _served(self, engine: Engine) -> Models:
+        """The models by their names, with what each may be asked for."""
+        models = Models()
+        models.add(engine, served_names(self.config), caps_of(self.config))
+        for pooling in self._pooling:
+            models.add_pooled(pooling, caps_of(self.config))
+        return models
 
     async def metrics(self) -> bytes:
         """The page of metrics: this process's, or that of all processes at the port."""

@@ -230,9 +230,9 @@ async def test_where_auto_finds_no_sandbox_a_request_is_told_why(
 async def test_memory_that_a_container_cannot_have_is_named_and_not_shown(tmp_path: Path) -> None:
     """The limit of this server is 1 GiB."""
     async with coding(tmp_path) as (_, api):
-        asked = {"input": 'call python {"code": "1"}', "tools": [CODE | {"container": {"type": "auto"}}]}
         for limit, named in (("64g", True), ("1g", False)):
-            asked["tools"][0]["container"] = {"type": "auto", "memory_limit": limit}
+            tool = CODE | {"container": {"type": "auto", "memory_limit": limit}}
+            asked = {"input": 'call python {"code": "1"}', "tools": [tool]}
             reply = await api.http.post("/v1/responses", json=asked)
             told = reply.headers.get("x-antiphon-ignored", "")
             assert ("tools[0].container.memory_limit" in told) is named

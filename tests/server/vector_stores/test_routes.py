@@ -43,7 +43,8 @@ async def refused(http: httpx.AsyncClient, status: int, path: str, body: object)
 async def test_a_member_that_is_not_known_has_one_code(served: tuple[Running, httpx.AsyncClient]) -> None:
     _, http = served
     store = await ask(http, "POST", "", "VectorStoreObject", json={})
-    for body in ({"limit": 3}, {"ranking_options": {"hybrid_search": {}}}):
+    bodies: tuple[Json, ...] = ({"limit": 3}, {"ranking_options": {"hybrid_search": {}}})
+    for body in bodies:
         reply = await http.post(f"/v1/vector_stores/{store['id']}/search", json={"query": "x", **body})
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_parameter")
 
