@@ -26,7 +26,6 @@ from engine.backends.scripted_tokens import DIALECT, Speech, Tokens, scripted_to
 from engine.core import FairShare
 from engine.dialects import Dialect, dialect_named
 from engine.parsing import Reader
-from engine.step import RowLogprobs, RowOutput
 from engine.tokenizer import GrowingPrompts
 from engine.types import (
     Chunk,
@@ -47,6 +46,7 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
+    from engine.step import RowLogprobs, RowOutput
     from engine.structured.isolation import Constraints, Grammar
 
 _T = TypeVar("_T")
@@ -178,6 +178,8 @@ class ScriptedEngine:
         self, request: GenerateRequest, place: Place | None = None
     ) -> AsyncGenerator[list[RowOutput]]:
         """The same as tokens that nobody has read yet, without the prefix; see `LocalEngine.outputs`."""
+        from engine.step import RowOutput  # numpy, only where it is needed
+
         unread = replace(
             request, reader=ReaderParams(dialect=False), sampling=replace(request.sampling, stop=())
         )
@@ -476,6 +478,8 @@ class ScriptedEngine:
 
 def _output(chunk: Chunk, finish: Done | None, *, first: bool) -> RowOutput:
     """A chunk as the engine thread would have given it."""
+    from engine.step import RowOutput
+
     return RowOutput(
         -1,
         chunk.token_ids,
@@ -489,6 +493,8 @@ def _output(chunk: Chunk, finish: Done | None, *, first: bool) -> RowOutput:
 
 
 def _unread(score: TokenLogprob) -> RowLogprobs:
+    from engine.step import RowLogprobs
+
     ids, values = tuple(each[0] for each in score.top), tuple(each[3] for each in score.top)
     return RowLogprobs(score.token_id, score.logprob, ids, values)
 

@@ -15,7 +15,8 @@ RAISED_INSIDE_ONLY = {
     "RunLost",
     "BatchLost",
     "FileClaimLost",
-}  # whoever holds the claim meets it, never a request
+    "LineLost",
+}  # whoever holds the claim, or asks an engine in another process, meets it, never a request
 
 
 def leaves(kind: type[BaseException]) -> Iterator[type[BaseException]]:

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import json
+import mimetypes
 import os
 import resource
 import signal
@@ -72,6 +73,8 @@ def exactly(channel: socket.socket, count: int) -> bytes:
 
 def main(descriptor: int, module: str, folders: Sequence[str]) -> None:
     """Fork whoever is asked for, until the server is gone, which ends them all. module: what parses."""
+    # openpyxl asks for types of files as it is loaded, which reads tables that a child may not open.
+    mimetypes.knownfiles.clear()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

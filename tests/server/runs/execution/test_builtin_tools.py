@@ -379,7 +379,7 @@ async def test_outputs_that_fill_the_context_end_the_run_incomplete(tmp_path: Pa
     body = {"input": "hi", "tools": [BUILTIN]}
     async with running_app(tmp_path / "counting") as server, http_client(server) as client:
         counted = (await client.post("/v1/responses/input_tokens", json=body)).json()["input_tokens"]
-    engine = ScriptedEngine(saying(markup), max_model_len=counted + 1000)
+    engine = ScriptedEngine(saying(markup), max_model_len=counted + 800)
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         response = (await Api(client).stream(**body)).response
     assert (response["status"], kinds(response)[-1]) == ("incomplete", "mcp_call")
