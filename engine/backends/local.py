@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from engine.admission import Admission, Place
 from engine.backends.generation import LONG_SCORES, Generation, Mailbox, end_of_prefix, is_last
 from engine.backends.request_checks import LONG_PROMPT, check_request
+from engine.backends.shared_parts import WithTexts
 from engine.config import EngineConfig
 from engine.core import Abort, Call, Close, Credit, Forget, Inbox, Keep, LetGo, Save, Submit
 from engine.model_folder import find_folder, read_sampling_defaults
@@ -38,9 +39,7 @@ from engine.types import (
     GenerateRequest,
     LoadError,
     ModelInfo,
-    Prompt,
     ReaderParams,
-    RenderInput,
     RequestFailed,
     SamplingDefaults,
     TierStats,
@@ -59,7 +58,7 @@ SAVING_S = 5.0  # at most, that closing waits for what is on its way to the disk
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
 
 
-class LocalEngine:
+class LocalEngine(WithTexts):
     """A model in this process, on an engine thread of its own; implements `Engine`.
 
     config: an `EngineConfig`, or its `model`, with its other fields as `settings`. Raises LoadError for
@@ -306,22 +305,6 @@ class LocalEngine:
         return step_bytes(runner.model, num_seqs, context, runner.kv_dtype)
 
     # -- text ------------------------------------------------------------------------------------------------
-
-    async def render(self, messages: RenderInput) -> Prompt:
-        """See `Engine.render`."""
-        return await self._prompts.render(messages)
-
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """See `Engine.tokenize`."""
-        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """See `Engine.detokenize`."""
-        return await self._prompts.detokenize(token_ids)
-
-    def token_text(self, token_id: int) -> str:
-        """See `Engine.token_text`."""
-        return self._prompts.token_text(token_id)
 
     async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`."""

@@ -31,6 +31,7 @@ from engine.backends.remote_line import EngineLine, LineLost
 from engine.backends.remote_wire import ints_text, merged, request_form
 from engine.backends.request_checks import LONG_PROMPT, check_request
 from engine.backends.scripted_tokens import DIALECT, scripted_tokenizer
+from engine.backends.shared_parts import WithTexts
 from engine.dialects import Dialect, dialect_named
 from engine.model_folder import find_folder
 from engine.step import RowOutput
@@ -44,8 +45,6 @@ from engine.types import (
     EngineUnavailable,
     GenerateRequest,
     ModelInfo,
-    Prompt,
-    RenderInput,
     RequestFailed,
 )
 
@@ -63,7 +62,7 @@ CREDIT_STEP = 256
 """Tokens that a reader takes before the engine's process is told."""
 
 
-class RemoteEngine:
+class RemoteEngine(WithTexts):
     """An `Engine` in the process that serves `line`.
 
     model: the folder or hub id of its tokenizer and template; None: the scripted engine's. max_waiting,
@@ -161,22 +160,6 @@ class RemoteEngine:
         assert self._running >= 0
 
     # -- text ------------------------------------------------------------------------------------------------
-
-    async def render(self, messages: RenderInput) -> Prompt:
-        """See `Engine.render`."""
-        return await self._prompts.render(messages)
-
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """See `Engine.tokenize`."""
-        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """See `Engine.detokenize`."""
-        return await self._prompts.detokenize(token_ids)
-
-    def token_text(self, token_id: int) -> str:
-        """See `Engine.token_text`."""
-        return self._prompts.token_text(token_id)
 
     async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`; also raises EngineUnavailable."""

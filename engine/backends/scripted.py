@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from engine.admission import Admission, Place
 from engine.backends.script import Fail, Script, Tick, Wait, obey
 from engine.backends.scripted_tokens import DIALECT, Speech, Tokens, scripted_tokenizer
+from engine.backends.shared_parts import WithoutKV
 from engine.core import FairShare
 from engine.dialects import Dialect, dialect_named
 from engine.parsing import Reader
@@ -70,7 +71,7 @@ class _Counters:
         return sum(map(len, self.waiting.values()))
 
 
-class ScriptedEngine:
+class ScriptedEngine(WithoutKV):
     """An `Engine` that follows a script (see script.py for the one it has by itself).
 
     chunk: "word" (a chunk is a word with the space before it) or a number of tokens. tick_s: seconds between
@@ -193,27 +194,6 @@ class ScriptedEngine:
                     first = False
                 elif finish is not None:
                     yield [RowOutput(-1, finish=finish)]
-
-    def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
-        """Nothing: there is no KV cache."""
-
-    def let_go(self, name: str) -> None:
-        """Nothing was kept."""
-
-    def save(
-        self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
-    ) -> None:
-        """Nothing: there is no KV cache."""
-
-    def forget(self, names: Collection[str]) -> None:
-        """Nothing was saved."""
-
-    def forget_owner(self, owner: str) -> None:
-        """Nothing was saved."""
-
-    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
-        """None."""
-        return frozenset()
 
     def stats(self) -> EngineStats:
         """Counters; there is no KV cache to count."""

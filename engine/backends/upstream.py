@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -27,6 +27,7 @@ from typing import Literal, TypeVar
 from engine.admission import Admission, Place
 from engine.backends.generation import Generation, end_of_prefix, is_last
 from engine.backends.request_checks import check_request
+from engine.backends.shared_parts import WithoutKV, WithTexts
 from engine.backends.upstream_peers import PROBE_TEXT, Facts, Peer, PeerBusy, PeerDown, Peers
 from engine.backends.upstream_wire import Answer, completion_body, salt
 from engine.dialects import Dialect
@@ -43,8 +44,6 @@ from engine.types import (
     GenerateRequest,
     LoadError,
     ModelInfo,
-    Prompt,
-    RenderInput,
     RequestFailed,
     SamplingDefaults,
 )
@@ -59,7 +58,7 @@ DRAIN_S = 0.1  # how long the end of a finished answer is waited for, so that it
 log = logging.getLogger("antiphon.upstream")
 
 
-class UpstreamEngine:
+class UpstreamEngine(WithTexts, WithoutKV):
     """An `Engine` over the completions API of vLLM, SGLang or Antiphon servers that all serve one model.
 
     model: folder or hub id of its tokenizer, template and configuration. upstream_model: its name there,
@@ -192,27 +191,6 @@ class UpstreamEngine:
             await self._peers.close()
         self._pool.shutdown(wait=False)
 
-    def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
-        """Nothing: the wire has no word for it."""
-
-    def let_go(self, name: str) -> None:
-        """Nothing was kept."""
-
-    def save(
-        self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
-    ) -> None:
-        """Nothing: the wire has no word for it."""
-
-    def forget(self, names: Collection[str]) -> None:
-        """Nothing was saved."""
-
-    def forget_owner(self, owner: str) -> None:
-        """Nothing was saved."""
-
-    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
-        """None."""
-        return frozenset()
-
     def stats(self) -> EngineStats:
         """See `Engine.stats`; a request waits until its first token has come, and KV is not ours to count."""
         return EngineStats(
@@ -234,22 +212,6 @@ class UpstreamEngine:
         assert self._peers is None or all(peer.in_flight >= 0 for peer in self._peers.all)
 
     # -- text ------------------------------------------------------------------------------------------------
-
-    async def render(self, messages: RenderInput) -> Prompt:
-        """See `Engine.render`."""
-        return await self._prompts.render(messages)
-
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """See `Engine.tokenize`."""
-        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """See `Engine.detokenize`."""
-        return await self._prompts.detokenize(token_ids)
-
-    def token_text(self, token_id: int) -> str:
-        """See `Engine.token_text`."""
-        return self._prompts.token_text(token_id)
 
     async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`: no constraint can be honoured."""

@@ -1,0 +1,58 @@
+"""What several engines have in common: the texts of a tokenizer, and that no KV is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from engine.types import GenerateRequest, Prompt, RenderInput
+
+if TYPE_CHECKING:
+    from engine.tokenizer import Prompts
+
+
+class WithTexts:
+    """The part of an `Engine` that its tokenizer does in this process, once there is one."""
+
+    _prompts: Prompts
+
+    async def render(self, messages: RenderInput) -> Prompt:
+        """See `Engine.render`."""
+        return await self._prompts.render(messages)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """See `Engine.tokenize`."""
+        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """See `Engine.detokenize`."""
+        return await self._prompts.detokenize(token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """See `Engine.token_text`."""
+        return self._prompts.token_text(token_id)
+
+
+class WithoutKV:
+    """The part of an `Engine` for those that have no KV to keep, or no word for it on their wire."""
+
+    def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
+        """Nothing: there is none."""
+
+    def let_go(self, name: str) -> None:
+        """Nothing was kept."""
+
+    def save(
+        self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
+    ) -> None:
+        """Nothing: there is none."""
+
+    def forget(self, names: Collection[str]) -> None:
+        """Nothing was saved."""
+
+    def forget_owner(self, owner: str) -> None:
+        """Nothing was saved."""
+
+    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+        """None."""
+        return frozenset()
