@@ -9,6 +9,10 @@ from typing import Any
 from engine.types import LoadError, SamplingDefaults
 
 
+MOST_DRAFTS = 32
+"""Draft tokens that one step checks at most; a checkpoint that wants more gets as many."""
+
+
 def find_folder(model: str | Path, *, weights: bool = True) -> Path:
     """A local folder for a path or a hub id; downloads the latter (`weights` False: all but those) when it
     is not cached.
@@ -63,7 +67,7 @@ def read_sampling_defaults(folder: Path) -> SamplingDefaults:
         value = config.get(name)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
-    top_k, most = number("top_k"), number("max_new_tokens")
+    top_k, most, drafts = number("top_k"), number("max_new_tokens"), number("num_assistant_tokens")
     temperature = number("temperature")
     if config.get("do_sample") is False:
         temperature = 0.0
@@ -74,4 +78,5 @@ def read_sampling_defaults(folder: Path) -> SamplingDefaults:
         min_p=number("min_p"),
         repetition_penalty=number("repetition_penalty"),
         max_new_tokens=int(most) if most is not None and most >= 1 else None,
+        num_assistant_tokens=None if drafts is None else max(0, min(MOST_DRAFTS, int(drafts))),
     )

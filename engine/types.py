@@ -40,7 +40,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # counts prompt and output tokens
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
-    stop: tuple[str, ...] = ()  # ended by the reader of the text; never part of it
+    stop: tuple[str, ...] = ()  # ended by the reader of the text
+    include_stop: bool = False  # the text ends with the stop string, or with what a stop token shows
+    bad_words: tuple[str, ...] = ()  # texts that the output never holds
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: off; k: the chosen token and the k most likely (0..20)
@@ -99,6 +101,7 @@ class ReaderParams:
     max_calls: int | None = None  # end the generation after this many calls
     starts_in: Start = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
     shaped: bool = False  # text, once begun, is a shape: no call may follow, whatever it spells
+    special_tokens: bool = False  # everything is text, and special tokens are written out in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +298,7 @@ class SamplingDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
+    num_assistant_tokens: int | None = None
 
 
 EFFORT_VARIABLES = frozenset({"reasoning_effort", "enable_thinking", "thinking", "thinking_budget"})

@@ -48,6 +48,7 @@ from engine.types import (
 if TYPE_CHECKING:
     from engine.core import EngineLoop, Tiering
     from engine.structured.isolation import Constraints, Matcher
+    from engine.tokenizer import BannedTexts
 
 T = TypeVar("T")
 
@@ -209,7 +210,8 @@ class LocalEngine(WithTexts):
             digest.update(part)
         if self._config.kv_cache_dtype != "auto":
             digest.update(self._config.kv_cache_dtype.encode())
-        capabilities = {"beams", "grammar", "grammar_resume", "logprobs", "priority", "token_ids"}
+        capabilities = {"bad_words", "beams", "grammar", "grammar_resume", "logprobs", "priority"}
+        capabilities.add("token_ids")
         if self._dialect.calls is not None:
             capabilities.add("calls")
         # a run that goes on elsewhere rounds differently: in f32 that is too little to change a token
@@ -227,12 +229,17 @@ class LocalEngine(WithTexts):
             vocab_size=self._loop.runner.vocab_size,
             fingerprint=digest.hexdigest(),
             eos_token_ids=self._tokenizer.eos_token_ids,
-            defaults=read_sampling_defaults(folder) if auto else SamplingDefaults(),
+            defaults=self._sampling_defaults(folder) if auto else SamplingDefaults(),
             capabilities=frozenset(capabilities),
             dialect=self._dialect.name,
             template_variables=self._tokenizer.template_variables,
             adapters=tuple((name, adapted(own)) for name, own in spec.adapters),
         )
+
+    def _sampling_defaults(self, folder: Path) -> SamplingDefaults:
+        """The checkpoint's, but for drafts where the operator has turned these off."""
+        defaults = read_sampling_defaults(folder)
+        return defaults if self._config.num_assistant_tokens else replace(defaults, num_assistant_tokens=None)
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
@@ -326,9 +333,10 @@ class LocalEngine(WithTexts):
 
     async def generate(self, request: GenerateRequest, place: Place | None = None) -> AsyncGenerator[Chunk]:
         """See `Engine.generate`."""
-        end, matcher = await self._begin(request)
+        begun = await self._begin(request)
+        end = begun.end
         generation = Generation(request, self._tokenizer, self._dialect)
-        with self._submitted(request, matcher, place, end) as arriving:
+        with self._submitted(request, begun, place) as arriving:
             for chunk in generation.replay(end):
                 if is_last(chunk):
                     arriving.drop()
@@ -351,17 +359,16 @@ class LocalEngine(WithTexts):
         elsewhere: to the output that has `finish` or `error`. Where the prefix has ended the generation, the
         only output is one without tokens that says how. Raises what `generate` raises before it begins.
         """
-        end, matcher = await self._begin(request)
-        if end is not None:
-            yield [RowOutput(-1, finish=end, cached_tokens=None if request.prefix else 0)]
+        begun = await self._begin(request)
+        if begun.end is not None:
+            yield [RowOutput(-1, finish=begun.end, cached_tokens=None if request.prefix else 0)]
             return
-        with self._submitted(request, matcher, place, None) as arriving:
+        with self._submitted(request, begun, place) as arriving:
             while (outputs := await arriving.take()) is not None:
                 yield outputs
 
-    async def _begin(self, request: GenerateRequest) -> tuple[Done | None, Matcher | None]:
-        """Check a request; how its prefix has ended the generation, if it has, and the matcher of its
-        constraint."""
+    async def _begin(self, request: GenerateRequest) -> _Begun:
+        """Check a request, and prepare what its tokens are held to."""
         self._require_alive()
         much = len(request.prompt_ids) > LONG_PROMPT
         await self._beside(much, partial(check_request, request, self._info))
@@ -371,23 +378,26 @@ class LocalEngine(WithTexts):
             matcher, stopped = await self._matcher(request, request.constraint)
             if stopped and end is None:
                 end = Done("stop")
-        return end, matcher
+        banned = None
+        if texts := request.sampling.bad_words:
+            banned = await self._in_pool(partial(self._tokenizer.banning, texts))
+        return _Begun(end, matcher, banned)
 
     @contextmanager
     def _submitted(
-        self, request: GenerateRequest, matcher: Matcher | None, place: Place | None, end: Done | None
+        self, request: GenerateRequest, begun: _Begun, place: Place | None
     ) -> Iterator[_Arriving]:
-        """Have the engine thread generate, unless there is an `end` already, for as long as the context
+        """Have the engine thread generate, unless there is an end already, for as long as the context
         lasts. Without a place one is taken."""
         handle = self._next_handle
         self._next_handle += 1
         own_place = None
-        if end is None:
+        if begun.end is None:
             self._require_alive()  # still, after a grammar was compiled
             if place is None:
                 place = own_place = self._admission.enter(request.owner, request.weight)
             self._mailboxes[handle] = Mailbox()
-            self._inbox.put(Submit(handle, request, matcher))
+            self._inbox.put(Submit(handle, request, begun.matcher, begun.banned))
         try:
             yield _Arriving(self, handle, place)
         finally:
@@ -520,6 +530,16 @@ class LocalEngine(WithTexts):
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What is known of a request before it is submitted: how its prefix has ended the generation, if it has,
+    the matcher of its constraint, and what it must not say."""
+
+    end: Done | None
+    matcher: Matcher | None
+    banned: BannedTexts | None
 
 
 @dataclass(frozen=True, slots=True)

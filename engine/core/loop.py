@@ -47,7 +47,7 @@ from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
 from engine.core.tier_opening import open_tier
 from engine.core.tiering import Tiering
 from engine.core.token_masks import ask_masks, make_masks, see_taken, take_drawn
-from engine.executor import Forwarded, PoolSizes, Runner, StepResult, size_pools
+from engine.executor import NO_TOKEN, Forwarded, PoolSizes, Runner, StepResult, size_pools
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.structured.isolation import Move
@@ -57,6 +57,7 @@ from engine.types import (
     EngineError,
     GenerateRequest,
     LoadError,
+    RequestError,
     RequestFailed,
     SamplingParams,
     Timing,
@@ -285,7 +286,7 @@ class EngineLoop:
             ask_masks(drawing, draws.tolist(), rows, self._wake)
         if forwarded is None:
             forwarded = self.runner.forward(plan)
-        mask_rows, masks, unmasked, late = make_masks(drawing, draws.tolist(), self._mask_width)
+        mask_rows, masks, unmasked, late = make_masks(drawing, draws.tolist(), self._mask_width, rows)
         if self.runner.launcher is None:
             result = self.runner.draw(forwarded, plan, mask_rows, masks)
         else:
@@ -293,8 +294,7 @@ class EngineLoop:
             with without("launching a step ahead"):
                 self._in_flight = None if late else self._launch_ahead(batch, plan)
             result = self.runner.fetch(launched)
-        failed: dict[int, EngineError] = {row: RequestFailed(why) for row, why in result.failed.items()}
-        failed.update(unmasked)
+        failed = _draw_failures(drawing, draws, result) | unmasked
         with self.lock:
             known = rows.num_tokens[slots].tolist()
             added = _append(rows, slots, result.ids, draws, late)
@@ -595,6 +595,17 @@ def _append(rows: Rows, slots: Ints, ids: Ints, draws: Ints, late: list[int]) ->
     if kept.any():
         added[kept] = rows.append(slots[kept], ids[np.repeat(kept, draws)], draws[kept])
     return added
+
+
+def _draw_failures(drawing: list[Sequence], draws: Ints, result: StepResult) -> dict[int, EngineError]:
+    """Why rows have no token, by row: where banned words have left none, the request asks for too much."""
+    if not result.failed:
+        return {}
+    banning = np.repeat([sequence.banned is not None for sequence in drawing], draws)
+    return {
+        row: RequestError(why, param="bad_words") if why is NO_TOKEN and banning[row] else RequestFailed(why)
+        for row, why in result.failed.items()
+    }
 
 
 def _failure(error: Exception) -> RequestFailed:

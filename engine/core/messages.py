@@ -15,17 +15,20 @@ from engine.types import GenerateRequest
 
 if TYPE_CHECKING:
     from engine.structured.isolation import Matcher
+    from engine.tokenizer import BannedTexts
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
     """Run a request; `handle` names it from here on. The matcher, if any, has read the request's prefix
-    already. `at`: when it was asked for, in time.perf_counter seconds.
+    already. `banned`: what its output must not say. `at`: when it was asked for, in time.perf_counter
+    seconds.
     """
 
     handle: int
     request: GenerateRequest
     matcher: Matcher | None = None
+    banned: BannedTexts | None = None
     at: float = field(default_factory=time.perf_counter)
 
 

@@ -193,6 +193,7 @@ class Scheduler:
             stop_ids=frozenset(stops),
             limit=min(len(request.prompt_ids) + sampling.max_tokens, self._max_model_len),
             credit=self._max_undelivered,
+            banned=submit.banned,
             submitted=submit.at,
             saved_as=request.saved_as,
         )

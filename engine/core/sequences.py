@@ -16,6 +16,7 @@ from engine.types import GenerateRequest
 
 if TYPE_CHECKING:
     from engine.structured.isolation import Matcher, Move
+    from engine.tokenizer import BannedTexts
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,7 @@ class Sequence:
     stop_ids: frozenset[int]  # token ids that end it, end-of-turn ids among them
     limit: int  # tokens of prompt and output together at which it ends
     credit: int  # tokens that may still be drawn before the consumer takes some
+    banned: BannedTexts | None = None  # what its output must not say
     slot: int = -1
     chain: list[BlockKey] = field(default_factory=list)
     num_published: int = 0

@@ -1,4 +1,4 @@
-"""Builds token masks for constrained rows, draft tokens included.
+"""Builds token masks for rows that may not draw every token, draft tokens included.
 
 Grammars are stepped in processes of their own (`structured.isolation`), while the model and the rest of a
 step run. A row whose grammar does not answer in time sits out steps until it does; a grammar that fails ends
@@ -67,10 +67,16 @@ def ask_masks(drawing: list[Sequence], draws: list[int], rows: Rows, wake: Calla
     _begin(asking)
 
 
-def make_masks(drawing: list[Sequence], draws: list[int], width: int) -> Masks:
-    """Rows under a grammar, their masks [M, width] (32 tokens a word), why a row could not have one, and the
-    indices of sequences whose masks are late.
+def make_masks(drawing: list[Sequence], draws: list[int], width: int, rows: Rows) -> Masks:
+    """Rows under a grammar or with texts that they must not say, their masks [M, width] (32 tokens a word),
+    why a row could not have one, and the indices of sequences whose masks are late.
     """
+    own_rows, masks, failed, late = _grammar_masks(drawing, draws, width)
+    return *_without_banned(drawing, draws, rows, own_rows, masks), failed, late
+
+
+def _grammar_masks(drawing: list[Sequence], draws: list[int], width: int) -> Masks:
+    """The same for rows under a grammar alone."""
     firsts = accumulate(draws, initial=0)
     owned = [
         (i, *each) for i, each in enumerate(zip(drawing, firsts, draws, strict=False)) if each[0].matcher
@@ -104,18 +110,48 @@ def make_masks(drawing: list[Sequence], draws: list[int], width: int) -> Masks:
     return np.array(own_rows, np.int64), masks, failed, late
 
 
+def _without_banned(
+    drawing: list[Sequence], draws: list[int], rows: Rows, own_rows: Ints, masks: NDArray[np.int32]
+) -> tuple[Ints, NDArray[np.int32]]:
+    """Rows and their masks, and those of sequences that must not say some texts, in which the tokens are
+    missing that would complete one."""
+    if all(sequence.banned is None for sequence in drawing):
+        return own_rows, masks
+    places = {row: at for at, row in enumerate(own_rows.tolist())}
+    added: dict[int, NDArray[np.int32]] = {}
+    for sequence, first, count in zip(drawing, accumulate(draws, initial=0), draws, strict=False):
+        if sequence.banned is None:
+            continue
+        begin, end = rows.num_prompt[sequence.slot], rows.num_tokens[sequence.slot]
+        for ahead in range(count):  # as if the drafts before it were accepted
+            said = rows.tokens[sequence.slot, begin : end + ahead]
+            allowed = _of_width(sequence.banned.allowed(said), masks.shape[1])
+            if first + ahead in places:
+                masks[places[first + ahead]] &= allowed
+            else:
+                added[first + ahead] = allowed
+    if not added:
+        return own_rows, masks
+    all_rows = np.concatenate((own_rows, np.array(list(added), np.int64)))
+    order = np.argsort(all_rows)  # masks for all rows of a step are applied without their numbers
+    return all_rows[order], np.concatenate((masks, np.stack(list(added.values()))))[order]
+
+
 def _patience(drawing: list[Sequence]) -> float:
     return WAIT_S if any(sequence.matcher is None for sequence in drawing) else ALONE_WAIT_S
 
 
 def _place(made: NDArray[np.int32], masks: NDArray[np.int32], places: list[int]) -> None:
-    """Write masks where they belong; ids beyond the tokenizer's are not allowed."""
-    width, own = masks.shape[1], made.shape[1]
-    if own > width:
-        made = made[:, :width]
-    elif own < width:
-        made = np.pad(made, ((0, 0), (0, width - own)))
-    masks[places] = made
+    """Write masks where they belong."""
+    masks[places] = _of_width(made, masks.shape[1])
+
+
+def _of_width(made: NDArray[np.int32], width: int) -> NDArray[np.int32]:
+    """Masks with so many words; ids beyond the tokenizer's are not allowed."""
+    own = made.shape[-1]
+    if own >= width:
+        return made[..., :width]
+    return np.pad(made, [(0, 0)] * (made.ndim - 1) + [(0, width - own)])
 
 
 def _begin(moves: list[tuple[Sequence, Move]]) -> None:

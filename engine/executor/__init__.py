@@ -10,9 +10,10 @@ from engine.executor.block_memory import block_memory
 from engine.executor.deterministic import ROWS
 from engine.executor.gpu_readings import gpu_readings
 from engine.executor.kv_sizing import PoolSizes, size_pools
-from engine.executor.runner import Forwarded, Runner, StepResult
+from engine.executor.runner import NO_TOKEN, Forwarded, Runner, StepResult
 
 __all__ = [
+    "NO_TOKEN",
     "ROWS",
     "Forwarded",
     "PoolSizes",

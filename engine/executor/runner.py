@@ -44,6 +44,9 @@ SMALL_STEP_S = 0.02  # of one core, which computes and reads about so much a sec
 OPERATIONS_PER_S = 1e11
 BYTES_PER_S = 3e10
 
+NO_TOKEN = "what masks, bans and min_tokens leave is no token"
+"""Why a row has failed that asks for too much."""
+
 
 class Progress:
     """When the device was last seen to move (time.monotonic seconds); None while there is nothing to do."""
@@ -343,7 +346,6 @@ def _read(token_ids: NDArray[np.int64], scores: Scores | None) -> list[RowLogpro
 
 
 def _failures(peak: NDArray[np.float64], allowed: NDArray[np.float64]) -> dict[int, str]:
-    banned = "grammar, bans and min_tokens together allow no token"
-    failed = dict.fromkeys(np.flatnonzero(allowed == 0).tolist(), banned)
+    failed = dict.fromkeys(np.flatnonzero(allowed == 0).tolist(), NO_TOKEN)
     infinite = np.flatnonzero(~np.isfinite(peak)).tolist()
     return failed | dict.fromkeys(infinite, "the model produced logits that are not finite")

@@ -37,9 +37,12 @@ class Reader:
     def __init__(
         self, tokenizer: Tokenizer, dialect: Dialect, params: ReaderParams, sampling: SamplingParams
     ) -> None:
-        row = dialect if params.dialect else dialect_named("plain")
+        row = dialect if params.dialect and not params.special_tokens else dialect_named("plain")
+        tags = tokenizer.all_tags if params.special_tokens else row.tags
         self._eos = tokenizer.eos_token_ids
-        self._detokenizer = Detokenizer(tokenizer, row.tags, keep_first_space=not params.dialect)
+        self._detokenizer = Detokenizer(tokenizer, tags, keep_first_space=not params.dialect)
+        self._shows_stop = sampling.include_stop
+        self._shows_end = sampling.include_stop and params.special_tokens
         # A stop string may be completed by the token that makes min_tokens full, not by one before it.
         self._unarmed = max(0, sampling.min_tokens - 1) if sampling.stop else 0
         self._stops = sampling.stop if self._unarmed else ()
@@ -51,6 +54,7 @@ class Reader:
             stops=() if self._unarmed else sampling.stop,
             tools=params.tools,
             shaped=params.shaped,
+            include_stop=sampling.include_stop,
         )
         self._counts_reasoning = row.reasoning is not None
         self._wants_logprobs = sampling.logprobs is not None
@@ -65,11 +69,12 @@ class Reader:
         """Read the next tokens; `finish` with the last ones. `logprobs` align with `token_ids` when asked
         for.
 
-        An end-of-turn or stop token that ended the generation counts and gives no text.
+        An end-of-turn or stop token that ended the generation counts, and gives no text unless it is asked
+        for.
         """
         assert not self._done, "the generation was over"
         parser = self._parser
-        mute = len(token_ids) - 1 if finish is not None and self._is_stop(token_ids, finish) else -1
+        mute = len(token_ids) - 1 if finish is not None and self._is_hidden(token_ids, finish) else -1
         num_tokens = reasoning_tokens = 0
         for index, token_id in enumerate(token_ids):
             if self._unarmed:
@@ -102,10 +107,13 @@ class Reader:
             deltas.append(finish)
         return Reading(num_tokens, tuple(deltas), reasoning_tokens, self._done)
 
-    def _is_stop(self, token_ids: Sequence[int], finish: Done) -> bool:
+    def _is_hidden(self, token_ids: Sequence[int], finish: Done) -> bool:
+        """Whether the last token has ended the generation, and is not to be shown."""
         if finish.reason != "stop" or not token_ids:
             return False
-        return token_ids[-1] == finish.stop or (finish.stop is None and token_ids[-1] in self._eos)
+        if finish.stop is None:
+            return token_ids[-1] in self._eos and not self._shows_end
+        return token_ids[-1] == finish.stop and not self._shows_stop
 
     def _settle(self, settled: int | None) -> int:
         """Count the tokens below `settled` (None: all) that overlap a reasoning block."""

@@ -42,10 +42,11 @@ class Parser:
         stops: tuple[str, ...] = (),
         tools: tuple[ToolShape, ...] = (),
         shaped: bool = False,
+        include_stop: bool = False,
     ) -> None:
         """`calls`: call markup means calls, else it is text. `max_calls`: end after this many. `tools`: what
         was offered, for values that need their type and for calls without a tag. `shaped`: a text, once
-        begun, holds no calls."""
+        begun, holds no calls. `include_stop`: a stop string is part of the text that it ends."""
         self._reasoning = dialect.reasoning
         self._channels = dialect.channels
         self._shapes = Shapes(tools)
@@ -57,6 +58,7 @@ class Parser:
         self._thought_ends: tuple[str, ...] = ()
         self._thought_firsts = NEVER
         self._shaped = shaped
+        self._include_stop = include_stop
         self._max_calls = max_calls
         self._num_calls = 0
         self._held = Held()
@@ -204,6 +206,8 @@ class Parser:
         start, mark = found
         self._out.add(self._text_kind, self._held.text[:start], self._held.at)
         if mark.stop:
+            if self._include_stop:
+                self._out.add(self._text_kind, mark.string, self._held.at + start)
             self.ended = Done("stop", mark.string)
             return False
         self._held.drop(start)

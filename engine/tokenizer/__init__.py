@@ -5,14 +5,23 @@ Owns the tokenizer, the incremental detokenizer, and chat templates with what th
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from engine.late import late
 from engine.tokenizer.growing_prompts import GrowingPrompts
 from engine.tokenizer.message_format import answer_format
 from engine.tokenizer.prompt_encoder import Encoder
 from engine.tokenizer.renderer import Prompts, open_dialect
 from engine.tokenizer.tokenizer import BYTE_ALPHABET, Detokenizer, Tokenizer
 
+if TYPE_CHECKING:
+    from engine.tokenizer.banned_texts import BannedTexts
+else:  # numpy, only where it is needed
+    __getattr__ = late(__name__, {"engine.tokenizer.banned_texts": ("BannedTexts",)})
+
 __all__ = [
     "BYTE_ALPHABET",
+    "BannedTexts",
     "Detokenizer",
     "Encoder",
     "GrowingPrompts",

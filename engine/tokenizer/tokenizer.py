@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -23,6 +23,9 @@ from engine.tokenizer.chat_template import render_template, variables_of
 from engine.tokenizer.escape_reader import escape_reader, looks_in_normalized
 from engine.tokenizer.escapes import BREAK, Escapes, control_strings, is_escaped
 from engine.types import LoadError, RenderError, RenderInput
+
+if TYPE_CHECKING:
+    from engine.tokenizer.banned_texts import BannedTexts, Vocabulary
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -199,6 +202,26 @@ class Tokenizer:
         if table is None:
             table = self._pieces.setdefault(tags, [None] * self.vocab_size)
         return table
+
+    @property
+    def all_tags(self) -> frozenset[str]:
+        """All added tokens, special ones included: the tags of a stream that hides nothing."""
+        return self._all_tags
+
+    def banning(self, texts: tuple[str, ...]) -> BannedTexts:
+        """Which tokens would complete one of some texts. The first call goes through the vocabulary, which
+        takes a second where it is large."""
+        from engine.tokenizer.banned_texts import banned_texts  # numpy, only where it is needed
+
+        return banned_texts(self._vocabulary, texts)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        from engine.tokenizer.banned_texts import Vocabulary
+
+        hidden = self._special.union(self.eos_token_ids)
+        ids = range(self.vocab_size)
+        return Vocabulary([b"" if token_id in hidden else self.token_bytes(token_id) for token_id in ids])
 
     @property
     def serialized(self) -> str:

@@ -336,3 +336,37 @@ def test_plain_text_stays_within_its_budget() -> None:
     for token_id in ids:
         one.feed((token_id,))
     assert (time.perf_counter() - start) / len(ids) < 50e-6
+
+
+def test_a_stop_string_is_kept_where_it_is_asked_for() -> None:
+    def read_with(stop: str, text: str, size: int, **fields: Any) -> tuple[int, list[Delta]]:
+        sampling = SamplingParams(seed=1, max_tokens=99, stop=(stop,), include_stop=True)
+        num_tokens, deltas, _ = read(
+            Reader(letters(), HERMES, ReaderParams(**fields), sampling), letters().encode(text), size=size
+        )
+        return num_tokens, deltas
+
+    for size in (1, 2, 100):
+        assert read_with("END", "one END two", size) == (7, [Text("one END"), Done("stop", "END")])
+        assert read_with("END", "END", size, dialect=False) == (3, [Text("END"), Done("stop", "END")])
+        thought = read_with("END", "<think>END</think>so END", size)
+        assert thought[1] == [Reasoning("END"), Text("so END"), Done("stop", "END")]
+
+
+def test_a_stop_token_is_shown_where_it_is_asked_for() -> None:
+    ids = letters().encode("ab")
+    for include, said in ((False, "a"), (True, "ab")):
+        sampling = SamplingParams(seed=1, max_tokens=99, stop_token_ids=(ids[1],), include_stop=include)
+        found = Reader(letters(), HERMES, ReaderParams(), sampling)
+        assert read(found, ids, Done("stop", ids[1]))[1] == [Text(said), Done("stop", ids[1])]
+
+
+def test_special_tokens_are_written_out_where_they_are_asked_for() -> None:
+    eos = letters().eos_token_ids[0]
+    ids = [*letters().encode("<think>x</think><|im_start|>y"), eos]
+    for include, end in ((False, ""), (True, "<|im_end|>")):
+        sampling = SamplingParams(seed=1, max_tokens=99, include_stop=include)
+        found = Reader(letters(), HERMES, ReaderParams(calls=True, special_tokens=True), sampling)
+        said = f"<think>x</think><|im_start|>y{end}"
+        assert read(found, ids)[1] == [Text(said), Done("stop")]
+        assert letters().decode(ids) == f"{said.removesuffix('<|im_end|>')}<|im_end|>"
