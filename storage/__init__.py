@@ -23,6 +23,7 @@ from storage.batches import (
     StoredBatch,
     TooManyBatches,
 )
+from storage.chat_completions import ChatCompletionKnown, NewChatCompletion, StoredChatCompletion
 from storage.files import (
     Blob,
     BlobTooLarge,
@@ -170,6 +171,7 @@ __all__ = [
     "Blob",
     "BlobTooLarge",
     "Blobs",
+    "ChatCompletionKnown",
     "ClosedItem",
     "CommitStats",
     "ContainerChange",
@@ -207,6 +209,7 @@ __all__ = [
     "Limits",
     "LiveRun",
     "NewBatch",
+    "NewChatCompletion",
     "NewChunk",
     "NewFork",
     "NewItem",
@@ -243,6 +246,7 @@ __all__ = [
     "StorageUnavailable",
     "StoredAudit",
     "StoredBatch",
+    "StoredChatCompletion",
     "StoredChunk",
     "StoredContainer",
     "StoredConversation",

@@ -798,6 +798,7 @@ class Purged:
     runs: tuple[str, ...] = ()
     files: int = 0
     containers: int = 0
+    chat_completions: int = 0
 
     def __add__(self, other: Purged) -> Purged:
         return Purged(
@@ -808,6 +809,7 @@ class Purged:
             self.runs + other.runs,
             self.files + other.files,
             self.containers + other.containers,
+            self.chat_completions + other.chat_completions,
         )
 
 

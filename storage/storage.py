@@ -19,6 +19,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, text
 
 from storage.batches import Batches
+from storage.chat_completions import ChatCompletions
 from storage.containers import Containers
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
 from storage.files import Blobs, Files
@@ -100,7 +101,7 @@ class Storage:
     """An open database. Made by `open_storage`; closed by `close`.
 
     blobs, files, containers: the operations on contents, and on the files, uploads and containers that name
-    them. batches: those on batches of requests.
+    them. batches: those on batches of requests. chat_completions: those on stored chat completions.
     """
 
     def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
@@ -131,6 +132,7 @@ class Storage:
             announce=webhooks.announce,
             announced=self.announced.set,
         )
+        self.chat_completions = ChatCompletions(self._read, self._write, self._kept)
         self.vector_stores = VectorStores(
             self._read, self._write, self._write_late, runner, shared=database.shared
         )
@@ -752,6 +754,9 @@ class Storage:
         async with aclosing(self.containers.purge(owner, now)) as removed:
             async for num in removed:
                 yield Purged(containers=num)
+        async with aclosing(self.chat_completions.purge(owner, now)) as removed:
+            async for num in removed:
+                yield Purged(chat_completions=num)
 
     async def owner_known(self, owner: str) -> bool:
         """Whether a key, live or revoked, or anything that is kept belongs to the owner."""

@@ -757,3 +757,30 @@ batch_lines = Table(
     Index("batch_lines_by_status", "batch_id", "status", "position"),
     Index("batch_lines_by_end", "batch_id", "status", "ended_at", "position"),
 )
+
+# Chat completions that their clients asked to be stored. body: the object that the client was given, without
+# its metadata. metadata: a JSON object. messages: those of the request, a JSON array.
+chat_completions = Table(
+    "chat_completions",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("messages", LargeBinary, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Index("chat_completions_by_time", "owner", "created_at", "id"),
+    Index("chat_completions_by_age", "created_at"),
+)
+
+# The same metadata pair by pair, in UTF-8, for lists that ask for some of them.
+chat_completion_metadata = Table(
+    "chat_completion_metadata",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("completion_id", Text, primary_key=True),
+    Column("key", LargeBinary, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)

@@ -45,7 +45,7 @@ ORDERS = {
     ),
     "storage": (
         *("private_files", "patience", "records", "tables", "lineage", "claims", "drivers", "files"),
-        "containers",
+        *("containers", "chat_completions"),
         *("batches", "vector_stores", "backup", "queries", "migrate", "inspection", "storage"),
     ),
     "tools": (
