@@ -306,13 +306,19 @@ class Config(BaseModel):
     )
 
     retention_s: float = _setting(
-        30 * 86400.0, "a stored response is kept this long after its end; 0: until deleted", unit="s", ge=0
+        30 * 86400.0,
+        "a stored response or chat completion is kept this long after its end; 0: until deleted",
+        unit="s",
+        ge=0,
     )
     event_retention_s: float = _setting(
         7 * 86400.0, "its stream can be resumed this long; 0: as long as it is kept", unit="s", ge=0
     )
     max_responses_per_owner: int | None = _setting(
-        None, "stored responses of one owner; beyond it the oldest go", unit="responses", gt=0
+        None,
+        "stored responses of one owner, and as many stored chat completions; beyond it the oldest go",
+        unit="responses",
+        gt=0,
     )
     max_bytes_per_owner: Bytes | None = _setting(
         None,
@@ -439,6 +445,10 @@ class Config(BaseModel):
         engines=_LOCAL,
     )
     chat_template: File | None = _setting(None, "file of a chat template that replaces the model's own")
+    trust_request_chat_template: bool = _setting(
+        False,  # a template is a program, which may run for as long as it likes
+        "chat completions may bring a chat_template of their own; for clients that you trust like yourself",
+    )
     allow_special_tokens: bool = _setting(
         False, "what clients write in messages and tools may become control tokens, such as <|im_start|>"
     )

@@ -33,6 +33,7 @@ from storage import (
     BadText,
     BatchEnded,
     BlobTooLarge,
+    ChatCompletionKnown,
     ContainerFull,
     ConversationFull,
     ConversationLocked,
@@ -237,6 +238,12 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     ),
     BatchEnded: _Row(
         400, "batch_not_cancellable", lambda e: f"Batch '{e.id}' has ended (status {e.status})."
+    ),
+    ChatCompletionKnown: _Row(
+        400,
+        "request_id_taken",
+        lambda e: f"There is a chat completion with id '{e.id}'. Give another request_id, or none.",
+        param="request_id",
     ),
     TooManyBatches: _Row(
         429,

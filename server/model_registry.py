@@ -215,6 +215,7 @@ def caps_of(config: Config) -> Caps:
         prompt_tokens=config.max_prompt_tokens,
         timeout_s=config.request_timeout_s,
         keys_salt=config.prompt_cache_key_salts,
+        request_templates=config.trust_request_chat_template,
     )
 
 

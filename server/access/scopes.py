@@ -41,7 +41,10 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "retrieve conversations and their items",
         "create, change and delete conversations and their items",
     ),
-    "chat": ("", "chat completions and text completions"),
+    "chat": (
+        "retrieve and list stored chat completions",
+        "make chat completions and text completions; change and delete stored ones",
+    ),
     "models": ("list the models that the key may use; tokenize and detokenize", ""),
     "files": ("list and download files", "upload and delete files"),
     "vector_stores": ("list and search vector stores", "create, change and delete vector stores"),

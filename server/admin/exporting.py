@@ -14,7 +14,13 @@ import orjson
 from server.access import Actor
 from server.batches import batch_json
 from server.clock import now_us
-from server.http import container_file_json, container_json, conversation_json, file_json
+from server.http import (
+    container_file_json,
+    container_json,
+    conversation_json,
+    file_json,
+    stored_completion_json,
+)
 from server.runs.events import snapshot
 from server.vector_stores.wire import file_object, store_object
 from storage import Cursor, NotFound, Page, Storage, StoredResponse, each_row
@@ -28,6 +34,7 @@ FILES_AT_ONCE = 10_000
 COUNTED = (
     "conversations",
     "responses",
+    "chat_completions",
     "batches",
     "files",
     "vector_stores",
@@ -41,7 +48,10 @@ async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[by
     many there are of each. An object is as it was when its line was written. The audit log is told first."""
     await storage.add_audit(by.did("project.exported", owner, owner))
     counts: Counter[str] = Counter()
-    for kind in (_conversations, _responses, _batches, _files, _stores, _containers):
+    for kind in (
+        *(_conversations, _responses, _chat_completions),
+        *(_batches, _files, _stores, _containers),
+    ):
         async with aclosing(kind(storage, owner, counts)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -75,6 +85,18 @@ async def _responses(storage: Storage, owner: str, counts: Counter[str]) -> Asyn
         counts["responses"] += len(page)
         last = page[-1].response
         after = (last.created_at, last.id)
+
+
+async def _chat_completions(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    """The stored ones, each with the messages that it answers. One that goes meanwhile is left out."""
+    listed = partial(storage.chat_completions.list, owner, limit=RESPONSES_AT_ONCE)
+    async for stored in each_row(partial(_behind, listed), _by_time):
+        with suppress(NotFound):
+            messages = await storage.chat_completions.messages(owner, stored.id)
+            shown = stored_completion_json(stored)
+            yield b'{"type":"chat_completion","chat_completion":' + shown
+            yield b',"messages":' + messages + b"}\n"
+            counts["chat_completions"] += 1
 
 
 async def _batches(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:

@@ -113,6 +113,7 @@ async def purge(
         "conversations": total.conversations,
         "files": total.files,
         "webhooks": total.webhooks,
+        "chat_completions": total.chat_completions,
         "keys": total.keys,
     }
 
@@ -129,8 +130,8 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     owner = owner_id(config, options.owner)
     if not options.yes:
         raise AdminError(
-            f"nothing was removed: all responses, conversations, files and webhooks of owner {owner!r} would "
-            "go, and none of it comes back: add --yes to do it"
+            "nothing was removed: all responses, conversations, chat completions, files and webhooks of "
+            f"owner {owner!r} would go, and none of it comes back: add --yes to do it"
         )
     body = {"owner": owner, "before": now_us(), "keys": options.keys}
     total: dict[str, int] = {}
@@ -152,7 +153,8 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     yield (
         f"everything of the owner {owner} is removed: {_num(total['responses'], 'response')} "
         f"({total['runs']} in flight), {_num(total['conversations'], 'conversation')}, "
-        f"{_num(total['files'], 'file')}, {_num(total['webhooks'], 'webhook')}"
+        f"{_num(total['files'], 'file')}, {_num(total['webhooks'], 'webhook')}, "
+        f"{_num(total['chat_completions'], 'stored chat completion')}"
     )
     if options.keys:
         yield f"{_num(total['keys'], 'key')} revoked"

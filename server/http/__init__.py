@@ -25,6 +25,7 @@ from server.http.query_params import (
     number,
     page_args,
     query_text,
+    texts,
     timestamp,
 )
 from server.http.replies import (
@@ -34,6 +35,7 @@ from server.http.replies import (
     file_json,
     json_reply,
     page_json,
+    stored_completion_json,
 )
 from server.http.request import (
     actor,
@@ -93,6 +95,8 @@ __all__ = [
     "read_as",
     "read_body",
     "require_stored_bytes",
+    "stored_completion_json",
+    "texts",
     "timestamp",
     "trusted_hosts",
     "while_connected",

@@ -96,8 +96,18 @@ def timestamp(query: QueryParams, name: str) -> int | None:
     return None if seconds is None else seconds * 1_000_000
 
 
-def page_args(query: QueryParams) -> PageArgs:
-    """`limit` (1 to 100, default 20), `order` (default desc) and `after`."""
+def texts(query: QueryParams, name: str) -> dict[str, str]:
+    """The members of an object of texts, which are spelled `NAME[key]=value`."""
+    found = {}
+    for spelled, value in query.multi_items():
+        if spelled.startswith(f"{name}[") and spelled.endswith("]"):
+            queried(spelled)
+            found[spelled[len(name) + 1 : -1]] = value
+    return found
+
+
+def page_args(query: QueryParams, order: Literal["asc", "desc"] = "desc") -> PageArgs:
+    """`limit` (1 to 100, default 20), `order` and `after`. order: that of a query which names none."""
     limit: int | None = integer(query, "limit", minimum=1, maximum=MAX_PAGE)
-    order: Any = choice(query, "order", ("asc", "desc")) or "desc"
-    return PageArgs(limit=20 if limit is None else limit, order=order, after=query_text(query, "after"))
+    wanted: Any = choice(query, "order", ("asc", "desc")) or order
+    return PageArgs(limit=20 if limit is None else limit, order=wanted, after=query_text(query, "after"))

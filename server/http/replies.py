@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from storage import ContainerFile, StoredContainer, StoredConversation, StoredFile
+from storage import ContainerFile, StoredChatCompletion, StoredContainer, StoredConversation, StoredFile
 from tools import DATA
 
 
@@ -80,6 +80,11 @@ def container_file_json(file: ContainerFile) -> bytes:
         "source": file.source,
     }
     return orjson.dumps(shown)
+
+
+def stored_completion_json(stored: StoredChatCompletion) -> bytes:
+    """The official object of a stored chat completion: what its client was given, and its metadata."""
+    return stored.body[:-1] + b',"metadata":' + stored.metadata + b"}"
 
 
 def page_json(bodies: Sequence[bytes], ids: Sequence[str], *, has_more: bool) -> bytes:

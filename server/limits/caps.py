@@ -12,7 +12,8 @@ class Caps:
 
     Tokens of output are those of one answer, and of all generations of a response together. timeout_s: for
     one generation, from when the engine is asked for it. keys_salt: a
-    `prompt_cache_key` says which prompts share the prefix cache.
+    `prompt_cache_key` says which prompts share the prefix cache. request_templates: a request may bring a
+    chat template of its own.
     """
 
     default_temperature: float | None = None
@@ -21,6 +22,7 @@ class Caps:
     prompt_tokens: int | None = None
     timeout_s: float | None = None
     keys_salt: bool = False
+    request_templates: bool = False
 
     def output(self, asked: int | None) -> int | None:
         """How many tokens an answer may have, where a request asks for so many; None where nothing says."""

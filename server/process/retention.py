@@ -58,6 +58,7 @@ class Retention:
         self._limits = limits(config)
         self._total = Swept()
         self._files = SweptFiles()
+        self._num_completions = 0
         self._made_room: Counter[str] = Counter()  # responses that went for new ones, by owner
         self._forget: Callable[[], Awaitable[None]] = _nothing_to_forget
         self._stored: Mapping[str, int] = {}
@@ -84,6 +85,7 @@ class Retention:
             "requests_total": total.requests,
             "conversations_total": total.conversations,
             "files_total": self._files.files,
+            "chat_completions_total": self._num_completions,
         }
         yield Reading("retention", went)
         for owner, num_bytes in self._stored.items():
@@ -118,6 +120,13 @@ class Retention:
                 await pace.rest()
         async with aclosing(self._storage.containers.sweep(now_us())) as gone:
             async for _ in gone:
+                await pace.rest()
+        limits = self._limits
+        before = None if limits.age is None else now_us() - limits.age
+        completions = self._storage.chat_completions.sweep(before=before, most=limits.max_responses)
+        async with aclosing(completions) as swept:
+            async for num in swept:
+                self._num_completions += num
                 await pace.rest()
         async with aclosing(self._storage.files.sweep(now_us())) as removals:
             async for removed in removals:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
+from server.errors import ApiError
 from server.items import Item, Transcript, answers_of, is_left_out, is_output, source_of, words_of
 from server.limits import Caps
 from server.schema import SamplingFields
@@ -95,13 +96,16 @@ def sampling(
     config, else the API's default.
 
     `max_tokens` unset, there too, means up to the context. Raises PromptTooLong when the prompt leaves no
-    room for a token, or is longer than the server takes.
+    room for a token, or is longer than the server takes; ApiError 400 for what the engine cannot do.
     """
     if caps.prompt_tokens is not None and prompt_tokens > caps.prompt_tokens:
         raise PromptTooLong(prompt_tokens, caps.prompt_tokens)
     room = info.max_model_len - prompt_tokens
     if room < 1:
         raise PromptTooLong(prompt_tokens, info.max_model_len)
+    if fields.bad_words and "bad_words" not in info.capabilities:
+        message = f"The model '{info.name}' cannot be kept from saying words."
+        raise ApiError(400, message, code="unsupported_parameter", param="bad_words")
     defaults = info.defaults
 
     def pick(*values: Any) -> Any:
@@ -123,10 +127,16 @@ def sampling(
         logit_bias=tuple(sorted((int(token), bias) for token, bias in (fields.logit_bias or {}).items())),
         min_tokens=fields.min_tokens or 0,
         stop=tuple(fields.stop or ()),
+        include_stop=bool(fields.include_stop_str_in_output),
+        bad_words=tuple(fields.bad_words or ()),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         logprobs=fields.logprobs,
-        num_assistant_tokens=fields.num_assistant_tokens,
+        num_assistant_tokens=(
+            defaults.num_assistant_tokens
+            if fields.num_assistant_tokens is None
+            else fields.num_assistant_tokens
+        ),
         max_ngram_size=fields.max_ngram_size,
         assistant_confidence_threshold=fields.assistant_confidence_threshold,
     )

@@ -12,6 +12,7 @@ from server.routes import (
     models,
     reference,
     responses,
+    stored_completions,
     tokenize,
     webhooks,
 )
@@ -25,8 +26,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     *(
         family.router
         for family in (
-            *(health, models, responses, conversations, completions, batches, tokenize),
-            webhooks,
+            *(health, models, responses, conversations, completions, stored_completions),
+            *(batches, tokenize, webhooks),
         )
     ),
     *OPERATOR,

@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions and /v1/completions, which keep nothing.
+"""POST /v1/chat/completions and /v1/completions.
 
-A client that leaves ends its generations.
+A client that leaves ends its generations. A chat completion with `store` is kept once it has ended.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from server.http import (
 )
 from server.model_registry import ServedModel
 from server.routes.documented import documented
+from server.routes.stored_completions import Keeping, keeping_of
 from server.schema import ChatRequest, CompletionRequest, file_paths, parse_chat, parse_completion
 from server.stateless import (
     Completion,
@@ -71,12 +72,13 @@ async def create_chat_completion(request: Request) -> Response:
     here = context(request)
     unsupported = here.config.unsupported_tools
     asked = await _read(request, partial(parse_chat, unsupported_tools=unsupported))
+    keeping = await keeping_of(request, asked)
     if runs_tools(asked, here.runs, unsupported):
-        return await _run(request, asked)
+        return await _run(request, asked, keeping)
     paths = file_paths(asked.messages)
     if paths:
         asked.items[:] = await here.runs.input_files.read(principal(request).owner, asked.items, paths=paths)
-    return await _answer(request, asked, prepare_chat, *CHAT)
+    return await _answer(request, asked, prepare_chat, *CHAT, keeping)
 
 
 @router.post(
@@ -98,9 +100,15 @@ async def _read(request: Request, parse: Callable[[Mapping[str, Any]], T]) -> T:
 
 
 async def _answer(
-    request: Request, asked: Asked, prepare: _Prepare[Asked], whole: str, chunk: str
+    request: Request,
+    asked: Asked,
+    prepare: _Prepare[Asked],
+    whole: str,
+    chunk: str,
+    keeping: Keeping | None = None,
 ) -> Response:
-    """The way from a request to its reply. whole, chunk: the `object` of a whole reply, and of a part."""
+    """The way from a request to its reply. whole, chunk: the `object` of a whole reply, and of a part.
+    keeping: how what comes of it is stored."""
     here = context(request)
     who = principal(request)
     owner, weight = who.owner, who.service.weight
@@ -120,12 +128,14 @@ async def _answer(
         await visit.reserve(*completion.tokens(), answers=len(completion.requests))
         stack.enter_context(here.completions.enter(completion))
         if not asked.stream:
-            return json_reply(await while_connected(request, completion.whole(whole)))
-        frames = completion.frames(chunk, include_usage=asked.stream_options.include_usage)
+            body = await while_connected(request, completion.whole(whole))
+            return json_reply(body if keeping is None else await keeping.whole(completion.head, body))
+        keep = None if keeping is None else partial(keeping.streamed, completion.head)
+        frames = completion.frames(chunk, asked.stream_options, keep)
         return EventStream(await begin(frames), on_close=stack.pop_all().close)
 
 
-async def _run(request: Request, asked: ChatRequest) -> Response:
+async def _run(request: Request, asked: ChatRequest, keeping: Keeping | None) -> Response:
     """The same for tools that the server runs: a response that is not stored makes the reply."""
     here = context(request)
     served = here.models.get(asked.model)
@@ -144,6 +154,8 @@ async def _run(request: Request, asked: ChatRequest) -> Response:
         stack.callback(run.started.reader.close)
         whole, chunk = CHAT
         if not asked.stream:
-            return json_reply(await while_connected(request, run.whole(whole)))
-        frames = run.frames(chunk, include_usage=asked.stream_options.include_usage)
+            body = await while_connected(request, run.whole(whole))
+            return json_reply(body if keeping is None else await keeping.whole(run.head, body))
+        keep = None if keeping is None else partial(keeping.streamed, run.head)
+        frames = run.frames(chunk, asked.stream_options, keep)
         return EventStream(await begin(frames), on_close=stack.pop_all().close)

@@ -28,6 +28,11 @@ QUERY: Mapping[str, tuple[Json, str]] = {
         "How many at most.",
     ),
     "name": ({"type": "string"}, "Only those of this name."),
+    "model": ({"type": "string"}, "Only those of this model."),
+    "metadata": (
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        "Only those that have all of these pairs: `metadata[key]=value`.",
+    ),
     "purpose": ({"type": "string"}, "Only files of this purpose."),
     "status": ({"enum": [*STATUSES]}, "Only those that are in this state."),
     "created_after": (_WHOLE, "Only those that were created later; Unix seconds."),
@@ -84,6 +89,7 @@ REQUIRED = frozenset({"start_time"})
 """Parameters without which a route refuses a request."""
 
 PAGE = ("limit", "order", "after")
+PAGE_FROM_OLDEST = ("limit", "order:oldest", "after")
 
 HEADERS: Mapping[str, str] = {
     "Idempotency-Key": (

@@ -7,7 +7,7 @@ events. The rest of the server imports its names from here.
 from __future__ import annotations
 
 from server.items import Item
-from server.schema.chat import ChatRequest, parse_chat
+from server.schema.chat import ChatRequest, ChatStreamOptions, echoed, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
 from server.schema.description import FILE_PURPOSES, STATUSES, components
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
@@ -21,6 +21,7 @@ from server.schema.items import (
     unsupported_parts,
 )
 from server.schema.messages import file_paths, unsupported_in
+from server.schema.plain_fields import completion_name
 from server.schema.responses import (
     INCLUDES,
     CreateResponse,
@@ -50,6 +51,7 @@ __all__ = [
     "STATUSES",
     "TEXT",
     "ChatRequest",
+    "ChatStreamOptions",
     "CompletionRequest",
     "CreateResponse",
     "Fork",
@@ -64,8 +66,10 @@ __all__ = [
     "check_length",
     "check_metadata",
     "check_sizes",
+    "completion_name",
     "components",
     "echo",
+    "echoed",
     "effective_tier",
     "file_paths",
     "is_tier",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
+from pydantic import ConfigDict, Field, SkipValidation, ValidationError
 
 from engine import Shape
 from server.ignored import ignore
@@ -25,6 +25,7 @@ from server.schema.fields import (
 )
 from server.schema.formats import asked_shape, parse_format
 from server.schema.messages import to_items
+from server.schema.plain_fields import PlainFields, check_plain
 from server.schema.responses import (
     CreateResponse,
     Effort,
@@ -43,27 +44,38 @@ from server.schema.tools import (
     search_tool,
     secrets_of,
 )
-from server.shapes import from_pydantic, mapping, missing, refuse
+from server.shapes import array, from_pydantic, mapping, missing, refuse
 
 MAX_CHOICES = 16
+MAX_TEMPLATE_CHARS = 1 << 18
+MAX_DOCUMENTS = 1000
 
 Tokens = Annotated[int, Field(ge=1, lt=1 << 31)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class ChatStreamOptions(StreamOptions):
-    """`stream_options`: `include_usage` asks for one more chunk, last, with the usage."""
+    """`stream_options`: `include_usage` asks for one more chunk, last, with the usage, and
+    `continuous_usage_stats` besides for the usage so far in every chunk."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+    def name_ignored(self, body: Mapping[str, Any]) -> None:
+        """See `StreamOptions.name_ignored`."""
+        super().name_ignored(body)
+        if self.continuous_usage_stats and not self.include_usage:
+            ignore("stream_options.continuous_usage_stats")
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(PlainFields):
     """A request for a chat completion, checked; null and absent are one.
 
     `messages` as they came, `items` what they say (ids mean nothing outside). Tools and tool choice are in
     the flat form of Responses; `searches` says that `web_search_options` is the last of the tools, and
     `secrets` are the credentials that they came with, by their paths. `sampling` has `max_tokens`
-    and `logprobs` resolved. `shape` is what the answer must look like, because of the field `shape_param`.
+    and `logprobs` resolved. `store`: keep it, with its `metadata`. `echo`: the answer begins with the last
+    message. `shape` is what the answer must look like, because of the field `shape_param`.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -96,6 +108,12 @@ class ChatRequest(BaseModel):
     prompt_cache_key: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     service_tier: Tier | None = None
     priority: Priority | None = None
+    store: bool = False
+    metadata: dict[str, str] = Field(default_factory=dict)
+    echo: bool = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
+    add_special_tokens: bool = False
     sampling: SamplingFields = SamplingFields()
 
     @property
@@ -154,7 +172,9 @@ def parse_chat(
         form = parse_format(form, "response_format", nested=True)
     values["shape"], values["shape_param"] = asked_shape(values, form, "response_format")
     if "metadata" in values:
-        check_metadata(values["metadata"])
+        values["metadata"] = check_metadata(values["metadata"])
+    if "documents" in values:
+        values["documents"] = _documents(values["documents"])
     try:
         request = ChatRequest(**values)
     except ValidationError as error:
@@ -166,7 +186,9 @@ def parse_chat(
         refuse(param, f"'{param}' cannot be combined with 'use_beam_search'.", "unsupported_parameter")
     limit = request.max_completion_tokens or request.max_tokens
     logprobs = request.top_logprobs or 0 if request.logprobs else None
-    sampling = sampling_fields(values, max_tokens=limit, logprobs=logprobs)
+    sampling = sampling_fields(
+        values, max_tokens=limit, logprobs=logprobs, prompt_logprobs=request.prompt_logprobs
+    )
     return request.model_copy(update={"sampling": sampling, "search": search})
 
 
@@ -198,6 +220,11 @@ def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
     request.stream_options.name_ignored(body)
     if request.max_tool_calls is not None and not any(map(is_server_run, request.tools)):
         ignore("max_tool_calls")
+    check_plain(request, body, stream=request.stream, logprobs=request.logprobs)
+    if request.metadata and not request.store:
+        ignore("metadata")
+    if request.echo and echoed(request) is None:
+        ignore("echo")
     if request.service_tier == UNKNOWN_TIER:
         ignore("service_tier")
     check_priority(request.service_tier, request.priority)
@@ -231,3 +258,32 @@ def _check_single(request: ChatRequest) -> None:
         if asked:
             message = f"'{param}' cannot be combined with tools that the server runs."
             refuse(param, message, "unsupported_parameter")
+    for param in ("prompt_logprobs", "return_token_ids", "echo", "chat_template", "documents", "request_id"):
+        if param in request.model_fields_set and getattr(request, param) not in (None, False):
+            message = f"'{param}' cannot be combined with tools that the server runs."
+            refuse(param, message, "unsupported_parameter")
+    for param in ("truncate_prompt_tokens", "add_special_tokens", "skip_special_tokens"):
+        if getattr(request, param) != type(request).model_fields[param].default:
+            message = f"'{param}' cannot be combined with tools that the server runs."
+            refuse(param, message, "unsupported_parameter")
+    if request.stream_options.continuous_usage_stats:
+        ignore("stream_options.continuous_usage_stats")  # what a response has used is known at its end
+
+
+def echoed(request: ChatRequest) -> str | None:
+    """The text of the last message, which an answer that echoes it begins with; None where that is not an
+    assistant's, whose words the answer goes on with, or has no text."""
+    last = request.messages[-1]
+    content = last.get("content")
+    if last["role"] != "assistant" or not content:
+        return None
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text") or None
+
+
+def _documents(value: Any) -> list[dict[str, Any]]:
+    """Documents for the chat template: objects, together no larger than arguments of templates may be."""
+    documents: list[dict[str, Any]] = array(mapping, 0, MAX_DOCUMENTS)(value, "documents")
+    check_template_kwargs({"given": documents}, "documents")
+    return documents

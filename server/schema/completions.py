@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from engine import Shape
 from server.ignored import ignore
@@ -23,6 +23,7 @@ from server.schema.fields import (
     screen,
 )
 from server.schema.formats import asked_shape, parse_format
+from server.schema.plain_fields import PlainFields, check_plain
 from server.schema.search import Search, parse_search
 from server.shapes import check_length, from_pydantic, missing, mistyped, refuse
 
@@ -32,11 +33,10 @@ DEFAULT_MAX_TOKENS = 16
 Prompt = str | list[int]
 
 
-class CompletionRequest(BaseModel):
+class CompletionRequest(PlainFields):
     """A request for completions, checked.
 
-    prompts: one or more, each a text or token ids. return_token_ids: choices name the ids of their tokens and
-    of their prompt. return_tokens_as_token_ids: log probabilities write a token as `token_id:<id>`.
+    prompts: one or more, each a text or token ids.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -51,8 +51,6 @@ class CompletionRequest(BaseModel):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] = DEFAULT_MAX_TOKENS
     add_special_tokens: bool = True
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     service_tier: Tier | None = None
     priority: Priority | None = None
@@ -81,6 +79,7 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
     if body.get("stream_options") is not None and not request.stream:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
     request.stream_options.name_ignored(values)
+    check_plain(request, values, stream=request.stream, logprobs=request.logprobs is not None)
     if request.service_tier == UNKNOWN_TIER:
         ignore("service_tier")
     check_priority(request.service_tier, request.priority)
@@ -89,7 +88,8 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
         refuse("prompt", f"At most {MAX_PROMPTS} completions can be asked for at once.")
     # No token may be wanted, but the engine generates one at least; the view leaves it out.
     limit = max(request.max_tokens, 1)
-    prompt_logprobs = request.logprobs if request.echo else None
+    shown = [request.prompt_logprobs, request.logprobs if request.echo else None]
+    prompt_logprobs = max((count for count in shown if count is not None), default=None)
     sampling = sampling_fields(
         values, max_tokens=limit, logprobs=request.logprobs, prompt_logprobs=prompt_logprobs
     )

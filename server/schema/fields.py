@@ -23,6 +23,8 @@ Kind = Literal["honoured", "hint", "refused", "extension"]
 MAX_STOPS = 16  # the official API takes 4; vLLM's users send more
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
 INT64 = 1 << 63
 
 # ------------------------------------------------------------------------------------------------------------
@@ -122,23 +124,28 @@ _EXTENSIONS: Mapping[str, Rule] = _each(
     EXTENSION,
     "seed stop top_k min_p repetition_penalty frequency_penalty presence_penalty logit_bias ignore_eos "
     "min_tokens stop_token_ids num_assistant_tokens max_ngram_size assistant_confidence_threshold "
-    "cache_salt priority guided_json guided_regex guided_choice guided_grammar "
-    "structured_outputs",
+    "include_stop_str_in_output bad_words cache_salt priority guided_json guided_regex guided_choice "
+    "guided_grammar structured_outputs",
 )
 
 # What other open servers take and this one does not: a client that relies on it must hear so.
 _FOREIGN: Mapping[str, Rule] = {
-    "bad_words": _refused([]),
     # An empty list would allow no token at all, so it does not say what leaving the field out says.
     "allowed_token_ids": _refused(),
     "truncate_prompt_tokens": _refused(),
     "prompt_logprobs": _refused(),
-    "include_stop_str_in_output": _refused(False),
     "skip_special_tokens": _refused(True),
     "spaces_between_special_tokens": _refused(True),
     "return_token_ids": _refused(False),
     "chat_template": _refused(because="Templates come with the model; pass chat_template_kwargs."),
 }
+
+# What these ask of the text of an answer, or beside it, has no place among items.
+_PLAIN: Mapping[str, Rule] = _each(
+    EXTENSION,
+    "skip_special_tokens spaces_between_special_tokens prompt_logprobs return_token_ids "
+    "return_tokens_as_token_ids truncate_prompt_tokens add_special_tokens request_id",
+)
 
 # Of these only the best are shown, which are known at the end: nothing for a stream that is kept.
 _SEARCH: Mapping[str, Rule] = _each(EXTENSION, "best_of use_beam_search length_penalty early_stopping")
@@ -198,13 +205,14 @@ _CHAT: Mapping[str, Rule] = {
     "text": _renamed("response_format"),
     "reasoning": _renamed("reasoning_effort"),
     **_each(
-        _elsewhere("Chat completions are stateless here; POST /v1/responses goes on from stored turns."),
+        _elsewhere("Chat completions go on from nothing; POST /v1/responses does, from stored turns."),
         "previous_response_id conversation",
     ),
     "background": _elsewhere("POST /v1/responses makes answers in the background.", False),
     **_HINTS,
     **_EXTENSIONS,
     **_FOREIGN,
+    **_PLAIN,
     **_SEARCH,
     **_each(
         HONOURED,
@@ -214,14 +222,17 @@ _CHAT: Mapping[str, Rule] = {
     ),
     "max_tool_calls": EXTENSION,
     "modalities": Rule("honoured", (["text"],), "This server answers in text only."),
-    "metadata": HINT,  # nothing is stored
+    "metadata": HONOURED,  # of completions that are stored; of others it is named
+    "store": HONOURED,
+    "echo": EXTENSION,
+    "documents": EXTENSION,
+    "chat_template": EXTENSION,  # where a setting says so
     "prediction": HINT,
     "verbosity": HINT,
     "include_reasoning": EXTENSION,
     "chat_template_kwargs": EXTENSION,
     "continue_final_message": EXTENSION,
     "add_generation_prompt": EXTENSION,
-    "store": _refused(False, because="Chat completions are stateless here; POST /v1/responses stores."),
     "audio": _refused(),
     "moderation": _refused(),
     "functions": _refused([], because="It is deprecated; use tools."),
@@ -235,6 +246,7 @@ _COMPLETIONS: Mapping[str, Rule] = {
     "max_completion_tokens": _renamed("max_tokens"),
     **_EXTENSIONS,
     **_FOREIGN,
+    **_PLAIN,
     **_SEARCH,
     **_each(
         HONOURED,
@@ -243,7 +255,7 @@ _COMPLETIONS: Mapping[str, Rule] = {
     ),
     "service_tier": EXTENSION,
     "user": HINT,
-    **_each(EXTENSION, "add_special_tokens return_token_ids return_tokens_as_token_ids response_format"),
+    "response_format": EXTENSION,
     "suffix": _refused("", because="The model cannot fill in the middle."),
 }
 
@@ -294,6 +306,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Temperature = Annotated[Number, Field(ge=0, le=2)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 
 
 class SamplingFields(BaseModel):
@@ -319,6 +332,8 @@ class SamplingFields(BaseModel):
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
     num_assistant_tokens: Annotated[int, Field(ge=0, le=32)] | None = None

@@ -52,6 +52,9 @@ def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
     """`text.format`, or chat's `response_format` (`nested`: the parts of a JSON Schema stand under
     `json_schema`), in the flat form. Raises ApiError 400."""
     mapping(value, param)
+    if nested and isinstance(value.get("type"), str) and value["type"] in _BARE_TAGS:
+        _name_unread_of_tags(value, param)
+        return {"type": "structural_tag", "format": dict(value)}
     kind = one_of("text", "json_object", "json_schema", "structural_tag")(value.get("type"), f"{param}.type")
     if kind == "structural_tag":
         _name_unread_of_tags(value, param)
@@ -196,6 +199,9 @@ _TAG_MEMBERS: Mapping[str | None, tuple[str, ...]] = {
     "tags_with_separator": ("tags", "separator", "at_least_one", "stop_after_first"),
 }
 """What is read of the objects of a structural tag (`engine.structured.structural_tags`), `type` apart."""
+
+_BARE_TAGS = frozenset(_TAG_MEMBERS) - {None, "structural_tag", "json_schema"}
+"""Formats of structural tags that a request may give as its own; a `json_schema` is the official one then."""
 
 
 def _name_unread_of_tags(tags: Mapping[str, Any], param: str) -> None:

@@ -23,6 +23,10 @@ _NOT_WITH_BEAMS: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
+    "bad_words": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "prompt_logprobs": (),
 }
 _IDLE_WITH_BEAMS = ("temperature", "top_p", "top_k", "min_p", "seed")
 

@@ -25,9 +25,11 @@ from engine import (
     Reasoning,
     RenderInput,
     Text,
+    TokenLogprob,
 )
 from server.access import Principal, admitted, require_use
 from server.errors import ApiError
+from server.ignored import ignore
 from server.items import InputReader
 from server.model_registry import ServedModel
 from server.prompting import (
@@ -47,10 +49,11 @@ from server.prompting import (
     words_of_field,
 )
 from server.runs.events import item_logprob
-from server.schema import ChatRequest, unsupported_in
+from server.schema import ChatRequest, completion_name, echoed, unsupported_in
 from server.stateless.choices import (
     Completion,
     Part,
+    PromptTold,
     Usage,
     check_logprobs,
     check_search,
@@ -80,13 +83,16 @@ async def prepare_chat(
     request = admitted(principal.service, request)
     await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
+    check_logprobs(request.prompt_logprobs, served, "prompt_logprobs")
     check_search(request.search, served)
     offered = await aside(in_large_request(), offer_of, request)
     await check(offered, served, request.tools, request.shape_param, owner)
+    echo = echoed(request) if request.echo else None  # rendering takes the messages apart
     prompt = await rendered(request, served, offered, scope=owner)
+    prompt = await _as_asked(prompt, request, served)
     much = in_large_request() or len(prompt.ids) > THREADED_TOKENS
     return await aside(
-        much, _completion, request, served, place, offered, prompt, principal, telemetry, meter
+        much, _completion, request, served, place, offered, prompt, echo, principal, telemetry, meter
     )
 
 
@@ -96,6 +102,7 @@ def _completion(
     place: Place,
     offered: Offer,
     prompt: Prompt,
+    echo: str | None,
     principal: Principal,
     telemetry: Telemetry,
     meter: Meter,
@@ -113,8 +120,9 @@ def _completion(
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     name_capped_limit(request.sampling.max_tokens, limit, served.caps)
-    reader = offered.reader(prompt.starts_in)
-    completion_id = f"chatcmpl-{secrets.token_hex(12)}"
+    params = replace(params, prompt_logprobs=request.prompt_logprobs)
+    reader = replace(offered.reader(prompt.starts_in), special_tokens=not request.skip_special_tokens)
+    completion_id = completion_name("chatcmpl", request.request_id, secrets.token_hex(12))
     asked = GenerateRequest(
         id=completion_id,
         prompt_ids=prompt.ids,
@@ -139,13 +147,16 @@ def _completion(
             request.service_tier or "default",
             batch=principal.batch,
         ),
-        requests=prompt_requests(asked, served, request.search, request.n),
+        requests=_scored_once(prompt_requests(asked, served, request.search, request.n), request),
         writers=[
             ChatWriter(
                 choice,
                 logprobs=request.logprobs,
                 custom_tool_names=custom_tool_names(request.tools),
                 thoughts=request.include_reasoning,
+                shows_ids=request.return_token_ids,
+                names_ids=request.return_tokens_as_token_ids,
+                echo=echo,
             )
             for choice in range(request.n)
         ],
@@ -155,7 +166,48 @@ def _completion(
         usage=Usage([len(prompt.ids)], request.n),
         search=request.search,
         messages=lambda: to_messages(request.items),
+        told=PromptTold(prompt.ids if request.return_token_ids else None, request.prompt_logprobs),
     )
+
+
+def _scored_once(requests: list[GenerateRequest], request: ChatRequest) -> list[GenerateRequest]:
+    """Requests for one prompt, of which the first alone has its tokens scored: a choice must not compute
+    again what another one has. With a search it is not known which one is shown."""
+    if request.prompt_logprobs is None or request.search is not None:
+        return requests
+    first, *others = requests
+    plain = replace(first.sampling, prompt_logprobs=None)
+    return [first, *(replace(other, sampling=plain) for other in others)]
+
+
+def _require_own_template(request: ChatRequest, served: ServedModel) -> None:
+    """Raise ApiError 400 for a chat template in a request, unless the operator trusts those."""
+    if request.chat_template is not None and not served.caps.request_templates:
+        message = (
+            "Unsupported parameter: 'chat_template' is taken with the setting "
+            "trust_request_chat_template only. Pass chat_template_kwargs to the model's own template."
+        )
+        raise ApiError(400, message, code="unsupported_parameter", param="chat_template")
+
+
+async def _as_asked(prompt: Prompt, request: ChatRequest, served: ServedModel) -> Prompt:
+    """A rendered prompt with the tokenizer's special tokens around it, and cut, where that is asked for."""
+    ids: Sequence[int] = prompt.ids
+    if request.add_special_tokens:
+        before, behind = await _special_tokens(served)
+        ids = (*before, *ids, *behind)
+    if request.truncate_prompt_tokens is not None:
+        ids = ids[-request.truncate_prompt_tokens :]
+    return replace(prompt, ids=ids)
+
+
+async def _special_tokens(served: ServedModel) -> tuple[Sequence[int], Sequence[int]]:
+    """What the tokenizer puts in front of a text, and behind it."""
+    bare = await served.engine.tokenize("a", add_special_tokens=False)
+    full = await served.engine.tokenize("a", add_special_tokens=True)
+    places = range(len(full) - len(bare) + 1)
+    at = next((at for at in places if full[at : at + len(bare)] == bare), 0)
+    return full[:at], full[at + len(bare) :]
 
 
 def offer_of(request: ChatRequest) -> Offer:
@@ -165,15 +217,19 @@ def offer_of(request: ChatRequest) -> Offer:
 
 async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *, scope: str) -> Prompt:
     """The prompt, through the model's chat template. scope: the owner, whose earlier prompts it may build
-    upon. Raises the engine's RequestErrors."""
-    name_untold(
-        served.info,
-        effort=request.reasoning_effort,
-        effort_param="reasoning_effort",
-        template_kwargs=request.chat_template_kwargs,
-    )
+    upon. Raises the engine's RequestErrors, and ApiError 400."""
+    _require_own_template(request, served)
+    if request.chat_template is None:  # what another template reads is its client's to know
+        name_untold(
+            served.info,
+            effort=request.reasoning_effort,
+            effort_param="reasoning_effort",
+            template_kwargs=request.chat_template_kwargs,
+        )
+        if request.documents and "documents" not in served.info.template_variables:
+            ignore("documents")
     asked = await aside(in_large_request(), _render_input, request, offered, time.time())
-    with words_of_field("messages"):
+    with words_of_field("messages" if request.chat_template is None else "chat_template"):
         return await served.engine.render(replace(asked, scope=scope))
 
 
@@ -190,11 +246,18 @@ def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInp
         tools=offered.tools,
         add_generation_prompt=not going_on if asked is None else asked,
         continue_final_message=going_on,
-        template_kwargs=request.chat_template_kwargs,
+        template_kwargs=_template_arguments(request),
         effort=request.reasoning_effort,
+        chat_template=request.chat_template,
         answer=offered.answer,
         now=now,
     )
+
+
+def _template_arguments(request: ChatRequest) -> dict[str, Any]:
+    if request.documents is None:
+        return request.chat_template_kwargs
+    return {**request.chat_template_kwargs, "documents": request.documents}
 
 
 def check_modalities(request: ChatRequest, served: ServedModel) -> None:
@@ -220,14 +283,28 @@ class ChatWriter:
     """
 
     def __init__(
-        self, index: int, *, logprobs: bool, custom_tool_names: Collection[str] = (), thoughts: bool = True
+        self,
+        index: int,
+        *,
+        logprobs: bool,
+        custom_tool_names: Collection[str] = (),
+        thoughts: bool = True,
+        shows_ids: bool = False,
+        names_ids: bool = False,
+        echo: str | None = None,
     ) -> None:
-        """custom_tool_names: of the tools that take a text. thoughts: whether reasoning goes out at all."""
+        """custom_tool_names: of the tools that take a text. thoughts: whether reasoning goes out at all.
+        shows_ids: parts have the ids of their tokens. names_ids: log probabilities write a token as its id.
+        echo: the text that the message begins with."""
         self._index = index
         self._preamble = False
         self._logprobs = logprobs
         self._customs = custom_tool_names
         self._thoughts = thoughts
+        self._shows_ids = shows_ids
+        self._ids: list[int] = []  # of tokens that no part has told yet
+        self._names_ids = names_ids
+        self._echo = echo
         self._input: InputReader | None = None  # of a custom call
         self._num_calls = 0
         self._whole_call = False
@@ -240,10 +317,10 @@ class ChatWriter:
         parts: list[Part] = []
         if not self._begun:
             self._begun = True
-            parts.append(self._part({"role": "assistant", "content": ""}))
+            parts.append(self._part({"role": "assistant", "content": self._echo or ""}))
         delta: dict[str, Any] = {}
         logprobs: list[dict[str, Any]] = []
-        finish: str | None = None
+        done: Done | None = None
         for event in chunk.deltas:
             if self._comes_before(event, delta):
                 parts.append(self._part(delta, logprobs))
@@ -260,11 +337,21 @@ class ChatWriter:
                 case CallEnd():
                     self._whole_call |= event.complete
                 case Done():
-                    finish = self._finish(event)
+                    done = event
         if delta:
             parts.append(self._part(delta, logprobs))
-        if finish is not None:
-            parts.append({**self._part({}), "finish_reason": finish})
+        if done is not None:
+            ended = {"finish_reason": self._finish(done), "stop_reason": done.stop}
+            parts.append({**self._part({}), **ended})
+        return self._with_ids(parts, chunk) if self._shows_ids else parts
+
+    def _with_ids(self, parts: list[Part], chunk: Chunk) -> list[Part]:
+        """The parts of a chunk, the last of which has the ids of its tokens."""
+        self._ids += chunk.token_ids
+        for part in parts:
+            part["token_ids"] = []
+        if parts:
+            parts[-1]["token_ids"], self._ids = self._ids, []
         return parts
 
     def _comes_before(self, event: Delta, delta: dict[str, Any]) -> bool:
@@ -279,7 +366,8 @@ class ChatWriter:
         self._preamble = text.preamble
         delta["content"] = delta.get("content", "") + gap + text.text
         if self._logprobs:
-            logprobs += [item_logprob(entry) for entry in text.logprobs]
+            named = _by_id if self._names_ids else item_logprob
+            logprobs += [named(entry) for entry in text.logprobs]
 
     def _part(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> Part:
         content = {"content": list(logprobs), "refusal": None} if logprobs else None
@@ -311,7 +399,18 @@ class ChatWriter:
 
     def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The choice with its message."""
-        return folded(parts, logprobs=self._logprobs)
+        choice = folded(parts, logprobs=self._logprobs)
+        if self._shows_ids:
+            choice["token_ids"] = [token_id for part in parts for token_id in part["token_ids"]]
+        return choice
+
+
+def _by_id(entry: TokenLogprob) -> dict[str, Any]:
+    """A log probability whose tokens are written as their ids."""
+    named = item_logprob(entry)
+    for shown, (token_id, *_) in zip(named["top_logprobs"], entry.top, strict=True):
+        shown["token"] = f"token_id:{token_id}"
+    return {**named, "token": f"token_id:{entry.token_id}"}
 
 
 def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
@@ -354,9 +453,11 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
         message[MADE] = made
     if cited:
         message[FILES_CITED] = cited
+    last = parts[-1]
     return {
-        "index": parts[-1]["index"],
+        "index": last["index"],
         "message": message,
         "logprobs": {"content": scored, "refusal": None} if logprobs else None,
-        "finish_reason": parts[-1]["finish_reason"],
+        "finish_reason": last["finish_reason"],
+        **({"stop_reason": last["stop_reason"]} if "stop_reason" in last else {}),
     }

@@ -9,17 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import orjson
 
-from engine import Chunk, ConstraintError, Engine, GenerateRequest, Place, beam_search, best_of, check_request
+from engine import (
+    Chunk,
+    ConstraintError,
+    Engine,
+    GenerateRequest,
+    Place,
+    TokenLogprob,
+    beam_search,
+    best_of,
+    check_request,
+)
 from server.errors import ApiError, to_api_error
 from server.model_registry import ServedModel
-from server.schema import Search, num_requests
+from server.schema import ChatStreamOptions, Search, num_requests
 from server.sse_frame import frame
 from server.stateless.cancellation import Cancellation
 from server.telemetry import Asked, Telemetry, current
@@ -28,6 +38,8 @@ from server.usage import Meter
 from storage import Account, Counts
 
 Part = dict[str, Any]
+Keep = Callable[[bytes], Awaitable[None]]
+"""Stores the body of a completion."""
 T = TypeVar("T")
 
 log = logging.getLogger("antiphon")
@@ -117,6 +129,33 @@ class Usage:
         }
 
 
+@dataclass(slots=True, eq=False)
+class PromptTold:
+    """What a chat completion says of its prompt beside the choices, where that was asked for.
+
+    token_ids: those of the prompt. num_scores: how many alternatives each of them shows. scores: their log
+    probabilities, once they are known.
+    """
+
+    token_ids: Sequence[int] | None = None
+    num_scores: int | None = None
+    scores: list[dict[str, Any] | None] | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        """Keep the log probabilities that a chunk brings."""
+        if chunk.prompt_logprobs is not None and self.num_scores is not None:
+            self.scores = prompt_scores(chunk.prompt_logprobs, self.num_scores)
+
+    def members(self) -> dict[str, Any]:
+        """The members of the body, or of a stream's first chunk, that say it."""
+        told: dict[str, Any] = {}
+        if self.token_ids is not None:
+            told["prompt_token_ids"] = list(self.token_ids)
+        if self.scores is not None:
+            told["prompt_logprobs"] = self.scores
+        return told
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The choices of one request, ready to run once.
@@ -126,7 +165,7 @@ class Completion:
     head: what every body and chunk says (id, created, model, ...). silent: the
     tokens that come are not part of the answer (no token was asked for). account: by which `meter` counts
     what is used, however the request ends. named: the error for a constraint that failed in the middle of a
-    text. operation, messages: what a span says of it.
+    text. operation, messages: what a span says of it. told: what is said of the prompt beside the choices.
     """
 
     engine: Engine
@@ -144,6 +183,7 @@ class Completion:
     operation: Literal["chat", "text_completion"] = "chat"
     messages: Callable[[], list[dict[str, Any]]] | None = None
     cancellation: Cancellation = field(default_factory=Cancellation)
+    told: PromptTold = field(default_factory=PromptTold)
 
     def tokens(self) -> tuple[int, int]:
         """Of all prompts together, each counted once, and the most that one answer may have."""
@@ -160,7 +200,7 @@ class Completion:
                     async for choice, chunk in chunks:
                         self.usage.add(choice, chunk, silent=self.silent)
                         much = len(chunk.prompt_logprobs or ()) > THREADED_PARTS
-                        parts = await aside(much, self.writers[choice].write, chunk)
+                        parts = await aside(much, self._written, choice, chunk)
                         if parts:
                             cancellation.rest()
                             yield parts
@@ -170,6 +210,10 @@ class Completion:
         finally:
             if (counts := self.usage.counts()).requests:
                 self.meter.spend(self.account, counts)
+
+    def _written(self, choice: int, chunk: Chunk) -> list[Part]:
+        self.told.take(chunk)
+        return self.writers[choice].write(chunk)
 
     async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """(choice, chunk) as they come; where the best are to be found first, when they are."""
@@ -227,14 +271,40 @@ class Completion:
     def _folded(self, object_name: str, gathered: list[list[Part]]) -> bytes:
         choices = [writer.fold(parts) for writer, parts in zip(self.writers, gathered, strict=True)]
         gathered.clear()  # here, because to free a long answer's parts takes long enough to hold the loop
-        return body(self.head, object_name, choices, self.usage.totals())
+        return body({**self.head, **self.told.members()}, object_name, choices, self.usage.totals())
 
-    def frames(self, object_name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
-        """The frames of a streamed reply: one write per engine chunk, usage if asked for, then [DONE].
+    def frames(
+        self, object_name: str, options: ChatStreamOptions, keep: Keep | None = None
+    ) -> AsyncGenerator[bytes]:
+        """The frames of a streamed reply: one write per engine chunk, usage if asked for, then [DONE]. keep:
+        stores the whole completion before its last chunk.
 
         Raises the engine's errors; `begin` says what becomes of them.
         """
-        return framed(self.head, object_name, self.parts(), self.usage.totals if include_usage else None)
+        parts = self.parts() if keep is None else self._kept_parts(keep)
+        usage = self.usage.totals if options.include_usage else None
+        return framed(
+            self.head,
+            object_name,
+            parts,
+            usage,
+            continuous=options.continuous_usage_stats,
+            first=self.told.members(),
+        )
+
+    async def _kept_parts(self, keep: Keep) -> AsyncGenerator[list[Part]]:
+        """The parts, of which the last come once the completion is stored."""
+        gathered: list[list[Part]] = [[] for _ in self.writers]
+        left = len(self.writers)
+        async with aclosing(self.parts()) as stream:
+            async for parts in stream:
+                for part in parts:
+                    gathered[part["index"]].append(part)
+                    left -= part["finish_reason"] is not None
+                if not left:
+                    much = sum(map(len, gathered)) > THREADED_PARTS
+                    await keep(await aside(much, self._folded, "chat.completion", gathered))
+                yield parts
 
 
 def body(
@@ -249,14 +319,24 @@ async def framed(
     object_name: str,
     parts: AsyncGenerator[list[Part]],
     usage: Callable[[], dict[str, Any]] | None,
+    *,
+    continuous: bool = False,
+    first: Mapping[str, Any] | None = None,
 ) -> AsyncGenerator[bytes]:
     """The frames of a streamed reply: one write for parts that come together, then what `usage` returns
-    (None: it was not asked for), then [DONE]. Raises what the parts raise."""
-    opening = b"data: " + orjson.dumps(_opening(head, object_name))[:-1] + b',"choices":['
-    closing = b"]}\n\n" if usage is None else b'],"usage":null}\n\n'
+    (None: it was not asked for), then [DONE]. continuous: every chunk has the usage so far. first: members
+    that the first chunk alone has. Raises what the parts raise."""
+    start = b"data: " + orjson.dumps(_opening(head, object_name))[:-1]
+    opening, closing = start + b',"choices":[', b"]}\n\n" if usage is None else b'],"usage":null}\n\n'
+    beginning = start + b"," + orjson.dumps(first)[1:-1] + b',"choices":[' if first else opening
     async with aclosing(parts) as stream:
         async for together in stream:
-            frames = [opening + orjson.dumps(part) + closing for part in together]
+            if continuous and usage is not None:
+                closing = b'],"usage":' + orjson.dumps(usage()) + b"}\n\n"
+            frames = []
+            for part in together:
+                frames.append(beginning + orjson.dumps(part) + closing)
+                beginning = opening
             yield frames[0] if len(frames) == 1 else b"".join(frames)
     if usage is not None:
         yield opening + b'],"usage":' + orjson.dumps(usage()) + b"}\n\n"
@@ -292,11 +372,26 @@ def new_head(completion_id: str, served: ServedModel) -> dict[str, Any]:
     }
 
 
-def check_logprobs(asked: int | None, served: ServedModel) -> None:
+def check_logprobs(asked: int | None, served: ServedModel, param: str = "logprobs") -> None:
     """Raise ApiError 400 when log probabilities are asked of an engine that has none."""
     if asked is not None and "logprobs" not in served.info.capabilities:
         message = f"The model '{served.name}' gives no log probabilities."
-        raise ApiError(400, message, code="unsupported_parameter", param="logprobs")
+        raise ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+def prompt_scores(entries: Sequence[TokenLogprob | None], count: int) -> list[dict[str, Any] | None]:
+    """Log probabilities of a prompt's tokens in vLLM's form: for each but the first, by token id, its own and
+    those of the `count` likeliest. A rank counts from 1; that of a token beyond those is not known."""
+    return [None if entry is None else _scores(entry, count) for entry in entries]
+
+
+def _scores(entry: TokenLogprob, count: int) -> dict[str, Any]:
+    own = str(entry.token_id)
+    shown = {own: {"logprob": entry.logprob, "rank": None, "decoded_token": entry.token}}
+    for rank, (token_id, token, _, logprob) in enumerate(entry.top, 1):
+        if rank <= count or token_id == entry.token_id:
+            shown[str(token_id)] = {"logprob": logprob, "rank": rank, "decoded_token": token}
+    return shown
 
 
 def check_search(search: Search | None, served: ServedModel) -> None:

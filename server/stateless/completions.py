@@ -33,7 +33,7 @@ from server.prompting import (
     steady,
     words_of_field,
 )
-from server.schema import CompletionRequest, refuse
+from server.schema import CompletionRequest, completion_name, refuse
 from server.stateless.choices import (
     Completion,
     Part,
@@ -42,6 +42,7 @@ from server.stateless.choices import (
     check_search,
     new_head,
     prompt_requests,
+    prompt_scores,
 )
 from server.telemetry import Telemetry
 from server.threads import THREADED_TOKENS, aside, in_large_request
@@ -64,13 +65,14 @@ async def prepare_completion(
     named = request.service_tier is not None or request.priority is not None
     request = admitted(service, request)
     check_logprobs(request.logprobs, served)
+    check_logprobs(request.prompt_logprobs, served, "prompt_logprobs")
     check_search(request.search, served)
     offered = Offer.of(request.shape)
     await check(offered, served, (), request.shape_param, owner)
     if "max_tokens" in request.model_fields_set:
         name_capped_limit(request.max_tokens, "max_tokens", served.caps)
     seed = secrets.randbits(63)
-    completion_id = f"cmpl-{secrets.token_hex(12)}"
+    completion_id = completion_name("cmpl", request.request_id, secrets.token_hex(12))
     requests: list[GenerateRequest] = []
     writers: list[TextWriter] = []
     counts: list[int] = []
@@ -81,6 +83,9 @@ async def prepare_completion(
                 ids = await served.engine.tokenize(prompt, add_special_tokens=request.add_special_tokens)
         else:
             ids = tuple(prompt)
+        if request.truncate_prompt_tokens is not None and len(ids) > request.truncate_prompt_tokens:
+            ids = ids[-request.truncate_prompt_tokens :]
+            prompt = list(ids)
         counts.append(len(ids))
 
         def of_prompt(ids: tuple[int, ...], path: str, first: int) -> list[GenerateRequest]:
@@ -96,7 +101,7 @@ async def prepare_completion(
                 id=completion_id,
                 prompt_ids=ids,
                 sampling=steady(params, offered.answer),
-                reader=ReaderParams(dialect=False),
+                reader=ReaderParams(dialect=False, special_tokens=not request.skip_special_tokens),
                 constraint=offered.constraint,
                 owner=owner,
                 cache_salt=request.cache_salt or "",
@@ -155,6 +160,7 @@ async def _writers(
             silent=request.max_tokens == 0,
             shows_ids=request.return_token_ids,
             names_ids=request.return_tokens_as_token_ids,
+            num_scores=request.prompt_logprobs,
         )
         for choice in range(request.n)
     ]
@@ -173,7 +179,8 @@ class TextWriter:
     logprobs: how many alternatives a token shows; None is off. prompt: the text to begin with, None without
     echo. silent: the generated text is not part of the answer. shows_ids: parts have the ids of their tokens
     (the first one those of the prompt too), and log probabilities go with these and not with the text.
-    names_ids: log probabilities write a token as its id.
+    names_ids: log probabilities write a token as its id. num_scores: how many alternatives each token of the
+    prompt shows in the whole choice; None is off.
     """
 
     def __init__(
@@ -187,6 +194,7 @@ class TextWriter:
         silent: bool,
         shows_ids: bool,
         names_ids: bool,
+        num_scores: int | None = None,
     ) -> None:
         self._index = index
         self._engine = engine
@@ -196,6 +204,8 @@ class TextWriter:
         self._silent = silent
         self._shows_ids = shows_ids
         self._names_ids = names_ids
+        self._num_scores = num_scores
+        self._scores: list[dict[str, Any] | None] | None = None
         self._begun = False
         self._offset = 0
 
@@ -203,8 +213,11 @@ class TextWriter:
 
     def write(self, chunk: Chunk) -> list[Part]:
         """At most one part; none for a chunk whose tokens show no text yet."""
+        if chunk.prompt_logprobs is not None and self._num_scores is not None:
+            self._scores = prompt_scores(chunk.prompt_logprobs, self._num_scores)
         text: list[str] = []
         finish: str | None = None
+        stop: str | int | None = None
         logprobs = None if self._logprobs is None else _empty_logprobs()
         if self._prompt is not None:
             text.append(self._prompt)
@@ -217,8 +230,11 @@ class TextWriter:
                 entries = (*entries, *delta.logprobs)
             elif isinstance(delta, Done):
                 finish = "length" if self._silent else delta.reason
+                stop = None if self._silent else delta.stop
         part: Part = {"index": self._index, "text": "".join(text), "logprobs": logprobs}
         part["finish_reason"] = finish
+        if finish is not None:
+            part["stop_reason"] = stop
         if self._shows_ids:
             part["token_ids"] = [] if self._silent else list(chunk.token_ids)
             entries = () if self._silent else chunk.logprobs
@@ -272,7 +288,10 @@ class TextWriter:
             "text": "".join(part["text"] for part in parts),
             "logprobs": logprobs,
             "finish_reason": parts[-1]["finish_reason"],
+            "stop_reason": parts[-1]["stop_reason"],
         }
+        if self._scores is not None:
+            choice["prompt_logprobs"] = self._scores
         if self._shows_ids:
             choice["prompt_token_ids"] = parts[0]["prompt_token_ids"]
             choice["token_ids"] = [token_id for part in parts for token_id in part["token_ids"]]

@@ -6,27 +6,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from server.stateless.choices import Completion
+from storage import ChatCompletionKnown
 
 
 class LiveCompletions:
     """The completions that are being made, by id, oldest first."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Completion] = {}
+        self._found: dict[tuple[str, str], Completion] = {}  # by owner and id, which a client may choose
 
     def __iter__(self) -> Iterator[Completion]:
         return iter(tuple(self._found.values()))
 
     def get(self, id: str) -> Completion | None:
-        """The completion of an id, if it is being made here."""
-        return self._found.get(id)
+        """The completion of an id, if it is being made here; of several owners' the oldest."""
+        return next((found for (_, known), found in self._found.items() if known == id), None)
 
     @contextmanager
     def enter(self, completion: Completion) -> Iterator[None]:
-        """Held from when a completion is asked of the engine until its reply has ended."""
-        id = completion.head["id"]
-        self._found[id] = completion
+        """Held from when a completion is asked of the engine until its reply has ended.
+        ChatCompletionKnown where its owner has one of this id at work."""
+        place = (completion.account.owner, completion.head["id"])
+        if place in self._found:
+            raise ChatCompletionKnown(completion.head["id"])
+        self._found[place] = completion
         try:
             yield
         finally:
-            del self._found[id]
+            del self._found[place]

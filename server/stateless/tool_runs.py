@@ -22,10 +22,10 @@ from server.model_registry import ServedModel
 from server.prompting import name_untold, name_unused_key
 from server.runs import Runs, Started, require_servers
 from server.runs.events import Events, ReaderLagged, terminal_response
-from server.schema import ChatRequest, Unsupported, lacking, leave_out, refuse
+from server.schema import ChatRequest, ChatStreamOptions, Unsupported, lacking, leave_out, refuse
 from server.sse_frame import event_type
 from server.stateless.chat import CONTENT, FILES_CITED, MADE, check_modalities, folded
-from server.stateless.choices import Part, body, check_logprobs, framed, new_head
+from server.stateless.choices import Keep, Part, body, check_logprobs, framed, new_head
 from server.threads import aside, in_large_request
 
 Planning = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
@@ -119,12 +119,16 @@ class ToolRun:
         choice = folded([*parts, *writer.end(response)], logprobs=self.logprobs)
         return body(self.head, object_name, [choice], _usage(response))
 
-    def frames(self, object_name: str, *, include_usage: bool) -> AsyncGenerator[bytes]:
-        """The frames of a streamed reply. Raises ApiError where the response fails."""
+    def frames(
+        self, object_name: str, options: ChatStreamOptions, keep: Keep | None = None
+    ) -> AsyncGenerator[bytes]:
+        """The frames of a streamed reply; `keep` stores the whole completion before its last chunk. Raises
+        ApiError where the response fails."""
         usage: dict[str, Any] = {}
-        return framed(self.head, object_name, self._parts(usage), (lambda: usage) if include_usage else None)
+        parts = self._parts(usage, keep)
+        return framed(self.head, object_name, parts, (lambda: usage) if options.include_usage else None)
 
-    async def _parts(self, usage: dict[str, Any]) -> AsyncGenerator[list[Part]]:
+    async def _parts(self, usage: dict[str, Any], keep: Keep | None) -> AsyncGenerator[list[Part]]:
         """The parts of events that come together; usage is filled in at the end."""
         writer = self._writer()
         try:
@@ -136,6 +140,8 @@ class ToolRun:
                     if events.terminal:
                         response = await aside(much, self._ended, events.bodies[-1])
                         usage |= _usage(response)
+                        if keep is not None:
+                            await keep(await aside(much, self._folded, "chat.completion", events.bodies[-1]))
                         yield writer.end(response)
                         return
         except ReaderLagged:

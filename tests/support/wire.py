@@ -528,6 +528,8 @@ def _fold(parts: Sequence[Json]) -> Json:
     reasons = [part["finish_reason"] for part in parts]
     assert reasons[-1] and not any(reasons[:-1]), f"finish reasons {reasons}"
     folded: Json = {"index": parts[0]["index"], "finish_reason": reasons[-1], "logprobs": None}
+    if "stop_reason" in parts[-1]:
+        folded["stop_reason"] = parts[-1]["stop_reason"]
     for part in parts:
         logprobs = part.get("logprobs")
         if logprobs is not None:

@@ -70,6 +70,20 @@ _MEANINGS: Mapping[str, str] = {
     "priority": "Its number in the queues: lower ones go first. Those below 0 are of the service tier "
     "priority, those above 0 of flex.",
     "cache_salt": "Prompts share cached prefixes with those of the same salt only.",
+    "include_stop_str_in_output": "A stop string is the end of the text that it ends, and so is what a stop "
+    "token shows.",
+    "bad_words": "Texts that the answer never holds, wherever in a word.",
+    "skip_special_tokens": "False writes special tokens out, and leaves reasoning and calls in the text.",
+    "spaces_between_special_tokens": "Special tokens are written as they are, without spaces between them.",
+    "prompt_logprobs": "The log probabilities of the prompt's tokens, with so many alternatives each.",
+    "return_token_ids": "The reply has the ids of the prompt's tokens and of its own.",
+    "return_tokens_as_token_ids": "Log probabilities write a token as `token_id:<id>`.",
+    "truncate_prompt_tokens": "Only so many of the prompt's last tokens are read.",
+    "add_special_tokens": "The tokenizer adds its special tokens, such as the beginning of a text.",
+    "request_id": "What the id of the completion ends with; no other of yours may have it.",
+    "echo": "The answer begins with the text of the last message, where that is an assistant's.",
+    "documents": "Documents for chat templates that read them.",
+    "chat_template": "A chat template in place of the model's own; needs trust_request_chat_template.",
     "guided_json": "The JSON Schema that the answer is held to.",
     "guided_regex": "The regular expression that the answer is held to.",
     "guided_choice": "The texts of which the answer is one.",
@@ -222,6 +236,7 @@ def _requests() -> dict[str, Schema]:
         ),
         "CreateConversation": of({}, {"items": listed(ref("InputItem"), maxItems=20), "metadata": METADATA}),
         "UpdateConversation": of({"metadata": or_null(METADATA)}),
+        "UpdateChatCompletion": of({"metadata": or_null(METADATA)}),
         **_FORKS,
         "AddItems": of({"items": listed(ref("InputItem"), maxItems=20)}),
         "Tokenize": of(
@@ -301,6 +316,14 @@ _COMPLETION_USAGE = of(
 )
 _FINISH = or_null({"enum": ["stop", "length", "tool_calls", "content_filter"]})
 _HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
+_SCORES = listed(or_null({"type": "object", "additionalProperties": OBJECT}))
+_ENDED: Mapping[str, Schema] = {
+    "stop_reason": {
+        "anyOf": [STRING, INTEGER],
+        "description": "An extension: the stop string, or the id of the stop token, that ended it.",
+    },
+    "token_ids": listed(INTEGER),
+}
 _CHAT_TEXT = {"content": or_null(STRING), "reasoning": STRING, "reasoning_content": STRING}
 
 _REPLIES: Mapping[str, Schema] = {
@@ -389,26 +412,33 @@ _REPLIES: Mapping[str, Schema] = {
                         },
                         "finish_reason": _FINISH,
                         "logprobs": or_null(OBJECT),
-                    }
+                    },
+                    _ENDED,
                 )
             ),
             "usage": _COMPLETION_USAGE,
-        }
+        },
+        {"metadata": METADATA, "prompt_token_ids": listed(INTEGER), "prompt_logprobs": _SCORES},
     ),
     "ChatCompletionChunk": of(
         {
             **_HEAD,
             "object": {"const": "chat.completion.chunk"},
-            "choices": listed(of({"index": INTEGER, "delta": of({}, _CHAT_TEXT), "finish_reason": _FINISH})),
+            "choices": listed(
+                of({"index": INTEGER, "delta": of({}, _CHAT_TEXT), "finish_reason": _FINISH}, _ENDED)
+            ),
         },
-        {"usage": _COMPLETION_USAGE},
+        {"usage": _COMPLETION_USAGE, "prompt_token_ids": listed(INTEGER)},
     ),
     "Completion": of(
         {
             **_HEAD,
             "object": {"const": "text_completion"},
             "choices": listed(
-                of({"index": INTEGER, "text": STRING, "finish_reason": _FINISH, "logprobs": or_null(OBJECT)})
+                of(
+                    {"index": INTEGER, "text": STRING, "finish_reason": _FINISH, "logprobs": or_null(OBJECT)},
+                    {**_ENDED, "prompt_token_ids": listed(INTEGER), "prompt_logprobs": _SCORES},
+                )
             ),
         },
         {"usage": _COMPLETION_USAGE},
@@ -451,6 +481,10 @@ _REPLIES: Mapping[str, Schema] = {
     "Models": of({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Items": page_of(ref("Item")),
     "Responses": page_of(ref("Response")),
+    "ChatCompletions": page_of(ref("ChatCompletion")),
+    "ChatCompletionMessages": page_of(
+        of({"id": STRING, "role": STRING}, {"content": STRING, "content_parts": listed(OBJECT)})
+    ),
     "InputTokens": of({"object": {"const": "response.input_tokens"}, "input_tokens": INTEGER}),
     "Tokens": of(
         {"count": INTEGER, "max_model_len": INTEGER, "tokens": listed(INTEGER)},

@@ -71,7 +71,7 @@ def test_scopes_as_they_are_written(written: list[str], read: tuple[str, ...]) -
     [
         (["file"], "no scope 'file'"),
         (["responses.delete"], "no scope"),
-        (["chat.read"], r"no scope 'chat.read'.*chat\.write"),
+        (["embeddings.read"], r"no scope 'embeddings.read'.*embeddings\.write"),
         (["all", "usage.write"], "no scope 'usage.write'"),
         (["admin.read"], "no scope"),
         (["operator"], "no scope"),

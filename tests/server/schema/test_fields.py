@@ -25,9 +25,9 @@ NOT_HONOURED = {
     },
     "input_tokens": {"refused": "personality"},
     "chat": {
-        "hint": "metadata user safety_identifier prompt_cache_retention "
+        "hint": "user safety_identifier prompt_cache_retention "
         "prompt_cache_options prediction verbosity",
-        "refused": "store audio moderation functions function_call",
+        "refused": "audio moderation functions function_call",
     },
     "completions": {"hint": "user", "refused": "suffix"},
 }
@@ -115,7 +115,7 @@ def test_a_field_of_another_endpoint_is_refused_with_its_name_here(
 
 def test_a_default_is_the_same_json_value() -> None:
     with pytest.raises(ApiError):
-        screen("chat", {"store": 0})  # 0 is not false
+        screen("chat", {"background": 0})  # 0 is not false
     with pytest.raises(ApiError):
         screen("responses", {"best_of": True})  # true is not 1
     assert screen("responses", {"prompt": None, "best_of": 1.0}) == {}

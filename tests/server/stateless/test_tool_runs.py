@@ -18,6 +18,7 @@ from engine import Fail, RequestFailed, Say, ScriptedEngine
 from server.errors import ApiError
 from server.mcp_servers import read_mcp_settings
 from server.runs.events import Events, ReaderLagged
+from server.schema import ChatStreamOptions
 from server.stateless.tool_runs import ToolRun
 from server.web_settings import WebSettings
 from storage import Counts
@@ -539,7 +540,7 @@ async def test_a_stream_that_is_read_too_slowly_says_so() -> None:
     started: Any = SimpleNamespace(reader=Lagging())
     run = ToolRun(started, {"id": "chatcmpl-1"}, logprobs=False, thoughts=True)
     with pytest.raises(ApiError, match="so slowly") as caught:
-        await anext(run.frames("chat.completion.chunk", include_usage=False))
+        await anext(run.frames("chat.completion.chunk", ChatStreamOptions()))
     assert (caught.value.status, caught.value.code) == (503, "response_interrupted")
 
 

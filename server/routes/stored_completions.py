@@ -1,0 +1,187 @@
+"""Chat completions that are stored: how one is kept when it has ended, and the routes that give it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.clock import now_us
+from server.config import THREADED_BYTES
+from server.errors import ApiError
+from server.http import (
+    context,
+    json_reply,
+    kept,
+    owner,
+    page_args,
+    page_json,
+    query_text,
+    read_body,
+    require_stored_bytes,
+    stored_completion_json,
+    texts,
+)
+from server.ignored import ignore, unread
+from server.routes.documented import PAGE_FROM_OLDEST, documented
+from server.schema import ChatRequest, check_metadata, completion_name, missing
+from server.threads import aside, in_large_request
+from storage import ChatCompletionKnown, NewChatCompletion, StoredChatCompletion
+
+router = APIRouter(prefix="/v1/chat/completions")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Keeping one
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How a completion is stored once it has ended. messages: those of its request, a JSON array."""
+
+    request: Request
+    metadata: Mapping[str, str]
+    messages: bytes
+
+    async def whole(self, head: Mapping[str, Any], body: bytes) -> bytes:
+        """Store the completion with this body; the reply, which a repeat with the same idempotency key gets,
+        too. ChatCompletionKnown."""
+        storage = context(self.request).storage
+        keeping = kept(self.request, stored_completion_json)
+        return stored_completion_json(
+            await storage.chat_completions.create(self._new(head, body), kept=keeping)
+        )
+
+    async def streamed(self, head: Mapping[str, Any], body: bytes) -> None:
+        """Store the completion whose chunks come to this body. ChatCompletionKnown."""
+        await context(self.request).storage.chat_completions.create(self._new(head, body))
+
+    def _new(self, head: Mapping[str, Any], body: bytes) -> NewChatCompletion:
+        return NewChatCompletion(
+            id=head["id"],
+            owner=owner(self.request),
+            created_at=now_us(),
+            model=head["model"],
+            metadata=self.metadata,
+            body=body,
+            messages=self.messages,
+        )
+
+
+async def keeping_of(request: Request, asked: ChatRequest) -> Keeping | None:
+    """How what comes of a request is stored; None where it is not. Raises ApiError 429 where there is no
+    room, and ChatCompletionKnown where its owner has a completion of its id."""
+    if not asked.store:
+        return None
+    here = context(request)
+    if not here.config.store:
+        ignore("store")
+        if asked.metadata:
+            ignore("metadata")
+        return None
+    if asked.request_id is not None:
+        id = completion_name("chatcmpl", asked.request_id, "")
+        if await here.storage.chat_completions.is_known(owner(request), id):
+            raise ChatCompletionKnown(id)
+    messages = await aside(in_large_request(), orjson.dumps, asked.messages)
+    await require_stored_bytes(request, len(messages) + len(orjson.dumps(dict(asked.metadata))))
+    return Keeping(request, asked.metadata, messages)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Giving it back
+
+
+@router.get(
+    "",
+    **documented("ChatCompletions", "chat.read", query=(*PAGE_FROM_OLDEST, "model", "metadata")),
+)
+async def list_chat_completions(request: Request) -> Response:
+    """One page of the stored chat completions, oldest first unless `order=desc`."""
+    query = request.query_params
+    page = await context(request).storage.chat_completions.list(
+        owner(request),
+        **page_args(query, "asc"),
+        model=query_text(query, "model"),
+        metadata=check_metadata(texts(query, "metadata")),
+    )
+    bodies = [stored_completion_json(stored) for stored in page.data]
+    return json_reply(page_json(bodies, [stored.id for stored in page.data], has_more=page.has_more))
+
+
+@router.get("/{completion_id}", **documented("ChatCompletion", "chat.read"))
+async def get_chat_completion(request: Request, completion_id: str) -> Response:
+    """A stored chat completion."""
+    return json_reply(stored_completion_json(await _stored(request, completion_id)))
+
+
+@router.post(
+    "/{completion_id}", **documented("ChatCompletion", "chat.write", body="UpdateChatCompletion")
+)
+async def update_chat_completion(request: Request, completion_id: str) -> Response:
+    """Replace the metadata; null empties it."""
+    body = await read_body(request)
+    if "metadata" not in body:
+        missing("metadata")
+    unread(body, ("metadata",))
+    metadata = check_metadata({} if body["metadata"] is None else body["metadata"])
+    await _stored(request, completion_id)  # nothing is counted for one that is not there
+    await require_stored_bytes(request, len(orjson.dumps(metadata)))
+    changed = await context(request).storage.chat_completions.change(owner(request), completion_id, metadata)
+    return json_reply(stored_completion_json(changed))
+
+
+@router.delete("/{completion_id}", **documented("Deleted", "chat.write"))
+async def delete_chat_completion(request: Request, completion_id: str) -> Response:
+    """Make the id unknown, and remove what is stored of it."""
+    await context(request).storage.chat_completions.delete(owner(request), completion_id)
+    return json_reply(
+        orjson.dumps({"object": "chat.completion.deleted", "id": completion_id, "deleted": True})
+    )
+
+
+@router.get(
+    "/{completion_id}/messages",
+    **documented("ChatCompletionMessages", "chat.read", query=PAGE_FROM_OLDEST),
+)
+async def list_messages(request: Request, completion_id: str) -> Response:
+    """One page of the messages that a stored chat completion answers, in their order unless `order=desc`."""
+    wanted = page_args(request.query_params, "asc")
+    written = await context(request).storage.chat_completions.messages(owner(request), completion_id)
+
+    def page() -> bytes:
+        named = [
+            (f"{completion_id}-{place}", message) for place, message in enumerate(orjson.loads(written))
+        ]
+        if wanted["order"] == "desc":
+            named.reverse()
+        ids = [id for id, _ in named]
+        if wanted["after"] is not None and wanted["after"] not in ids:
+            message = f"Message with id '{wanted['after']}' not found."
+            raise ApiError(404, message, code="not_found", param="after")
+        start = 0 if wanted["after"] is None else ids.index(wanted["after"]) + 1
+        stop = start + wanted["limit"]
+        bodies = [_message_json(id, message) for id, message in named[start:stop]]
+        return page_json(bodies, ids[start:stop], has_more=stop < len(named))
+
+    return json_reply(await aside(len(written) > THREADED_BYTES, page))
+
+
+def _message_json(id: str, message: Mapping[str, Any]) -> bytes:
+    """A message of a request in the form of the list: what is said is one text, and its parts stand beside it
+    where it came in parts."""
+    content, parts = message.get("content"), None
+    if isinstance(content, list):
+        parts = content
+        content = "".join(part["text"] for part in parts if part["type"] == "text")
+    shown = {"id": id, **message, "content": content, "content_parts": parts}
+    return orjson.dumps({"refusal": None, **shown})
+
+
+async def _stored(request: Request, completion_id: str) -> StoredChatCompletion:
+    return await context(request).storage.chat_completions.get(owner(request), completion_id)
