@@ -88,7 +88,7 @@ async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
     engine = LocalEngine(CHECKPOINT)
     await engine.start()
     prompt = (await engine.render(RenderInput([{"role": "user", "content": "Tell me a story."}]))).ids
-    await _rate(engine, prompt, 1.0)  # warm
+    await rate_of_streams(engine, prompt, 1.0)  # warm
     for kind, folder in models.items():
         pooling = PoolingEngine(PoolingConfig(folder, "embedding", prefix_caching=False))
         await pooling.start()
@@ -96,13 +96,13 @@ async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
         pairs: list[tuple[float, float]] = []
         done = 0.0
         for _ in range(asked.rounds):
-            alone = await _rate(engine, prompt, asked.window)
+            alone = await rate_of_streams(engine, prompt, asked.window)
             before = pooling.stats().steps_total
             flood = [
                 asyncio.create_task(_flooded(pooling, asked.length, 1 << 30, f"client {n}"))
                 for n in range(CLIENTS)
             ]
-            beside = await _rate(engine, prompt, asked.window)
+            beside = await rate_of_streams(engine, prompt, asked.window)
             for each in flood:
                 each.cancel()
             await asyncio.gather(*flood, return_exceptions=True)
@@ -121,7 +121,7 @@ async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
     await engine.close()
 
 
-async def _rate(engine: LocalEngine, prompt: tuple[int, ...], window_s: float) -> float:
+async def rate_of_streams(engine: LocalEngine, prompt: tuple[int, ...], window_s: float) -> float:
     """Tokens a second of all streams together."""
     num = 0
 

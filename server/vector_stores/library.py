@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from server.limits import owner_subject
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Library:
-    """One for each server. embedder, reranker: None where stores are searched by words alone."""
+    """One for each server. embedder, reranker: None where stores are searched by words alone.
+    generates: whether a model generates at the moment, to which the reading of files gives way."""
 
     def __init__(
         self,
@@ -28,6 +30,7 @@ class Library:
         limiter: Limiter,
         embedder: Embedder | None = None,
         reranker: Reranker | None = None,
+        generates: Callable[[], bool] = lambda: False,
     ) -> None:
         self._storage = storage
         self._quota = quota
@@ -35,7 +38,7 @@ class Library:
         self.embedder = embedder
         self.searcher = Searcher(storage, embedder, reranker)
         self.ingester = Ingester(
-            storage, Documents(storage).chunks, self._require_room, embedder, self.payer_of
+            storage, Documents(storage).chunks, self._require_room, embedder, self.payer_of, generates
         )
 
     def tools(self) -> Registry:
