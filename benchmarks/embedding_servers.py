@@ -1,6 +1,6 @@
 """Two servers' embeddings of the same model over HTTP: `python -m benchmarks.embedding_servers OURS PEER`.
 
-OURS and PEER are base URLs of `/v1/embeddings`. In each round both get 16 texts that neither has seen, in turn:
+OURS and PEER are base URLs. In each round both get 16 texts that neither has seen before, in turn:
 in one request, and in four at once. Printed are tokens a second, their ratio, and the smallest cosine of both
 vectors of a text, which shows that the models are the same.
 """
