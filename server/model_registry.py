@@ -176,7 +176,7 @@ class Models:
 
     def is_generating(self) -> bool:
         """Whether any of them generates now."""
-        return any(model.engine.stats().running for model in self)
+        return self.load().running > 0
 
     def require_room(self, body: Mapping[str, Any], owner: str, weight: float) -> None:
         """Raise QueueFull where the engine of the model that a request's body names takes no more of an

@@ -44,6 +44,7 @@ RESTS = 9
 just as long. Streams then lose some 2 % of their tokens."""
 
 MOST_REST_S = 1.0
+"""What a model can make of a rest: where a transaction was slow, for a lock or a disk, more helps nobody."""
 
 MAX_ATTEMPTS = 3
 """Times that the work on a file may fail, or end the process, without having got anywhere."""
@@ -273,8 +274,9 @@ class Ingester:
     async def _rest(self, began: float) -> None:
         """Leave the writing thread and the processor to others for a while, after a transaction that began
         then. What a model takes for vectors does not count: its own queue lets others go first."""
-        times = RESTS if self._generates() else 1
-        await asyncio.sleep(min(times * (time.monotonic() - began), MOST_REST_S))
+        took = time.monotonic() - began
+        longer = min(RESTS * took, MOST_REST_S) if self._generates() else 0.0
+        await asyncio.sleep(max(took, longer))
 
     def _embedder_of(self, job: FileClaim) -> Embedder | None:
         """What embeds the chunks of a store. None where nothing is to, or another process's model: then the

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Library:
-    """One for each server. embedder, reranker: None where stores are searched by words alone.
-    generates: whether a model generates at the moment, to which the reading of files gives way."""
+    """One for each server. generates: whether a model generates at the moment, to which the reading of files
+    gives way. embedder, reranker: None where stores are searched by words alone."""
 
     def __init__(
         self,
         storage: Storage,
         quota: Quota,
         limiter: Limiter,
+        generates: Callable[[], bool],
         embedder: Embedder | None = None,
         reranker: Reranker | None = None,
-        generates: Callable[[], bool] = lambda: False,
     ) -> None:
         self._storage = storage
         self._quota = quota

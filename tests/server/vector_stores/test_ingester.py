@@ -131,15 +131,18 @@ async def test_a_newer_parser_begins_anew(storage: Storage) -> None:
     assert await stored_texts(storage) == TEXTS
 
 
-@pytest.mark.parametrize(("generates", "rest_s"), [(False, 0.01), (True, 0.09)])
+@pytest.mark.parametrize(
+    ("generates", "took_s", "rest_s"),
+    [(False, 0.01, 0.01), (True, 0.01, 0.09), (True, 0.5, 1.0), (False, 3.0, 3.0), (True, 3.0, 3.0)],
+)
 async def test_a_file_rests_longer_while_a_model_generates(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, generates: bool, rest_s: float
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, generates: bool, took_s: float, rest_s: float
 ) -> None:
-    """By a clock that goes on by 10 ms whenever it is read, so that each transaction takes so long."""
+    """By a clock that goes on whenever it is read, so that each transaction takes so long."""
     rests: list[float] = []
 
     class Clock:
-        monotonic = partial(next, count(0.0, 0.01))
+        monotonic = partial(next, count(0.0, took_s))
 
     async def sleep(seconds: float) -> None:
         rests.append(seconds)
