@@ -1,9 +1,10 @@
 """What hostile code in a sandbox costs the streams beside it: `python -m benchmarks.cells TIER`.
 
-Eight streams of the shipped model run all the time in this process. In every second window a cell runs in a
-container beside them, and does the worst that it can: it computes on many processes at once, takes memory,
-floods its output, or writes files. Printed are the streams' tokens a second of each pair of windows, their
-ratio, and how long a container's first cell and later ones take while nothing else runs.
+Eight streams of the shipped model run all the time in this process. In every second window cells run beside
+them, each in a new container, and do the worst that they can: they compute, also on many processes at once,
+take memory, flood their output, or write files. A tier without processes and files ends such cells at once.
+Printed are the streams' tokens a second beside the cells as a share of those of the window before, and how
+long a container's first cell and later ones take while nothing else runs.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from benchmarks.beside_embeddings import rate_of_streams
-from engine import LocalEngine, RenderInput
-from engine.tiny import CHECKPOINT
+from benchmarks.streams import Streams
 from tools.sandbox import CellLimits, Moment, Sandbox, Tier, Workspace, Write, find_sandbox
 
-GOAL = 0.9
+GOAL = 0.91
+"""Of the streams' tokens a second: each token takes 10 % longer at most."""
 MOMENT = Moment(1e9, "s")
-LATER = 200
+FIRST, LATER = 5, 200
 HOSTILE = {
+    "a loop without an end": "while True: pass",
     "processes that compute": """
 import os
 try:
@@ -85,36 +86,25 @@ async def measure(tier: Tier, rounds: int, window_s: float, python: Path | None)
     found = await find_sandbox(tier, CellLimits(), python=python)
     if found.sandbox is None:
         raise SystemExit(f"this machine cannot have {tier}: {found.told}")
-    firsts, laters = [], []
-    container = None
-    for number in range(5):
-        container = Container(found.sandbox, f"first{number}")
-        firsts.append(await _took(container, "1 + 1"))
-    assert container is not None
-    laters = sorted([await _took(container, f"{number} + 1") for number in range(LATER)])
+    containers = [Container(found.sandbox, f"first{number}") for number in range(FIRST)]
+    firsts = [await _took(container, "1 + 1") for container in containers]
+    laters = sorted([await _took(containers[-1], f"{number} + 1") for number in range(LATER)])
     print(
-        f"{tier}: first cell {statistics.median(firsts) * 1e3:.0f} ms (median of {len(firsts)}); later ones"
+        f"{tier}: first cell {statistics.median(firsts) * 1e3:.0f} ms (median of {FIRST}); later ones"
         f" {laters[LATER // 2] * 1e3:.1f} ms (p50), {laters[LATER * 95 // 100] * 1e3:.1f} ms (p95)",
         flush=True,
     )
-    engine = LocalEngine(CHECKPOINT)
-    await engine.start()
-    prompt = (await engine.render(RenderInput([{"role": "user", "content": "Tell me a story."}]))).ids
-    await rate_of_streams(engine, prompt, 1.0)  # warm
+    streams = Streams()
+    await streams.start()
     for name, code in HOSTILE.items():
         ratios = []
         for number in range(rounds):
-            alone = await rate_of_streams(engine, prompt, window_s)
-            cells = asyncio.create_task(_again_and_again(found.sandbox, f"{name}/{number}", code))
-            beside = await rate_of_streams(engine, prompt, window_s)
-            cells.cancel()
-            await asyncio.gather(cells, return_exceptions=True)
+            cells = _again_and_again(found.sandbox, f"{name}/{number}", code)
+            alone, beside = await streams.alone_and_beside(window_s, cells)
             ratios.append(beside / alone)
         told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(
-            f"{name}: median of the ratios {statistics.median(ratios):.2f}, goal {GOAL} ({told})", flush=True
-        )
-    await engine.close()
+        print(f"{name}: median {statistics.median(ratios):.2f}, goal {GOAL} ({told})", flush=True)
+    await streams.close()
     await found.sandbox.close()
 
 
