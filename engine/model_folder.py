@@ -8,7 +8,6 @@ from typing import Any
 
 from engine.types import LoadError, SamplingDefaults
 
-
 MOST_DRAFTS = 32
 """Draft tokens that one step checks at most; a checkpoint that wants more gets as many."""
 

@@ -384,9 +384,7 @@ class LocalEngine(WithTexts):
         return _Begun(end, matcher, banned)
 
     @contextmanager
-    def _submitted(
-        self, request: GenerateRequest, begun: _Begun, place: Place | None
-    ) -> Iterator[_Arriving]:
+    def _submitted(self, request: GenerateRequest, begun: _Begun, place: Place | None) -> Iterator[_Arriving]:
         """Have the engine thread generate, unless there is an end already, for as long as the context
         lasts. Without a place one is taken."""
         handle = self._next_handle

@@ -120,9 +120,7 @@ async def get_chat_completion(request: Request, completion_id: str) -> Response:
     return json_reply(stored_completion_json(await _stored(request, completion_id)))
 
 
-@router.post(
-    "/{completion_id}", **documented("ChatCompletion", "chat.write", body="UpdateChatCompletion")
-)
+@router.post("/{completion_id}", **documented("ChatCompletion", "chat.write", body="UpdateChatCompletion"))
 async def update_chat_completion(request: Request, completion_id: str) -> Response:
     """Replace the metadata; null empties it."""
     body = await read_body(request)
@@ -155,9 +153,7 @@ async def list_messages(request: Request, completion_id: str) -> Response:
     written = await context(request).storage.chat_completions.messages(owner(request), completion_id)
 
     def page() -> bytes:
-        named = [
-            (f"{completion_id}-{place}", message) for place, message in enumerate(orjson.loads(written))
-        ]
+        named = [(f"{completion_id}-{place}", message) for place, message in enumerate(orjson.loads(written))]
         if wanted["order"] == "desc":
             named.reverse()
         ids = [id for id, _ in named]

@@ -591,7 +591,12 @@ async def test_generation_config_gives_the_defaults(checkpoint: Find, tmp_path: 
         '{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 64, "num_assistant_tokens": 5}'
     )
     for mode, expected in (
-        ("auto", SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, max_new_tokens=64, num_assistant_tokens=5)),
+        (
+            "auto",
+            SamplingDefaults(
+                temperature=0.6, top_p=0.95, top_k=20, max_new_tokens=64, num_assistant_tokens=5
+            ),
+        ),
         ("none", SamplingDefaults()),
     ):
         engine = LocalEngine(tmp_path, name="mine", generation_config=mode, num_threads=1)  # type: ignore[arg-type]

@@ -31,7 +31,16 @@ def found(banned: BannedTexts, said: list[int]) -> list[bool]:
 
 @pytest.mark.parametrize(
     "texts",
-    [["ab"], ["a"], ["abc", "cab"], ["aab", "ba"], ["\u00fc"], ["\u20acx", "x\u20ac"], [" a", "a "], ["abab", "bab"]],
+    [
+        ["ab"],
+        ["a"],
+        ["abc", "cab"],
+        ["aab", "ba"],
+        ["\u00fc"],
+        ["\u20acx", "x\u20ac"],
+        [" a", "a "],
+        ["abab", "bab"],
+    ],
     ids=str,
 )
 def test_as_by_looking(texts: list[str]) -> None:

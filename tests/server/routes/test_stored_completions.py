@@ -87,7 +87,7 @@ async def test_a_stream_is_stored_as_a_whole(client: httpx.AsyncClient, text: st
 
 async def test_the_messages_have_pages(client: httpx.AsyncClient) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [
+    messages: list[Json] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "say "}, {"type": "text", "text": "hi"}]},
         {"role": "assistant", "content": None, "tool_calls": [call]},

@@ -25,8 +25,7 @@ NOT_HONOURED = {
     },
     "input_tokens": {"refused": "personality"},
     "chat": {
-        "hint": "user safety_identifier prompt_cache_retention "
-        "prompt_cache_options prediction verbosity",
+        "hint": "user safety_identifier prompt_cache_retention prompt_cache_options prediction verbosity",
         "refused": "audio moderation functions function_call",
     },
     "completions": {"hint": "user", "refused": "suffix"},

@@ -1,5 +1,5 @@
-"""What chat and text completions can be asked for besides an answer: what ended it, ids, scores of the prompt,
-the usage so far, special tokens, templates and documents."""
+"""What chat and text completions can be asked for besides an answer: what ended it, ids, scores of the
+prompt, the usage so far, special tokens, templates and documents."""
 
 from __future__ import annotations
 
@@ -195,15 +195,17 @@ async def test_a_template_of_the_request_needs_a_setting(client: httpx.AsyncClie
     tokenized = await client.post("/tokenize", json=body)
     assert "chat_template" in tokenized.headers["x-antiphon-ignored"], "nor is it rendered elsewhere"
     (tmp_path / "trusting").mkdir()
-    async with running_app(tmp_path / "trusting", trust_request_chat_template=True) as running:
-        async with http_client(running) as trusting:
-            await whole(trusting, CHAT, body)
-            prompt = await scripted(running).detokenize(latest(running).prompt_ids)
-            assert prompt == "[say hi]doc"
-            for wrong in ("{% for %}", "{{ raise_exception('no') }}", "{{ messages.__class__.mro() }}"):
-                error = await refused(trusting, CHAT, asking("say hi", chat_template=wrong))
-                assert error["param"] == "chat_template", wrong
-            assert (await trusting.post(CHAT, json=asking("say hi"))).status_code == 200
+    async with (
+        running_app(tmp_path / "trusting", trust_request_chat_template=True) as running,
+        http_client(running) as trusting,
+    ):
+        await whole(trusting, CHAT, body)
+        prompt = await scripted(running).detokenize(latest(running).prompt_ids)
+        assert prompt == "[say hi]doc"
+        for wrong in ("{% for %}", "{{ raise_exception('no') }}", "{{ messages.__class__.mro() }}"):
+            error = await refused(trusting, CHAT, asking("say hi", chat_template=wrong))
+            assert error["param"] == "chat_template", wrong
+        assert (await trusting.post(CHAT, json=asking("say hi"))).status_code == 200
 
 
 async def test_documents_that_no_template_reads_are_named(client: httpx.AsyncClient) -> None:
@@ -265,5 +267,7 @@ async def test_a_model_does_not_say_what_it_must_not(tmp_path: Path) -> None:
             for choice in (await whole(client, path, body))["choices"]:
                 said = orjson.dumps(choice.get("message", choice.get("text"))).decode()
                 assert not [word for word in words if word in said]
-        error = await refused(client, CHAT, {**asked, "bad_words": ["a"], "use_beam_search": True, "best_of": 2})
+        error = await refused(
+            client, CHAT, {**asked, "bad_words": ["a"], "use_beam_search": True, "best_of": 2}
+        )
         assert error["param"] == "bad_words"
