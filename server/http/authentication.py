@@ -2,8 +2,8 @@
 
 Every route declares the scope that it needs (`server.routes.documented`); it is looked up here, before the
 request's body is read. Routes under `/admin/` need the admin token instead of a key, and those
-under `/v1/organization/` take it too. A WebSocket may come with a ticket in place of a key. Health, version and
-documentation paths need no key, and neither does `/metrics` for clients on this machine, of a server that
+under `/v1/organization/` take it too. A WebSocket may come with a ticket in place of a key. Health, version
+and documentation paths need no key, and neither does `/metrics` for clients on this machine, of a server that
 listens on loopback only.
 """
 

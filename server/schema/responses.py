@@ -164,9 +164,9 @@ class CreateResponse(BaseModel):
 
     `input` is as it came (see `schema.items.normalize_input`), None when absent. `tools` and `tool_choice`
     are in their flat form. `tool_timeout_s`: None is the server's default. `generate`: false where only the
-    prompt is to be computed, for a next turn. `sampling` leaves `max_tokens` and `logprobs` unset: they follow
-    from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is what the answer must look
-    like, because of the field `shape_param`, and `limit_param` the field that gave `max_output_tokens`.
+    prompt is to be computed, for a next turn. `sampling` leaves `max_tokens` and `logprobs` unset: they
+    follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is what the answer must
+    look like, because of the field `shape_param`, and `limit_param` the field that gave `max_output_tokens`.
     `secrets` are the credentials that its tools came with, and those that its input adds, by their paths.
     """
 

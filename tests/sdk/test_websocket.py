@@ -40,27 +40,28 @@ async def test_a_connection_of_the_sdk(live_server: Running) -> None:
 
 async def test_lanes_of_a_session(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    async with live_app(tmp_path, engine) as running, client_of(running) as client:
-        async with (
-            client.responses.connect() as connection,
-            AsyncResponsesWebSocketSession(connection, limits=LIMITS) as session,
-        ):
-            one, two = session.lane("one"), session.lane("two")
-            asked = {"type": "response.create", "model": "antiphon-scripted", "store": False}
-            await one.send({**asked, "input": "say first"})
-            await two.send({**asked, "input": "say second"})
-            first, second = await one.get_final_response(), await two.get_final_response()
-            assert (first.output_text, second.output_text) == ("first", "second")
-            warm = ResponseCreate(
-                type="response.create", model="antiphon-scripted", store=False, generate=False,
-                input="My name is Mark.",
-            )  # fmt: skip
-            await one.send(warm)
-            warmed = await one.get_final_response()
-            assert warmed.output == []
-            await two.send({**asked, "input": "say more", "previous_response_id": warmed.id})
-            assert (await two.get_final_response()).output_text == "more"
-            assert "My name is Mark." in prompts(engine)[-1]
+    async with (
+        live_app(tmp_path, engine) as running,
+        client_of(running) as client,
+        client.responses.connect() as connection,
+        AsyncResponsesWebSocketSession(connection, limits=LIMITS) as session,
+    ):
+        one, two = session.lane("one"), session.lane("two")
+        asked = {"type": "response.create", "model": "antiphon-scripted", "store": False}
+        await one.send({**asked, "input": "say first"})
+        await two.send({**asked, "input": "say second"})
+        first, second = await one.get_final_response(), await two.get_final_response()
+        assert (first.output_text, second.output_text) == ("first", "second")
+        warm = ResponseCreate(
+            type="response.create", model="antiphon-scripted", store=False, generate=False,
+            input="My name is Mark.",
+        )  # fmt: skip
+        await one.send(warm)
+        warmed = await one.get_final_response()
+        assert warmed.output == []
+        await two.send({**asked, "input": "say more", "previous_response_id": warmed.id})
+        assert (await two.get_final_response()).output_text == "more"
+        assert "My name is Mark." in prompts(engine)[-1]
 
 
 async def test_an_agent_with_tools(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         send_timeout_s: float = 30.0,
         **kwargs: Any,
     ) -> None:
-        """arrivals: of all bodies of the process. body_timeout_s: how long a message may take to arrive, and a
-        second more for every 32 KiB of it. send_timeout_s: how long a client may take nothing."""
+        """arrivals: of all bodies of the process. body_timeout_s: how long a message may take to arrive, and
+        a second more for every 32 KiB of it. send_timeout_s: how long a client may take nothing."""
         super().__init__(*args, **kwargs)
         self.conn = _Handshakes(max_size=self.config.ws_max_size, logger=self.logger)
         self._arrivals = arrivals
@@ -119,8 +119,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     # -- writing ---------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The client takes less than it is sent. Until it does, nothing is read: pongs to its pings would pile
-        up."""
+        """The client takes less than it is sent. Until it does, nothing is read: pongs to its pings would
+        pile up."""
         super().pause_writing()
         if not self.read_paused and not self.transport.is_closing():
             self.transport.pause_reading()

@@ -1,4 +1,4 @@
-"""Remembers what the responses of one WebSocket lead to that are not stored, so that they can be gone on from.
+"""Remembers what the unstored responses of one WebSocket lead to, so that they can be gone on from.
 
 Nobody else can go on from them, and nothing of them is left when the connection ends.
 """

@@ -56,8 +56,11 @@ class Connection:
         self.at_work = asyncio.Semaphore(MAX_ACTIVE)
         self.gone = asyncio.Event()  # nobody hears any more what is sent
         self._lanes: dict[str | None, Lane] = {}
-        self._injected = Lane(None, self._rested)  # answers to waiting responses overtake what waits for these
-        self._leaving: tuple[int, str] | None = None  # code and reason of the close, once nothing is under way
+        # Answers to waiting responses overtake what waits for these.
+        self._injected = Lane(None, self._rested)
+        self._leaving: tuple[int, str] | None = (
+            None  # code and reason of the close, once nothing is under way
+        )
         self._closing: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
 def event_frame(event: bytes, stream_id: str | None, headers: Mapping[str, str] | None = None) -> str:
-    """An event as a frame: its JSON, with the lane that it belongs to. headers: what the reply over HTTP would
-    have had besides."""
+    """An event as a frame: its JSON, with the lane that it belongs to. headers: what the reply over HTTP
+    would have had besides."""
     if stream_id is None and not headers:
         return event.decode()
     more: dict[str, Any] = {} if stream_id is None else {"stream_id": stream_id}

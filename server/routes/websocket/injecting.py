@@ -41,7 +41,7 @@ async def inject(connection: Session, body: dict[str, Any], held: ExitStack) -> 
             await connection.send(own_frame("response.inject.created", *place, response_id=response_id))
         else:
             error = {"code": failure, "message": _FAILURES[failure]}
-            fields = {"response_id": response_id, "input": body.get("input"), "error": error}
+            fields: dict[str, Any] = {"response_id": response_id, "input": body.get("input"), "error": error}
             await connection.send(own_frame("response.inject.failed", *place, **fields))
 
 

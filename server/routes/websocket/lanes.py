@@ -36,8 +36,8 @@ class Lane:
         return self._task is not None
 
     def put(self, job: Job, held: ExitStack) -> None:
-        """Do something once all before it is done; in a task of its own, as if it were a request's. held: what
-        it gives back; given back here, where it is never begun."""
+        """Do something once all before it is done; in a task of its own, as if it were a request's. held:
+        what it gives back; given back here, where it is never begun."""
         self._waiting.append((job, held))
         self._next()
 

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Session(Protocol):
-    """An open connection. at_work: held while a response is made. gone: nobody hears any more what is sent."""
+    """An open connection.
+
+    at_work: held while a response is made. gone: nobody hears any more what is sent.
+    """
 
     socket: WebSocket
     life: ServerState

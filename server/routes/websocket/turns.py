@@ -1,4 +1,4 @@
-"""Carries out a `response.create`: the same parse, run and feed as a POST, with frames in place of a stream."""
+"""Carries out a `response.create`: the parse, run and feed of a POST, with frames in place of a stream."""
 
 from __future__ import annotations
 

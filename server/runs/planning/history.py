@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from server.access import Principal
@@ -64,14 +64,14 @@ class Turn:
 class Context:
     """The items that a turn stands on, its own input last, as they were at one moment.
 
-    past: what stands before the input. told: the first of all items as messages, None where that is not known.
-    conversation_head, conversation_epoch: of the conversation as it was then; None without one. mixed: some are
-    of a conversation that a response before this one ran in.
+    past: what stands before the input. told: the first of all items as messages, None where that is not
+    known. conversation_head, conversation_epoch: of the conversation as it was then; None without one. mixed:
+    some are of a conversation that a response before this one ran in.
     """
 
     items: tuple[Item, ...]
     told: Told | None = None
-    past: Past = Past()
+    past: Past = field(default_factory=Past)
     conversation_head: int | None = None
     conversation_epoch: int | None = None
     mixed: bool = False

@@ -298,8 +298,8 @@ class RunPlan:
 class Planned:
     """A plan, with what was needed to make it and its first generation's request. That is not what will be
     asked where other servers have to list their tools first, or approved calls are to be made, but it counts
-    against limits. past: what stands before its own input. told: the first of the context's items as messages,
-    where they are known. secrets: the credentials of the plan's tools, by their index as a text."""
+    against limits. past: what stands before its own input. told: the first of the context's items as
+    messages, where they are known. secrets: the credentials of the plan's tools, by their index as a text."""
 
     plan: RunPlan
     functions: Functions

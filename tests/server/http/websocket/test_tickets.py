@@ -1,14 +1,15 @@
-"""Tickets: a page opens a socket with one, once, soon, and with the rights of the key that it was made with."""
+"""Tickets: a page opens a socket with one, once, soon, and with the rights of the key that made it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from server.clock import now_us
 from server.http.websocket import LIFETIME_S, PROTOCOL, tickets
 from tests.support.lines import line
 from tests.support.running import Running, http_client, live_app
@@ -30,7 +31,7 @@ async def denied(running: Running, *protocols: str) -> dict[str, Any]:
         async with line(running.base_url, subprotocols=protocols):
             pass
     assert refused.value.response.status_code == 401
-    error: dict[str, Any] = httpx.Response(401, content=refused.value.response.body).json()["error"]
+    error: dict[str, Any] = json.loads(refused.value.response.body or b"")["error"]
     assert error["code"] == "invalid_api_key"
     return error
 
@@ -63,7 +64,7 @@ async def test_what_is_no_ticket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         changed = made[:-1] + ("A" if made[-1] != "A" else "B")
         for wrong in (changed, tickets.PREFIX, tickets.PREFIX + "AAAA", PROTOCOL):
             await denied(running, wrong)
-        later = tickets.now_us() + (LIFETIME_S + 1) * 1_000_000
+        later = now_us() + (LIFETIME_S + 1) * 1_000_000
         monkeypatch.setattr(tickets, "now_us", lambda: later)
         assert "expired" in (await denied(running, made))["message"]
 

@@ -50,16 +50,18 @@ def text_frame(data: bytes, *, opcode: Opcode = Opcode.TEXT, fin: bool = True) -
 )
 async def test_it_is_an_error_and_another_lane_goes_on(tmp_path: Path, frame: Any, code: str) -> None:
     gate = Gate()
-    async with live_app(tmp_path, ScriptedEngine(gated_at(gate, "held"))) as running:
-        async with line(running.base_url) as socket:
-            await socket.ask("say held", stream_id="a")
-            await gate.reached.wait()
-            await socket.socket.send(frame)
-            await socket.until("error")
-            assert socket.frames[-1]["error"]["code"] == code
-            gate.release.set()
-            assert text(await socket.answer()) == "held"
-            assert running.life.arrivals.num_bytes == 0
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated_at(gate, "held"))) as running,
+        line(running.base_url) as socket,
+    ):
+        await socket.ask("say held", stream_id="a")
+        await gate.reached.wait()
+        await socket.socket.send(frame)
+        await socket.until("error")
+        assert socket.frames[-1]["error"]["code"] == code
+        gate.release.set()
+        assert text(await socket.answer()) == "held"
+        assert running.life.arrivals.num_bytes == 0
 
 
 async def test_ten_thousand_frames_at_once(live_server: Running) -> None:
@@ -73,16 +75,21 @@ async def test_ten_thousand_frames_at_once(live_server: Running) -> None:
 
 
 async def test_a_frame_that_is_too_large_ends_its_connection_alone(tmp_path: Path) -> None:
-    async with live_app(tmp_path, max_body_bytes=100_000) as running:
-        async with line(running.base_url) as socket, line(running.base_url) as other:
-            await socket.socket.send("x" * 100_001)
-            with pytest.raises(ConnectionClosed) as closed:
-                await socket.next()
-            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
-            assert text(await other.turn("say hello")) == "hello"
+    async with (
+        live_app(tmp_path, max_body_bytes=100_000) as running,
+        line(running.base_url) as socket,
+        line(running.base_url) as other,
+    ):
+        await socket.socket.send("x" * 100_001)
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.next()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+        assert text(await other.turn("say hello")) == "hello"
 
 
-async def raw(running: Running, head: bytes = HEAD) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+async def raw(
+    running: Running, head: bytes = HEAD
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
     """A connection and the reply to its head."""
     port = int(running.base_url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,7 +132,7 @@ async def test_a_message_that_does_not_arrive_is_given_up(tmp_path: Path) -> Non
 
 async def test_messages_that_arrive_count_among_all_bodies(tmp_path: Path) -> None:
     async with live_app(tmp_path, max_body_bytes=1 << 20, max_arriving_bytes=1 << 20) as running:
-        first, writer, _ = await raw(running)
+        _, writer, _ = await raw(running)
         writer.write(text_frame(b"x" * 900_000)[:800_000])
         await writer.drain()
         async with asyncio.timeout(10):
@@ -203,7 +210,7 @@ async def test_a_key_is_needed_where_one_is(tmp_path: Path, caplog: pytest.LogCa
 
 async def test_a_client_that_takes_nothing_is_cut(tmp_path: Path) -> None:
     async with live_app(tmp_path, send_timeout_s=0.5) as running:
-        reader, writer, _ = await raw(running)
+        _, writer, _ = await raw(running)
         transport: Any = writer.transport
         transport.pause_reading()
         asked = json.dumps({"type": "response.create", "input": "count 200000", "store": False}).encode()

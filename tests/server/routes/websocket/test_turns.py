@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from tests.support.running import Running, http_client, live_app
 from tests.support.talk import WEATHER, Api, Gate, answer, call, calls, gated_at, prompts, text
 
 
-async def test_a_turn_has_the_events_of_a_stream(live_server: Running, live_client: httpx.AsyncClient) -> None:
+async def test_a_turn_has_the_events_of_a_stream(
+    live_server: Running, live_client: httpx.AsyncClient
+) -> None:
     stream = await Api(live_client).stream("say one two three")
     async with line(live_server.base_url) as socket:
         response = await socket.turn("say one two three")
@@ -202,54 +205,60 @@ async def test_frames_that_make_no_sense(
 
 async def test_lanes_and_waiting_requests_are_limited(tmp_path: Path) -> None:
     gate = Gate()
-    async with live_app(tmp_path, ScriptedEngine(gated_at(gate, "held"))) as running:
-        async with line(running.base_url) as socket:
-            for index in range(32):
-                await socket.turn("say hello", stream_id=f"lane-{index}", store=False)
-            error = await socket.refused("websocket_stream_limit_reached", input="x", stream_id="one-more")
-            assert (error["error"]["param"], error["stream_id"]) == ("stream_id", "one-more")
-            assert text(await socket.turn("say hello", stream_id="lane-0")) == "hello"
-            assert text(await socket.turn("say hello")) == "hello"
-            await socket.ask("say held")
-            await gate.reached.wait()
-            for _ in range(64):
-                await socket.ask("say next")
-            await socket.ask("say too many")
-            await socket.until("error")
-            assert socket.frames[-1]["error"]["code"] == "queue_full"
-            gate.release.set()
-            for expected in ("held", *["next"] * 64):
-                assert text(await socket.answer()) == expected
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated_at(gate, "held"))) as running,
+        line(running.base_url) as socket,
+    ):
+        for index in range(32):
+            await socket.turn("say hello", stream_id=f"lane-{index}", store=False)
+        error = await socket.refused("websocket_stream_limit_reached", input="x", stream_id="one-more")
+        assert (error["error"]["param"], error["stream_id"]) == ("stream_id", "one-more")
+        assert text(await socket.turn("say hello", stream_id="lane-0")) == "hello"
+        assert text(await socket.turn("say hello")) == "hello"
+        await socket.ask("say held")
+        await gate.reached.wait()
+        for _ in range(64):
+            await socket.ask("say next")
+        await socket.ask("say too many")
+        await socket.until("error")
+        assert socket.frames[-1]["error"]["code"] == "queue_full"
+        gate.release.set()
+        for expected in ("held", *["next"] * 64):
+            assert text(await socket.answer()) == expected
 
 
 async def test_sixteen_responses_are_made_at_once(tmp_path: Path) -> None:
     gate = Gate()
-    async with live_app(tmp_path, ScriptedEngine(gated_at(gate, "held"))) as running:
-        async with line(running.base_url) as socket:
-            for index in range(17):
-                await socket.ask("say held", stream_id=f"lane-{index}")
-            begun = {(await socket.until("response.in_progress"))["stream_id"] for _ in range(16)}
-            gate.release.set()
-            seventeenth = (await socket.until("response.in_progress"))["stream_id"]
-            assert begun | {seventeenth} == {f"lane-{index}" for index in range(17)}
-            before = socket.frames.index(socket.frames[-1])
-            assert any(frame["type"] in ENDS for frame in socket.frames[:before])
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated_at(gate, "held"))) as running,
+        line(running.base_url) as socket,
+    ):
+        for index in range(17):
+            await socket.ask("say held", stream_id=f"lane-{index}")
+        begun = {(await socket.until("response.in_progress"))["stream_id"] for _ in range(16)}
+        gate.release.set()
+        seventeenth = (await socket.until("response.in_progress"))["stream_id"]
+        assert begun | {seventeenth} == {f"lane-{index}" for index in range(17)}
+        before = socket.frames.index(socket.frames[-1])
+        assert any(frame["type"] in ENDS for frame in socket.frames[:before])
 
 
 async def test_a_connection_that_has_lasted_long_enough_is_closed_when_it_rests(tmp_path: Path) -> None:
     gate = Gate()
-    async with live_app(tmp_path, ScriptedEngine(gated_at(gate, "held")), websocket_s=0.5) as running:
-        async with line(running.base_url) as socket:
-            await socket.ask("say held", stream_id="a")
-            await gate.reached.wait()
-            while (frame := await _asked(socket, "say more"))["type"] != "error":
-                await socket.until(*ENDS)
-            assert frame["error"]["code"] == "websocket_connection_limit_reached"
-            gate.release.set()
-            assert text(await socket.answer()) == "held"
-            with pytest.raises(ConnectionClosed) as closed:
-                await socket.next()
-            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated_at(gate, "held")), websocket_s=0.5) as running,
+        line(running.base_url) as socket,
+    ):
+        await socket.ask("say held", stream_id="a")
+        await gate.reached.wait()
+        while (frame := await _asked(socket, "say more"))["type"] != "error":
+            await socket.until(*ENDS)
+        assert frame["error"]["code"] == "websocket_connection_limit_reached"
+        gate.release.set()
+        assert text(await socket.answer()) == "held"
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.next()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
 
 
 async def _asked(socket: Line, input: str) -> Any:
@@ -259,26 +268,27 @@ async def _asked(socket: Line, input: str) -> Any:
 
 async def test_a_drain_lets_turns_end_and_closes(tmp_path: Path) -> None:
     gate = Gate()
-    async with live_app(tmp_path, ScriptedEngine(gated_at(gate, "held"))) as running:
-        async with line(running.base_url) as idle, line(running.base_url) as socket:
-            await socket.ask("say held", stream_id="a")
-            await gate.reached.wait()
-            import asyncio
-
-            draining = asyncio.create_task(running.life.drain(20))
-            with pytest.raises(ConnectionClosed) as closed:
-                await idle.next()
-            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
-            await socket.ask("say more", stream_id="b")
-            error = await socket.until("error")
-            assert (error["status"], error["error"]["code"]) == (503, "draining")
-            assert error["error"]["headers"]["retry-after"]
-            gate.release.set()
-            assert text(await socket.answer()) == "held"
-            with pytest.raises(ConnectionClosed) as closed:
-                await socket.next()
-            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
-            await draining
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated_at(gate, "held"))) as running,
+        line(running.base_url) as idle,
+        line(running.base_url) as socket,
+    ):
+        await socket.ask("say held", stream_id="a")
+        await gate.reached.wait()
+        draining = asyncio.create_task(running.life.drain(20))
+        with pytest.raises(ConnectionClosed) as closed:
+            await idle.next()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+        await socket.ask("say more", stream_id="b")
+        error = await socket.until("error")
+        assert (error["status"], error["error"]["code"]) == (503, "draining")
+        assert error["error"]["headers"]["retry-after"]
+        gate.release.set()
+        assert text(await socket.answer()) == "held"
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.next()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+        await draining
 
 
 async def test_a_client_that_leaves_ends_what_is_not_stored(tmp_path: Path) -> None:
@@ -288,8 +298,6 @@ async def test_a_client_that_leaves_ends_what_is_not_stored(tmp_path: Path) -> N
             await socket.ask("say held", store=False)
             await gate.reached.wait()
             assert running.context.runs.num_active == 1
-        import asyncio
-
         async with asyncio.timeout(10):
             while running.context.runs.num_active:
                 await asyncio.sleep(0)
