@@ -16,13 +16,14 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Response
+from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from server.errors import ApiError
 from server.http.arrivals import MIN_BODY_RATE, Arrivals
 
 LINGER_S = 10.0
-"""How long a client may take to fetch what was sent before a close."""
+"""How long a client may take to fetch what was sent before a close, and to end the connection then."""
 
 MAX_HEADERS, MAX_HEADER_LINE = 128, 8000
 """What `websockets` reads of a handshake: headers, and bytes of a line, less what stands around them."""
@@ -66,11 +67,24 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._since = 0.0  # the message began to arrive
         self._unsent = -1  # bytes, while there are more than there should be
         self._unsent_since = 0.0
+        self._early = b""  # what came behind the handshake before its reply
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrives, and count what is left of a message that is not whole."""
+        """Parse what arrives, and count what is left of a message that is not whole.
+
+        A client may send frames before its handshake is answered. A broken one, a ping or a close has to be
+        replied to, which cannot be done before that answer: so they wait, and no more is read meanwhile.
+        """
+        if self.close_sent or self.transport.is_closing():
+            if self.handshake_complete and self.conn.state is State.CLOSING:
+                super().data_received(data)  # perhaps the client's close, which is waited for
+            return
+        if self.handshake_initiated and not self.handshake_complete:
+            self._early += data
+            self.transport.pause_reading()
+            return
         super().data_received(data)
         self._hold(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
 
@@ -98,6 +112,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def send_receive_event_to_app(self) -> None:
         """A message is whole."""
         self._let_go()
+        if self.curr_msg_data_type == "text":
+            try:
+                self.frames[0].decode()
+            except UnicodeDecodeError:  # uvicorn would log it as a mistake of the server's
+                self.frames = []
+                self._fail(CloseCode.INVALID_DATA, "The message is not UTF-8.")
+                return
         super().send_receive_event_to_app()
 
     def handle_text(self, event: Frame) -> None:
@@ -141,6 +162,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True  # uvicorn would log a denial as an application's mistake
+        elif message["type"] == "websocket.accept" and self._early and self.handshake_complete:
+            early, self._early = self._early, b""
+            self.data_received(early)
+            if not self.read_paused and self.writable.is_set() and not self.transport.is_closing():
+                self.transport.resume_reading()
 
     async def receive(self) -> Any:
         """The next message for the application."""
@@ -183,14 +209,35 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._fail(CloseCode.POLICY_VIOLATION, "request_timeout")
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        """Close without waiting for the client's close."""
+        """Close because of what the client has done."""
         if self.close_sent or self.transport.is_closing():
             return
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": int(code), "reason": reason})
         self.conn.fail(code, reason)
+        self._part(int(code), reason)
+
+    def handle_parser_exception(self) -> None:
+        """A frame is broken; the parser has said so in a close."""
+        close = self.conn.close_sent
+        assert close is not None, "frames are parsed only once the handshake is answered"
+        self._part(close.code, close.reason)
+
+    def _part(self, code: int, reason: str) -> None:
+        """Send the last bytes and the end of the stream. What the client still sends is thrown away for a
+        while: closing at once would reset the connection, and it would never see why."""
+        self.frames = []
+        self._let_go()
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
-        self.transport.close()
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+            self.close_timer = None
+        if self.transport.can_write_eof():
+            self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+            self.transport.resume_reading()
+            self.transport.write_eof()
+        else:
+            self.transport.close()
 
 
 def _growing(event: Frame) -> Frame:

@@ -42,7 +42,7 @@ def text_frame(data: bytes, *, opcode: Opcode = Opcode.TEXT, fin: bool = True) -
         ('{"type": "response.create", "input": ' + "[" * 100_000 + "]" * 100_000 + "}", "invalid_json"),
         ("[" * 200_000, "invalid_json"),
         ('{"a":' * 400 + "1" + "}" * 400, "invalid_json"),
-        (json.dumps({"type": "response.create", "input": "x" * 11_000_000}), "string_above_max_length"),
+        (json.dumps({"type": "response.create", "input": "x" * 11_000_000}), "context_length_exceeded"),
         (json.dumps({"type": ["response.create"]}), "invalid_value"),
         (json.dumps({"type": "response.inject", "response_id": 7, "input": []}), "invalid_type"),
     ],
@@ -88,21 +88,24 @@ async def test_a_frame_that_is_too_large_ends_its_connection_alone(tmp_path: Pat
 
 
 async def raw(
-    running: Running, head: bytes = HEAD
+    running: Running, head: bytes = HEAD, behind: bytes = b""
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
-    """A connection and the reply to its head."""
+    """A connection and the reply to its head. behind: sent along with the head, without waiting."""
     port = int(running.base_url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head + b"\r\n")
+    writer.write(head + b"\r\n" + behind)
     return reader, writer, await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
 
 
 async def test_frames_behind_the_head_are_not_lost(live_server: Running) -> None:
     asked = text_frame(b'{"type": "nonsense"}')
-    reader, writer, reply = await raw(live_server, HEAD + b"\r\n" + asked)
+    reader, writer, reply = await raw(live_server, behind=asked)
     assert reply.startswith(b"HTTP/1.1 101 ")
     assert b'"param":"type"' in await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+    writer.write(asked)  # and what comes after them is read
+    assert b'"param":"type"' in await asyncio.wait_for(reader.readuntil(b"}}"), 10)
     writer.close()
+    await writer.wait_closed()
 
 
 async def test_a_message_in_any_number_of_fragments(live_server: Running) -> None:
@@ -136,7 +139,7 @@ async def test_messages_that_arrive_count_among_all_bodies(tmp_path: Path) -> No
         writer.write(text_frame(b"x" * 900_000)[:800_000])
         await writer.drain()
         async with asyncio.timeout(10):
-            while running.life.arrivals.num_bytes < 800_000:
+            while running.life.arrivals.num_bytes < 799_000:  # the parser has taken the frame's head
                 await asyncio.sleep(0)
         second, other, _ = await raw(running)
         other.write(text_frame(b"x" * 900_000)[:800_000])
@@ -152,25 +155,74 @@ async def test_messages_that_arrive_count_among_all_bodies(tmp_path: Path) -> No
         other.close()
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        b"\x81\x05hello",  # not masked
-        text_frame(b"\xff\xfe"),  # no UTF-8
-        b"\xf1\x80\x00\x00\x00\x00",  # reserved bits
-        b"\x83\x80\x00\x00\x00\x00",  # no such opcode
-        text_frame(b"more", opcode=Opcode.CONT),  # of nothing
-        b"\x89\xfe\x00\x80" + os.urandom(4),  # a ping that is too long
-        b"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x00",  # a length beyond all
-    ],
-)
-async def test_what_is_no_websocket_ends_its_connection_alone(live_server: Running, broken: bytes) -> None:
-    reader, writer, _ = await raw(live_server)
-    writer.write(broken)
+BROKEN = [
+    b"\x81\x05hello",  # not masked
+    text_frame(b"\xff\xfe"),  # no UTF-8
+    b"\xf1\x80\x00\x00\x00\x00",  # reserved bits
+    b"\x83\x80\x00\x00\x00\x00",  # no such opcode
+    text_frame(b"more", opcode=Opcode.CONT),  # of nothing
+    b"\x89\xfe\x00\x80" + os.urandom(4 + 128),  # a ping that is too long
+    b"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x00",  # a length beyond all
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_what_is_no_websocket_ends_its_connection_alone(
+    live_server: Running, broken: bytes, is_early: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer, reply = await raw(live_server, behind=broken if is_early else b"")
+    assert reply.startswith(b"HTTP/1.1 101 ")
+    if not is_early:
+        writer.write(broken)
     assert (await asyncio.wait_for(reader.read(), 10))[0] & 0x0F == Opcode.CLOSE
     writer.close()
     async with line(live_server.base_url) as socket:
         assert text(await socket.turn("say hello")) == "hello"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("early", "opcode"),
+    [
+        (text_frame(b"are you there?", opcode=Opcode.PING), Opcode.PONG),
+        (text_frame(struct.pack("!H", 1000), opcode=Opcode.CLOSE), Opcode.CLOSE),
+    ],
+)
+async def test_a_ping_or_a_close_behind_the_head_is_answered(
+    live_server: Running, early: bytes, opcode: Opcode, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer, reply = await raw(live_server, behind=early)
+    assert reply.startswith(b"HTTP/1.1 101 ")
+    assert (await asyncio.wait_for(reader.readexactly(2), 10))[0] & 0x0F == opcode
+    writer.close()
+    assert not caplog.records
+
+
+async def test_frames_behind_a_head_that_is_denied_are_thrown_away(
+    live_server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    for head in (HEAD.replace(b"version: 13", b"version: 8"), HEAD.replace(b"/v1/responses", b"/v1/none")):
+        _, writer, reply = await raw(live_server, head, behind=BROKEN[0])
+        assert reply.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 ")), reply
+        writer.close()
+    assert not caplog.records
+
+
+async def test_a_client_that_leaves_in_its_handshake_is_no_mistake(
+    live_server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(live_server.base_url.rpartition(":")[2])
+    for _ in range(20):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"\r\n")
+        writer.transport.abort()
+    async with line(live_server.base_url) as socket:
+        assert text(await socket.turn("say hello")) == "hello"
+    async with asyncio.timeout(10):
+        while len(live_server.life.sockets):
+            await asyncio.sleep(0.01)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
