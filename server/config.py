@@ -671,6 +671,12 @@ class Config(BaseModel):
         unit="s",
         gt=0,
     )
+    websocket_s: float = _setting(
+        3600.0,  # the official limit
+        "a WebSocket lasts this long, and then until nothing is under way on it",
+        unit="s",
+        gt=0,
+    )
     step_timeout_s: float = _setting(
         10.0,
         "an engine that computes one step for longer than this counts as dead, and the server ends",

@@ -50,6 +50,9 @@ _HEAD = struct.Struct(">BI16sH")  # version, number of the key, salt, bytes of t
 PRIVATE_HALF = "\0private half"
 """What stands in the place of a model's name in the seal of a private half; no model has such a name."""
 
+TICKET = "\0ticket"
+"""The same in the seal of a ticket."""
+
 SealedBy = tuple[int, str]
 """What a run is sealed by: the number of a key and the model's name. Pinned, so that a replay seals alike."""
 
@@ -142,6 +145,20 @@ class Sealing:
         except ValueError as why:
             log.warning("the credentials of run %s cannot be opened: %s", response_id, why)
             return {}
+        return found
+
+    async def sealed_ticket(self, content: Mapping[str, Any]) -> str:
+        """What somebody is handed to be known by later. Raises StorageUnavailable."""
+        return _seal(await self.key(), "", TICKET, content["number"], content)
+
+    async def opened_ticket(self, sealed: str) -> Mapping[str, Any] | None:
+        """The content of a ticket; None for what is none, or whose key is gone."""
+        if not {_key_number(sealed)} <= self._keys.keys():
+            await self._read()
+        try:
+            found: Mapping[str, Any] = _opened_by(TICKET, _open(self._keys, "", sealed))
+        except ValueError:
+            return None
         return found
 
     async def opened(

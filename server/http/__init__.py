@@ -7,8 +7,8 @@ exceptions into error replies, and streams.
 from __future__ import annotations
 
 from server.http.arrivals import Arrivals
-from server.http.authentication import INSIDE, OPEN_PATHS, SCOPE, Admission, declared_scope
-from server.http.body import read_as, read_body
+from server.http.authentication import INSIDE, OPEN_PATHS, SCOPE, Admission, declared_scope, presented_key
+from server.http.body import parse_object, read_as, read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
 from server.http.host_and_origin import HostAndOrigin
@@ -48,7 +48,7 @@ from server.http.request import (
     while_connected,
 )
 from server.http.sse import EventStream, StreamCut
-from server.http.state import Context, Phase
+from server.http.state import Context, Phase, ServerState
 
 __all__ = [
     "INSIDE",
@@ -69,6 +69,7 @@ __all__ = [
     "PageArgs",
     "Phase",
     "RootPath",
+    "ServerState",
     "StreamCut",
     "actor",
     "choice",
@@ -90,6 +91,8 @@ __all__ = [
     "owner",
     "page_args",
     "page_json",
+    "parse_object",
+    "presented_key",
     "principal",
     "query_text",
     "read_as",

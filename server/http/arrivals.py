@@ -7,6 +7,10 @@ from contextlib import contextmanager
 
 from server.errors import ApiError
 
+MIN_BODY_RATE = 32 * 1024
+"""Bytes per second that a body must bring on average, beyond the time that every body has: a tenth of a slow
+uplink, at which the largest body takes 17 minutes."""
+
 
 class Arrivals:
     """The bytes of all bodies that are arriving or have not been read yet."""

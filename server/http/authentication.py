@@ -2,8 +2,8 @@
 
 Every route declares the scope that it needs (`server.routes.documented`); it is looked up here, before the
 request's body is read. Routes under `/admin/` need the admin token instead of a key, and those
-under `/v1/organization/` take it too. Health, version and
-documentation paths need no key, and neither does `/metrics` for clients on this machine, of a server that
+under `/v1/organization/` take it too. A WebSocket may come with a ticket in place of a key. Health, version
+and documentation paths need no key, and neither does `/metrics` for clients on this machine, of a server that
 listens on loopback only.
 """
 
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.access import ADMIN, ADMIN_READS, THE_OPERATOR, EndedKey, Principal, unauthorized
 from server.http.proxies import ThisMachine
 from server.http.request import actor
+from server.http.websocket import offered_ticket, redeem
 from server.limits import Standing
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ class Admission:
             return THE_OPERATOR
         if path.startswith(ADMIN_PATHS):
             raise unauthorized("This route needs the admin token that the server left in its data folder.")
+        context = self._life.context
+        if key is None and context is not None and (ticket := offered_ticket(scope.get("subprotocols", ()))):
+            return await redeem(ticket, context.sealing, self._life.keys, context.storage)
         return await self._life.keys.principal(key)
 
     def _found(self, scope: Scope) -> tuple[str, str] | tuple[None, None]:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from server.config import THREADED_BYTES, nearest
 from server.errors import ApiError
+from server.http.arrivals import MIN_BODY_RATE
 from server.http.request import life
 from server.schema import shorten
 from server.threads import aside, begin_large_request, in_large_request
@@ -28,11 +29,6 @@ JSON_TYPE = re.compile(r"application/([a-z0-9!#$&^_.-]+\+)?json[ \t]*(;.*)?", re
 """Media types of JSON: `application/json` and `application/*+json`, with any parameters (JSON is UTF-8)."""
 
 Digest = Callable[[bytes], bytes]
-
-MIN_BODY_RATE = 32 * 1024
-"""Bytes per second that a body must bring on average, beyond the time that every body has: a tenth of a slow
-uplink, at which the largest body takes 17 minutes."""
-
 
 PIECE_BYTES = 1024 * 1024
 """Of a body that arrives."""

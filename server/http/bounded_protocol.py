@@ -19,6 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import ApiError
+from server.http.websocket import MAX_HEADER_LINE, MAX_HEADERS
 
 LINGER_S = 10.0
 """How long the rest of a refused body is read and thrown away, and how long a client may take to fetch what
@@ -122,6 +123,8 @@ class BoundedHttp(HttpToolsProtocol):
                 self._in_message = False
                 self.deadline = math.inf
                 self.handle_websocket_upgrade()
+                if rest := data[upgrade.args[0] :]:  # frames from a client that did not wait for the reply
+                    self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
                 return b""
             head, self._replay = self._replay, None
             self.parser = httptools.HttpRequestParser(self)
@@ -223,16 +226,30 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(501, message, "transfer_coding_not_implemented")
         elif b"expect" in names and not self.expect_100_continue:
             self._refuse(417, "Of expectations only '100-continue' can be met.", "expectation_failed")
-        elif self._get_upgrade() == b"websocket" and not self._should_upgrade():
-            # A WebSocket route needs `ws` in `server.process.serve.web_server`; uvicorn then takes over from
-            # here.
-            message = "WebSocket connections are not served here; send an ordinary HTTP request."
-            self._refuse(400, message, "websocket_not_supported")
+        elif self._should_upgrade() and (why := self._no_handshake(method, version)):
+            self._refuse(400, f"This cannot become a WebSocket: {why}.", "invalid_handshake")
         elif not self._has_path(method):
             self._refuse(400, "The request's target is no URL of this server.", "invalid_url")
         else:
             return True
         return False
+
+    def _no_handshake(self, method: str, version: str) -> str | None:
+        """Why a request that asks for a WebSocket cannot become one, where the protocol that takes over would
+        not say so itself."""
+        if method != "GET" or version != "1.1":
+            return "it takes a GET of HTTP/1.1"
+        if not self._is_idle:
+            return "earlier requests on this connection have not been answered yet"
+        given = dict(self.headers)
+        if b"transfer-encoding" in given or given.get(b"content-length", b"0") != b"0":
+            return "it has a body"
+        if not self.url.isascii():
+            return "its target is not ASCII"
+        lines = [len(name) + len(value) for name, value in self.headers]
+        if len(lines) > MAX_HEADERS or max((*lines, len(self.url))) > MAX_HEADER_LINE:
+            return f"it has more than {MAX_HEADERS} headers, or one of more than {MAX_HEADER_LINE} bytes"
+        return None
 
     def _is_for(self, host: bytes) -> bool:
         """Whether the target, where it is in absolute form, names the host that the Host header does."""

@@ -239,7 +239,10 @@ class Boundary:
             started = True
             accepted = accepted or kind == "websocket.accept"
             closed = closed or kind == "websocket.close"
-            await send(message)
+            try:
+                await send(message)
+            except OSError as gone:  # the way of ASGI to tell that nobody is there any more
+                raise WebSocketDisconnect(1006) if kind.startswith("websocket.") else gone from gone
 
         async def answer(error: ApiError) -> None:
             if not started or (accepted and not closed):

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from server.access import Actor, Principal
 from server.errors import ApiError
@@ -20,13 +20,14 @@ from server.limits import Standing, Subject
 T = TypeVar("T")
 
 
-def life(request: Request) -> ServerState:
-    """The process's life: configuration, phase, telemetry; there from the first request on."""
+def life(request: HTTPConnection) -> ServerState:
+    """The process's life: configuration, phase, telemetry; there from the first request on. request: or a
+    WebSocket, here and in what follows."""
     found: ServerState = request.app.state.life
     return found
 
 
-def context(request: Request) -> Context:
+def context(request: HTTPConnection) -> Context:
     """The context; ApiError 503 `not_ready` before the server can serve."""
     found = life(request).context
     if found is None:
@@ -34,13 +35,13 @@ def context(request: Request) -> Context:
     return found
 
 
-def principal(request: Request) -> Principal:
+def principal(request: HTTPConnection) -> Principal:
     """Who makes the request, and what they may do."""
     found: Principal = request.state.principal
     return found
 
 
-def limited(request: Request, model: str) -> tuple[Subject, ...]:
+def limited(request: HTTPConnection, model: str) -> tuple[Subject, ...]:
     """Whose limits concern a request for a model; the headers of its reply tell of that model's, too."""
     standing: Standing | None = getattr(request.state, "standing", None)
     if standing is not None:
@@ -54,12 +55,12 @@ async def require_stored_bytes(request: Request, num_bytes: int) -> None:
     await here.quota.require(who.owner, num_bytes, here.limiter.stored_bytes(who.subjects))
 
 
-def owner(request: Request) -> str:
+def owner(request: HTTPConnection) -> str:
     """Whose request this is: the owner that scopes every row it may see."""
     return principal(request).owner
 
 
-def actor(request: Request) -> Actor:
+def actor(request: HTTPConnection) -> Actor:
     """Who makes the request, as the audit log names them."""
     who = principal(request)
     try:

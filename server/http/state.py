@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from server.encrypted_reasoning import Sealing
     from server.errors import ApiError
     from server.http.arrivals import Arrivals
+    from server.http.websocket import OpenSockets
     from server.limits import Limiter
     from server.model_registry import Models
     from server.quota import Quota
@@ -55,6 +56,7 @@ class ServerState(Protocol):
     telemetry: Telemetry
     arrivals: Arrivals
     num_streams: int  # open event streams
+    sockets: OpenSockets
     keys: Keys
     accesses: Accesses
     admin_token: str

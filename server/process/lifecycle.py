@@ -27,6 +27,7 @@ from server.containers import Cells, no_cells
 from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
+from server.http.websocket import OpenSockets
 from server.input_files import InputImages
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, build_pooling, build_remote, caps_of, served_names
@@ -87,6 +88,7 @@ class ServerLifecycle:
         )
         self.num_connections: Callable[[], int] = lambda: 0  # set by whoever listens
         self.num_streams = 0  # open event streams
+        self.sockets = OpenSockets()
         self.keys = Keys(config)
         self.accesses = Accesses()
         # Of all processes at the port, each of which has to take one body at least.
@@ -356,6 +358,7 @@ class ServerLifecycle:
             yield Reading("pooling", waiting, {"model": pooled.name})
         yield Reading("storage", _commit_numbers(self._storage.commit_stats()))
         yield Reading("sse", {"readers": self.num_streams})
+        yield Reading("websocket", self.sockets.readings())
         yield Reading("http", {"connections": self.num_connections()})
         yield Reading("runs", self.context.runs.readings())
         yield Reading("webhooks", {"pending": self._deliveries.num_pending})
@@ -410,11 +413,13 @@ class ServerLifecycle:
         self._drained = True
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
+        self.sockets.drain()
         await self.context.runs.drain(grace_s, blameless=self.phase != "dead")
         if grace_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._quiet.wait()
+                    await self.sockets.all_closed()
         if self._batches is not None:
             await self._batches.close()
         if self._num_posts:

@@ -37,6 +37,7 @@ from server.access import KeyFileError
 from server.admin import address_file, leave_address
 from server.config import Config, ConfigError
 from server.http import BoundedHttp
+from server.http.websocket import BoundedWebSocket
 from server.process.app import create_app
 from server.process.lifecycle import Refused, ServerLifecycle
 from server.process.log_lines import Lines, json_lines
@@ -427,7 +428,16 @@ def web_server(app: FastAPI, config: Config, tls: Tls | None = None) -> uvicorn.
         app,
         http=BoundedHttp,
         h11_max_incomplete_event_size=config.max_header_bytes,
-        ws="none",
+        ws=functools.partial(  # type: ignore[arg-type]  # uvicorn calls it as it calls a class
+            BoundedWebSocket,
+            arrivals=app.state.life.arrivals,
+            body_timeout_s=config.body_timeout_s,
+            send_timeout_s=config.send_timeout_s,
+        ),
+        ws_max_size=config.max_body_bytes,
+        ws_ping_interval=config.keepalive_s,
+        ws_ping_timeout=2 * config.send_timeout_s,  # a client that is busy answers late
+        ws_per_message_deflate=False,  # a few bytes less for a token, and a buffer for each socket
         lifespan="off",
         log_config=None,
         access_log=False,

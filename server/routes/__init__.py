@@ -21,6 +21,7 @@ from server.routes.operator import ROUTERS as OPERATOR
 from server.routes.organization import ROUTERS as ORGANIZATION
 from server.routes.pooling import ROUTERS as POOLING
 from server.routes.vector_stores import ROUTERS as VECTOR_STORES
+from server.routes.websocket import ROUTERS as WEBSOCKET
 
 ROUTERS: tuple[APIRouter, ...] = (
     *(
@@ -35,6 +36,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     *FILES,
     *VECTOR_STORES,
     *ORGANIZATION,
+    *WEBSOCKET,
 )
 
 REFERENCE: APIRouter = reference.router

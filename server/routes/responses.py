@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from server import encrypted_reasoning
@@ -101,15 +101,15 @@ async def create_response(request: Request) -> Response:
         if known is None and body.get("background") is not True:  # that waits where no place is free
             models.require_room(body, who.owner, who.service.weight)
 
-    parsed, items = await read_as(request, _asking(request, parse_create), first=first)
-    _name_untold(request, parsed, items)
+    parsed, items = await read_as(request, asking(request, parse_create), first=first)
+    name_in_vain(request, parsed, items)
     if (response_id := keyed(request).response_id) is not None:
         return await _again(request, response_id, stream=parsed.stream)
     return await _start(request, parsed, items)
 
 
-def _asking(
-    request: Request, parse: Callable[..., CreateResponse]
+def asking(
+    request: HTTPConnection, parse: Callable[..., CreateResponse]
 ) -> Callable[[Mapping[str, Any]], tuple[CreateResponse, list[Item]]]:
     """What reads a body as this server is configured to."""
     return partial(_asked, parse, context(request).config.unsupported_tools)
@@ -127,7 +127,7 @@ def _asked(
     return parsed.model_copy(update={"input": None, "secrets": secrets}), items
 
 
-def _name_untold(request: Request, parsed: CreateResponse, items: Sequence[Item]) -> None:
+def name_in_vain(request: HTTPConnection, parsed: CreateResponse, items: Sequence[Item]) -> None:
     """Name what the request says to a chat template that does not read it, a key that salts nothing, and
     tools that this server cannot run, where these are not refused. Raises ApiError for them, and for an
     unknown model."""
@@ -150,7 +150,7 @@ def _name_untold(request: Request, parsed: CreateResponse, items: Sequence[Item]
 async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]) -> Response:
     here = context(request)
     if not here.config.store:
-        parsed = _unstored(parsed)
+        parsed = unstored(parsed)
     headers = here.models.resume_headers(parsed.model)
     key = keyed(request)
     # Until it has begun there is nothing to come back to: a client that leaves takes the trial of its shapes
@@ -176,7 +176,7 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
         started.reader.close()
 
 
-def _unstored(parsed: CreateResponse) -> CreateResponse:
+def unstored(parsed: CreateResponse) -> CreateResponse:
     """A request at a server that stores no responses. Raises ApiError 400 for what cannot be done so."""
     for param in ("background", "await_tool_outputs"):
         if getattr(parsed, param):
@@ -443,8 +443,8 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
 )
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
-    parsed, items = await read_as(request, _asking(request, parse_input_tokens), allow_empty=True)
-    _name_untold(request, parsed, items)
+    parsed, items = await read_as(request, asking(request, parse_input_tokens), allow_empty=True)
+    name_in_vain(request, parsed, items)
     count = await context(request).runs.count_input(principal(request), parsed, items)
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 

@@ -75,6 +75,7 @@ from server.runs.execution import (
 )
 from server.runs.planning import (
     TERMINAL,
+    Past,
     Pasts,
     Planned,
     RunPlan,
@@ -145,13 +146,15 @@ class Started:
     """A run that has begun. `reader` counts as watching it from the first event on; the caller closes it.
 
     failure: why it has failed in this process, as an HTTP error; None where it has not, or where nothing is
-    known of it but what its last event says.
+    known of it but what its last event says. past: once it has ended with a status, what a next turn stands
+    on: for callers that keep what is not stored.
     """
 
     response_id: str
     response: Snapshot  # as it stood then
     reader: Reader
     failure: Callable[[], ApiError | None]
+    past: Callable[[str], Past]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,12 +300,14 @@ class Runs:
         planning: Planning | None = None,
         *,
         by: Actor | None = None,
+        past: Past | None = None,
     ) -> Started:
         """Plan a request and start its run; the start transaction is durable when this returns.
 
         keyed: what makes the request the same as another one; it is recorded with the start. planning: awaits
         the plan, and may give it up, where nothing is to be kept of it without its client. by: whom the audit
-        log names for the calls that the request approves; None is the principal. Raises ApiError
+        log names for the calls that the request approves; None is the principal. past: what its previous
+        response leads to, where that is not stored and the caller has it. Raises ApiError
         (403 where the principal may not use the model or a tool), the engine's RequestErrors, QueueFull and
         EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
@@ -332,6 +337,7 @@ class Runs:
                 keyed,
                 planning,
                 by or Actor(principal.key_id or principal.owner),
+                past,
             )
             stack.pop_all()  # the run's task gives both back
             return started
@@ -346,6 +352,7 @@ class Runs:
         keyed: KeyedRequest | None,
         planning: Planning | None,
         by: Actor,
+        past: Past | None,
     ) -> Started:
         """Plan and begin; see `create`."""
         owner = principal.owner
@@ -365,7 +372,7 @@ class Runs:
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
             plan = make_plan(
-                self._turn(request, items, principal, served),
+                replace(self._turn(request, items, principal, served), past=past),
                 self._storage,
                 self._registry,
                 tool_timeout_s=self._config.tool_timeout_s,
@@ -479,7 +486,7 @@ class Runs:
         dumped, input_items = await aside(in_large_request(), _as_stored, planned)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
         run.input, run.first, run.place, run.reach = planned.input, planned.request, held.place, reach
-        run.told = planned.told
+        run.told, run.past = planned.told, planned.past
         planned.functions.teach(reach)
         if (record := current.get()) is not None:
             record.model, record.response_id = plan.model, plan.response_id
@@ -530,7 +537,7 @@ class Runs:
         run.visit = held.visit
         response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
         reader = self.feed.join(plan.response_id)
-        started = Started(plan.response_id, response, reader, lambda: run.failure)
+        started = Started(plan.response_id, response, reader, lambda: run.failure, partial(_behind, run))
         if queued:
             self.feed.release(plan.response_id)
             self._queue.want()
@@ -910,6 +917,11 @@ class Runs:
         """End waiting runs whose deadline has passed, or that were cancelled."""
         async with self._claiming:
             await self._take_up(await self._storage.claim_due(now_us()))
+
+
+def _behind(run: Run, status: str) -> Past:
+    """What stands before the turn that goes on from a run which has ended with this status."""
+    return (run.past or Past()).and_turn((*run.input, *run.assembler.output), status)
 
 
 def _report(chore: asyncio.Task[None]) -> None:

@@ -181,6 +181,8 @@ _RESPONSES: Mapping[str, Rule] = {
     "chat_template_kwargs": EXTENSION,
     "await_tool_outputs": EXTENSION,
     "tool_timeout_s": EXTENSION,
+    "generate": EXTENSION,  # official over WebSockets
+    "prompt_cache_options": HONOURED,  # for its `prewarm`; the rest is named
     "prompt": _refused(because="This server keeps no prompt templates; send instructions and input."),
     "moderation": _refused(),
     "context_management": _refused([], because="Compaction is not built yet; see truncation 'auto'."),

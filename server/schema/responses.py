@@ -164,11 +164,11 @@ class CreateResponse(BaseModel):
     """A request to create a response, checked; null and absent are one.
 
     `input` is as it came (see `schema.items.normalize_input`), None when absent. `tools` and `tool_choice`
-    are in their flat form. `tool_timeout_s`: None is the server's default. `sampling` leaves `max_tokens` and
-    `logprobs` unset: they follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is
-    what the answer must look like, because of the field `shape_param`, and `limit_param` the field that gave
-    `max_output_tokens`. `secrets` are the credentials that its tools came with, and those that its
-    input adds, by their paths.
+    are in their flat form. `tool_timeout_s`: None is the server's default. `generate`: false where only the
+    prompt is to be computed, for a next turn. `sampling` leaves `max_tokens` and `logprobs` unset: they
+    follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is what the answer must
+    look like, because of the field `shape_param`, and `limit_param` the field that gave `max_output_tokens`.
+    `secrets` are the credentials that its tools came with, and those that its input adds, by their paths.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)
@@ -202,6 +202,7 @@ class CreateResponse(BaseModel):
     user: Annotated[str, Field(max_length=1024)] | None = None
     await_tool_outputs: bool = False
     tool_timeout_s: Annotated[Number, Field(gt=0, le=MAX_TOOL_TIMEOUT_S)] | None = None
+    generate: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     sampling: SamplingFields = SamplingFields()
@@ -239,7 +240,17 @@ def parse_create(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "r
     if request.service_tier == UNKNOWN_TIER:
         ignore("service_tier")
     check_priority(request.service_tier, request.priority)
+    if _prewarms(request.prompt_cache_options):
+        return request.model_copy(update={"generate": False})
     return request
+
+
+def _prewarms(options: Mapping[str, Any] | None) -> bool:
+    """Whether `prompt_cache_options` ask that only the prompt is computed. Raises ApiError 400."""
+    prewarm = (options or {}).get("prewarm")
+    if prewarm is not None and not isinstance(prewarm, bool):
+        mistyped("prompt_cache_options.prewarm", "a boolean", prewarm)
+    return bool(prewarm)
 
 
 def parse_input_tokens(
@@ -285,6 +296,7 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
         check_length("input", 0, "array", least=1)  # there would be nothing to answer
     unread(values.get("text") or {}, ("format",), "text")
     unread(values.get("reasoning") or {}, ("effort",), "reasoning")
+    unread(request.prompt_cache_options or {}, ("prewarm",), "prompt_cache_options")
     request.stream_options.name_ignored(values)
     return request
 

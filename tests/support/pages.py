@@ -28,7 +28,7 @@ from tests.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
-SHOWN = ("text", "toml", "json", "yaml", "ini", "nginx")
+SHOWN = ("text", "toml", "json", "yaml", "ini", "nginx", "js")
 """Languages of blocks that are only read, unless a marker says to write them to a file."""
 PORTS = (8000, 8001, 8002, 9000)
 """Ports that pages name; each stands for a free one. The first is the page's server's."""

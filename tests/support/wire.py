@@ -123,7 +123,10 @@ _NULLABLE = ("user", "usage")
 
 
 def validate_response(response: Json) -> None:
-    """Check a Response object: the schema, and what every client relies on beyond it."""
+    """Check a Response object: the schema, and what every client relies on beyond it.
+
+    One that only computed its prompt (`generate: false`) has neither output nor output tokens.
+    """
     validate("Response", {k: v for k, v in response.items() if not (k in _NULLABLE and v is None)})
     present = "status completed_at previous_response_id truncation text presence_penalty frequency_penalty"
     present += " top_logprobs reasoning usage max_output_tokens max_tool_calls store background service_tier"
@@ -143,7 +146,8 @@ def validate_response(response: Json) -> None:
     if status in ("completed", "incomplete"):
         check_usage(response["usage"])
     if status == "completed" and "forked_from" not in response:
-        assert response["output"], "a completed response has an output item"
+        only_prompt = response["usage"]["output_tokens"] == 0
+        assert response["output"] or only_prompt, "a completed response has an output item"
     for item in response["output"]:
         validate_item(item)
 

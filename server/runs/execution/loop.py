@@ -145,7 +145,10 @@ class Loop:
                         return
                 case steps.Generate(generation, max_tokens):
                     await self._probation.enter(run)
-                    await self._generate(run, generation, max_tokens)
+                    await self._generate(run, generation, max_tokens if run.plan.generates else 1)
+                    if not run.plan.generates:
+                        self._end(run, "completed")
+                        return
                 case steps.MakeCalls(requests):
                     for request in requests:
                         self._write(run, run.assembler.call_approved(request))
@@ -266,6 +269,8 @@ class Loop:
         unlogged = run.unlogged
         if chunk.cached_tokens is not None and "generation" in unlogged.facts:
             unlogged.facts["cached_tokens"] = chunk.cached_tokens
+        if not run.plan.generates:  # a token is drawn to have the prompt computed, and shown to nobody
+            return False
         if chunk.reasoning_tokens:
             reasoning = unlogged.facts.get("reasoning_tokens", 0)
             unlogged.facts["reasoning_tokens"] = reasoning + chunk.reasoning_tokens

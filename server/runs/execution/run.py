@@ -20,7 +20,7 @@ from server.model_registry import ServedModel
 from server.prompting import Told
 from server.runs.events import Assembler, Draft, RunLog, Tokens, derived_id
 from server.runs.execution.logprobs import dump_logprobs
-from server.runs.planning import Functions, Progress, RunPlan, approved_calls, pending_calls
+from server.runs.planning import Functions, Past, Progress, RunPlan, approved_calls, pending_calls
 from storage import NewItem, Record, RunClaim
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Run:
     """One run of this process.
 
     context: the items before its output, pinned. told: the first of them as messages, where they are known.
-    input: its own new ones among them. first: the first generation's request, rendered with the plan.
+    input: its own new ones among them. past: what stands before these, nothing left out; None where another
+    process began it. first: the first generation's request, rendered with the plan.
     unlisted: routes whose functions were not shown yet. num_known: how many items of its output its functions
     were found with.
 
@@ -76,6 +77,7 @@ class Run:
     context: Sequence[Item]
     told: Told | None = None
     input: Sequence[Item] = ()
+    past: Past | None = None
     first: GenerateRequest | None = None
     generated: tuple[GenerateRequest, list[int]] | None = None  # this task's last generation, and its tokens
     unlisted: tuple[Route, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.runs.planning import steps
 from server.runs.planning.functions import Functions, enforced
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable, require_readable
-from server.runs.planning.pasts import Pasts, read_items
+from server.runs.planning.pasts import Past, Pasts, read_items
 from server.runs.planning.plan import Planned, RunPlan, count_input, fit, make_plan
 from server.runs.planning.saved_names import SavedNames
 from server.runs.planning.spending import spent, spent_so_far, used_by_tool
@@ -15,6 +15,7 @@ from server.runs.planning.tools import TurnTools, turn_tools
 __all__ = [
     "TERMINAL",
     "Functions",
+    "Past",
     "Pasts",
     "Planned",
     "Progress",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from server.access import Principal
@@ -47,7 +47,8 @@ class Turn:
     """A request as a plan is made of it, its references resolved.
 
     input: its own new items, normalised. as_of: the moment in unix microseconds whose past it continues.
-    approvals: which calls of MCP tools need one, for the tools of the turn.
+    approvals: which calls of MCP tools need one, for the tools of the turn. past: what the previous response
+    leads to, where whoever began the turn has it, because nothing of that is stored.
     """
 
     request: CreateResponse
@@ -56,19 +57,21 @@ class Turn:
     served: ServedModel
     as_of: int
     approvals: Callable[[Sequence[Tool]], Approvals]
+    past: Past | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """The items that a turn stands on, its own input last, as they were at one moment.
 
-    told: the first of them as messages, None where that is not known. conversation_head, conversation_epoch:
-    of the conversation as it was then; None without one. mixed: some are of a conversation that a response
-    before this one ran in.
+    past: what stands before the input. told: the first of all items as messages, None where that is not
+    known. conversation_head, conversation_epoch: of the conversation as it was then; None without one. mixed:
+    some are of a conversation that a response before this one ran in.
     """
 
     items: tuple[Item, ...]
     told: Told | None = None
+    past: Past = field(default_factory=Past)
     conversation_head: int | None = None
     conversation_epoch: int | None = None
     mixed: bool = False
@@ -83,7 +86,9 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
     past = Past()
     pasts = pasts or Pasts(storage)
     try:
-        if request.previous_response_id is not None:
+        if turn.past is not None:
+            past = turn.past
+        elif request.previous_response_id is not None:
             previous = await storage.get_response(turn.principal.owner, request.previous_response_id)
             if previous.status not in TERMINAL:
                 message = f"Response '{previous.id}' has not finished (status {previous.status})."
@@ -99,7 +104,8 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
         if len(past.items) > THREADED_PARTS:
             begin_large_request()
         context = await aside(in_large_request(), _joined_anew, past, new)
-    return replace(context, conversation_head=head, conversation_epoch=epoch, mixed=past.in_conversation)
+    mixed = past.in_conversation
+    return replace(context, past=past, conversation_head=head, conversation_epoch=epoch, mixed=mixed)
 
 
 def _check_words(items: Sequence[Item]) -> None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import orjson
 
-from server.items import ITEM_TYPES, Item, load_item
+from server.items import ITEM_TYPES, Item, dump_private, load_item, private_of, with_private
 from server.prompting import NOTHING_TOLD, Told
 from server.runs.planning.calls import Calls
 from server.threads import THREADED_PARTS, aside
@@ -96,10 +96,26 @@ class Past:
         """The same with stored history behind it; see `and_then`."""
         return self.and_then(read_items(history), _weight(entry.item for entry in history), source)
 
+    def and_turn(self, items: Sequence[Item], status: str) -> Past:
+        """The same with a turn behind it that is not stored. items: its input and its output. status: how its
+        response ended."""
+        kept = [_without(item, ITEM_TYPES[item["type"]].heavy) for item in items]
+        num_bytes = sum(
+            ITEM_BYTES + WEIGHT * (len(orjson.dumps(item)) + len(dump_private(item) or b"")) for item in kept
+        )
+        return self.and_then([(item, status) for item in kept], num_bytes, SOURCE)
+
     @property
     def said(self) -> list[Said]:
         """The items with the statuses of their responses."""
         return list(zip(self.items, self.statuses, strict=True))
+
+
+def _without(item: Item, names: Collection[str]) -> Item:
+    """An item without some of its members; the item itself, where it has none of them."""
+    if not any(name in item for name in names):
+        return item
+    return with_private({k: v for k, v in item.items() if k not in names}, private_of(item))
 
 
 CHECKED = 500

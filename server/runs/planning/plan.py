@@ -57,6 +57,7 @@ from server.prompting import (
 )
 from server.runs.planning.functions import Functions, enforced, functions_of
 from server.runs.planning.history import Context, Turn, drop_oldest, load_context, require_readable
+from server.runs.planning.pasts import Past
 from server.runs.planning.saved_names import name_of
 from server.runs.planning.tools import TurnTools, turn_tools
 from server.schema import SamplingFields, num_parts, refuse
@@ -95,7 +96,7 @@ class RunPlan:
     is not over. approvals: which calls of MCP tools need one. approved: ids of the items that asked for calls
     which the input approves, and which the run makes first. batch: it is a request of a batch. saved_as: the
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
-    saved_until: unix seconds after which that goes.
+    saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
     """
 
     response_id: str
@@ -141,6 +142,7 @@ class RunPlan:
     num_added: int = 0
     saved_as: str | None = None
     saved_until: float | None = None
+    generates: bool = True
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -296,13 +298,14 @@ class RunPlan:
 class Planned:
     """A plan, with what was needed to make it and its first generation's request. That is not what will be
     asked where other servers have to list their tools first, or approved calls are to be made, but it counts
-    against limits. told: the first of the context's items as messages, where they are known. secrets: the
-    credentials of the plan's tools, by their index as a text."""
+    against limits. past: what stands before its own input. told: the first of the context's items as
+    messages, where they are known. secrets: the credentials of the plan's tools, by their index as a text."""
 
     plan: RunPlan
     functions: Functions
     input: tuple[Item, ...]
     context: tuple[Item, ...]
+    past: Past
     told: Told | None
     conversation_head: int | None
     request: GenerateRequest
@@ -424,6 +427,8 @@ async def make_plan(
         plan = replace(plan, tools=known)
         functions, offered = await _offered(plan, registry, context.items, served)
         approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
+        if approved and not plan.generates:
+            refuse("generate", "A request that approves calls has to make them: 'generate' cannot be false.")
         plan = replace(plan, approved=approved)
         for each in (offered, _offered_later(functions)):
             await check(each, served, plan.tools, request.shape_param, turn.principal.owner)
@@ -437,12 +442,13 @@ async def make_plan(
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=who.key_id, batch=who.batch)
 
     def finished() -> Planned:
-        first = plan.request(served, prompt, offered, generation=0, max_tokens=plan.max_output_tokens)
+        most = plan.max_output_tokens if plan.generates else 1
+        first = plan.request(served, prompt, offered, generation=0, max_tokens=most)
         check_request(first, served.info)
         kept = tuple(drop_oldest(context.items, num_dropped))
         told = None if num_dropped else context.told
-        head = context.conversation_head
-        return Planned(plan, functions, tuple(turn.input), kept, told, head, first, tools.secrets)
+        head, past = context.conversation_head, context.past
+        return Planned(plan, functions, tuple(turn.input), kept, past, told, head, first, tools.secrets)
 
     limit, param = request.max_output_tokens, request.limit_param
     name_capped_limit(limit, param, served.caps)
@@ -595,6 +601,7 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         truncates=request.truncation == "auto",
         include=[name for name in request.include if name in FILLED],
         approvals=turn.approvals(tools.tools),
+        generates=request.generate,
         saved_until=turn.as_of / 1e6 + DAY_S if request.prompt_cache_retention == "24h" else None,
         trace=None if (record := current.get()) is None else record.dump(),
     )

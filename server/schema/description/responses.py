@@ -66,6 +66,7 @@ _MEANINGS: Mapping[str, str] = {
     "await_tool_outputs": "With calls of the client's functions the response stays open until "
     "`POST /v1/responses/{id}/tool_outputs` brings their outputs.",
     "tool_timeout_s": "How long `await_tool_outputs` waits, in seconds.",
+    "generate": "False: only the prompt is computed, for a next turn, and nothing is answered.",
     "chat_template_kwargs": "Arguments for the model's chat template.",
     "priority": "Its number in the queues: lower ones go first. Those below 0 are of the service tier "
     "priority, those above 0 of flex.",
@@ -452,6 +453,9 @@ _REPLIES: Mapping[str, Schema] = {
                 "item that they share.",
             }
         },
+    ),
+    "SocketTicket": of(
+        {"object": {"const": "ws_ticket"}, "ticket": STRING, "expires_at": INTEGER, "protocol": STRING}
     ),
     "Deleted": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
     "Model": of(

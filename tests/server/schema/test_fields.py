@@ -20,7 +20,7 @@ OFFICIAL = {
 
 NOT_HONOURED = {
     "responses": {
-        "hint": "user safety_identifier prompt_cache_options",
+        "hint": "user safety_identifier",
         "refused": "prompt moderation context_management",
     },
     "input_tokens": {"refused": "personality"},
