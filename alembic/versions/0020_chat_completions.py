@@ -10,7 +10,7 @@ from sqlalchemy import Text as AnyText
 
 from alembic import op
 
-revision = "0021"
+revision = "0020"
 down_revision = "0019"
 branch_labels = None
 depends_on = None
