@@ -25,8 +25,10 @@ ROUTES: list[BaseRoute] = [route for router in (*ROUTERS, REFERENCE) for route i
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Method, path and scope of every route."""
+    """Method, path and scope of every route; a WebSocket needs what a POST to its path needs."""
     for route in ROUTES:
+        if isinstance(route, WebSocketRoute):
+            continue
         assert isinstance(route, APIRoute), route
         for method in sorted(route.methods):
             yield method, route.path, declared_scope(route)
@@ -43,6 +45,13 @@ def test_every_route_declares_a_scope_that_there_is() -> None:
     assert all((scope == OPERATOR_ONLY) == path.startswith("/admin/") for _, path, scope in ROWS)
     of_admins = (ADMIN, ADMIN_READS)
     assert all((scope in of_admins) == path.startswith("/v1/organization/") for _, path, scope in ROWS)
+
+
+def test_every_websocket_is_at_the_path_of_a_post() -> None:
+    posts = {path for method, path, _ in ROWS if method == "POST"}
+    sockets = {route.path for route in ROUTES if isinstance(route, WebSocketRoute)}
+    assert sockets
+    assert sockets <= posts
 
 
 def test_every_half_of_a_group_allows_something() -> None:

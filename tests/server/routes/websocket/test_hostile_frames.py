@@ -155,18 +155,18 @@ async def test_messages_that_arrive_count_among_all_bodies(tmp_path: Path) -> No
         other.close()
 
 
-BROKEN = [
-    b"\x81\x05hello",  # not masked
-    text_frame(b"\xff\xfe"),  # no UTF-8
-    b"\xf1\x80\x00\x00\x00\x00",  # reserved bits
-    b"\x83\x80\x00\x00\x00\x00",  # no such opcode
-    text_frame(b"more", opcode=Opcode.CONT),  # of nothing
-    b"\x89\xfe\x00\x80" + os.urandom(4 + 128),  # a ping that is too long
-    b"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x00",  # a length beyond all
-]
+BROKEN = {
+    "not masked": b"\x81\x05hello",
+    "not UTF-8": text_frame(b"\xff\xfe"),
+    "reserved bits": b"\xf1\x80\x00\x00\x00\x00",
+    "no such opcode": b"\x83\x80\x00\x00\x00\x00",
+    "goes on with nothing": text_frame(b"more", opcode=Opcode.CONT),
+    "a ping that is too long": b"\x89\xfe\x00\x80" + os.urandom(4 + 128),
+    "a length beyond all": b"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x00",
+}
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
 @pytest.mark.parametrize("is_early", [False, True])
 async def test_what_is_no_websocket_ends_its_connection_alone(
     live_server: Running, broken: bytes, is_early: bool, caplog: pytest.LogCaptureFixture
@@ -188,6 +188,7 @@ async def test_what_is_no_websocket_ends_its_connection_alone(
         (text_frame(b"are you there?", opcode=Opcode.PING), Opcode.PONG),
         (text_frame(struct.pack("!H", 1000), opcode=Opcode.CLOSE), Opcode.CLOSE),
     ],
+    ids=["ping", "close"],
 )
 async def test_a_ping_or_a_close_behind_the_head_is_answered(
     live_server: Running, early: bytes, opcode: Opcode, caplog: pytest.LogCaptureFixture
@@ -203,7 +204,7 @@ async def test_frames_behind_a_head_that_is_denied_are_thrown_away(
     live_server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     for head in (HEAD.replace(b"version: 13", b"version: 8"), HEAD.replace(b"/v1/responses", b"/v1/none")):
-        _, writer, reply = await raw(live_server, head, behind=BROKEN[0])
+        _, writer, reply = await raw(live_server, head, behind=BROKEN["not masked"])
         assert reply.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 ")), reply
         writer.close()
     assert not caplog.records
