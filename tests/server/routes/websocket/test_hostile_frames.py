@@ -42,7 +42,7 @@ def text_frame(data: bytes, *, opcode: Opcode = Opcode.TEXT, fin: bool = True) -
         ('{"type": "response.create", "input": ' + "[" * 100_000 + "]" * 100_000 + "}", "invalid_json"),
         ("[" * 200_000, "invalid_json"),
         ('{"a":' * 400 + "1" + "}" * 400, "invalid_json"),
-        (json.dumps({"type": "response.create", "input": "x" * 11_000_000}), "context_length_exceeded"),
+        (json.dumps({"type": "response.create", "input": "x" * 1_200_000}), "context_length_exceeded"),
         (json.dumps({"type": ["response.create"]}), "invalid_value"),
         (json.dumps({"type": "response.inject", "response_id": 7, "input": []}), "invalid_type"),
     ],
