@@ -52,6 +52,7 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
     ("POST", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "say hi"}]},
     ("POST", "/v1/completions"): {"prompt": "say hi"},
+    ("POST", "/inference/v1/generate"): {"token_ids": [115, 97, 121, 32, 97]},
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [5]},
     ("POST", "/admin/keys"): {"owner": "somebody"},
