@@ -21,6 +21,7 @@ KEPT = {"type": "message", "id": "msg_kept", "role": "user", "content": "hi"}
 
 BATCH = {"input_file_id": "", "endpoint": "/v1/responses", "completion_window": "24h"}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"input": "say hi"}}
+STORED = {"messages": [{"role": "user", "content": "say hi"}], "store": True}
 UPLOAD = {"filename": "a", "purpose": "user_data", "bytes": 0, "mime_type": "text/plain"}
 
 FORMS = {"/v1/files": "file", "/v1/uploads/{upload_id}/parts": "data"}
@@ -51,8 +52,13 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/v1/conversations/{conversation_id}/items"): None,
     ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
     ("POST", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "say hi"}]},
+    ("GET", "/v1/chat/completions"): None,
+    ("GET", "/v1/chat/completions/{completion_id}"): None,
+    ("POST", "/v1/chat/completions/{completion_id}"): {"metadata": {}},
+    ("GET", "/v1/chat/completions/{completion_id}/messages"): None,
     ("POST", "/v1/completions"): {"prompt": "say hi"},
     ("POST", "/inference/v1/generate"): {"token_ids": [115, 97, 121, 32, 97]},
+    ("POST", "/v1/ws_tickets"): None,
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [5]},
     ("POST", "/admin/keys"): {"owner": "somebody"},
@@ -140,6 +146,7 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("DELETE", "/v1/organization/projects/{project_id}/api_keys/{project_key_id}"): None,
     ("POST", "/v1/organization/projects/{project_id}/archive"): {},
     ("DELETE", "/v1/files/{file_id}"): None,
+    ("DELETE", "/v1/chat/completions/{completion_id}"): None,
     ("DELETE", "/v1/responses/{response_id}"): None,
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
     ("DELETE", "/v1/conversations/{conversation_id}"): None,
@@ -227,6 +234,7 @@ async def test_every_route_names_what_it_does_not_read(
         "{response_id}/cancel": waiting["id"] + "/cancel",
         "{response_id}": ended["id"],
         "{run_id}": of_anybody["id"],
+        "{completion_id}": (await made("/v1/chat/completions", STORED))["id"],
         "{model_id:path}": "antiphon-scripted",
         "{conversation_id}": (await made("/v1/conversations", {"items": [KEPT]}))["id"],
         "{item_id}": "msg_kept",

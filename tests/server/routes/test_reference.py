@@ -308,6 +308,8 @@ async def test_queries_have_the_parameters_of_the_document(
     batches = f"/v1/vector_stores/{store}/file_batches"
     batch = (await client.post(batches, json={"file_ids": [file]})).json()["id"]
     container = (await client.post("/v1/containers", json={"name": "mine"})).json()["id"]
+    chat = {"messages": [{"role": "user", "content": "say hi"}], "store": True}
+    completion = (await client.post("/v1/chat/completions", json=chat)).json()["id"]
     values = {"created_after": "1", "created_before": "99999999999", "starting_after": "0", "wait": "0"}
     values |= {
         "probe": "true",
@@ -321,7 +323,10 @@ async def test_queries_have_the_parameters_of_the_document(
         "filter": "completed",
         "page": "0",
         "name": "mine",
+        "model": "antiphon-scripted",
+        "metadata": "b",
     }
+    written = {"metadata": "metadata[a]"}
     for template, methods in found["paths"].items():
         if template.startswith("/v1/organization"):
             continue  # another test asks as an administrator
@@ -335,12 +340,16 @@ async def test_queries_have_the_parameters_of_the_document(
             batch_id=batch,
             container_id=container,
             upload_id="upload_none",
+            completion_id=completion,
         )
         for parameter in methods.get("get", {}).get("parameters", ()):
             name = parameter["name"]
             if parameter["in"] != "query" or name in ("include", "stream"):
                 continue
-            query = {name: values[name], **({"stream": "true"} if name == "starting_after" else {})}
+            query = {
+                written.get(name, name): values[name],
+                **({"stream": "true"} if name == "starting_after" else {}),
+            }
             reply = await client.get(path, params=query)
             assert reply.status_code == 200 and HEADER not in reply.headers, (path, name, reply.text)
 
