@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions.
+"""POST /v1/chat/completions, /v1/completions and /inference/v1/generate.
 
 A client that leaves ends its generations. A chat completion with `store` is kept once it has ended.
 """
@@ -29,19 +29,27 @@ from server.http import (
 from server.model_registry import ServedModel
 from server.routes.documented import documented
 from server.routes.stored_completions import Keeping, keeping_of
-from server.schema import ChatRequest, CompletionRequest, file_paths, parse_chat, parse_completion
+from server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    file_paths,
+    parse_chat,
+    parse_completion,
+    parse_generation,
+)
 from server.stateless import (
     Completion,
     begin,
     prepare_chat,
     prepare_completion,
+    prepare_generation,
     runs_tools,
     start_tool_run,
 )
 from server.telemetry import Telemetry
 from server.usage import Meter
 
-router = APIRouter(prefix="/v1")
+router = APIRouter()
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", ChatRequest, CompletionRequest, contravariant=True)
@@ -64,7 +72,7 @@ class _Prepare(Protocol[Asked]):
 
 
 @router.post(
-    "/chat/completions",
+    "/v1/chat/completions",
     **documented("ChatCompletion", "chat.write", body="CreateChatCompletion", stream="ChatCompletionChunk"),
 )
 async def create_chat_completion(request: Request) -> Response:
@@ -82,12 +90,22 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 @router.post(
-    "/completions", **documented("Completion", "chat.write", body="CreateCompletion", stream="Completion")
+    "/v1/completions", **documented("Completion", "chat.write", body="CreateCompletion", stream="Completion")
 )
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
     asked = await _read(request, parse_completion)
     return await _answer(request, asked, prepare_completion, "text_completion", "text_completion")
+
+
+@router.post(
+    "/inference/v1/generate",
+    **documented("Generation", "chat.write", body="CreateGeneration", stream="Generation"),
+)
+async def create_generation(request: Request) -> Response:
+    """Answer token ids with token ids, or (`stream`) with chunks of them."""
+    asked = await _read(request, parse_generation)
+    return await _answer(request, asked, prepare_generation, "generation", "generation.chunk")
 
 
 async def _read(request: Request, parse: Callable[[Mapping[str, Any]], T]) -> T:

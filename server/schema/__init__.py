@@ -1,7 +1,7 @@
 """Parses and checks the bodies that clients send, and describes all bodies as JSON Schema.
 
-The package covers responses, chat and completions: request fields, input items, messages, formats, tools and
-events. The rest of the server imports its names from here.
+The package covers responses, chat, completions and generations of tokens: request fields, input items,
+messages, formats, tools and events. The rest of the server imports its names from here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from server.schema.description import FILE_PURPOSES, STATUSES, components
 from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
 from server.schema.forks import Fork, parse_fork
 from server.schema.formats import TEXT, as_output
+from server.schema.generate import parse_generation, words_of_generation
 from server.schema.items import (
     check_sizes,
     normalize_input,
@@ -85,6 +86,7 @@ __all__ = [
     "parse_completion",
     "parse_create",
     "parse_fork",
+    "parse_generation",
     "parse_include",
     "parse_input_tokens",
     "parse_tool_outputs",
@@ -97,4 +99,5 @@ __all__ = [
     "tier_of",
     "unsupported_in",
     "unsupported_parts",
+    "words_of_generation",
 ]

@@ -1,10 +1,11 @@
-"""Chat completions and text completions, which store nothing."""
+"""Chat completions, text completions and generations of tokens: views of the engine beside the runs."""
 
 from __future__ import annotations
 
 from server.stateless.chat import offer_of, prepare_chat, rendered
 from server.stateless.choices import Completion, begin
 from server.stateless.completions import prepare_completion
+from server.stateless.generate import prepare_generation
 from server.stateless.live_completions import LiveCompletions
 from server.stateless.tool_runs import runs_tools, start_tool_run
 
@@ -15,6 +16,7 @@ __all__ = [
     "offer_of",
     "prepare_chat",
     "prepare_completion",
+    "prepare_generation",
     "rendered",
     "runs_tools",
     "start_tool_run",

@@ -25,7 +25,6 @@ from engine import (
     Reasoning,
     RenderInput,
     Text,
-    TokenLogprob,
 )
 from server.access import Principal, admitted, require_use
 from server.errors import ApiError
@@ -57,6 +56,7 @@ from server.stateless.choices import (
     Usage,
     check_logprobs,
     check_search,
+    logprob_by_id,
     new_head,
     prompt_requests,
 )
@@ -366,7 +366,7 @@ class ChatWriter:
         self._preamble = text.preamble
         delta["content"] = delta.get("content", "") + gap + text.text
         if self._logprobs:
-            named = _by_id if self._names_ids else item_logprob
+            named = logprob_by_id if self._names_ids else item_logprob
             logprobs += [named(entry) for entry in text.logprobs]
 
     def _part(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> Part:
@@ -403,14 +403,6 @@ class ChatWriter:
         if self._shows_ids:
             choice["token_ids"] = [token_id for part in parts for token_id in part["token_ids"]]
         return choice
-
-
-def _by_id(entry: TokenLogprob) -> dict[str, Any]:
-    """A log probability whose tokens are written as their ids."""
-    named = item_logprob(entry)
-    for shown, (token_id, *_) in zip(named["top_logprobs"], entry.top, strict=True):
-        shown["token"] = f"token_id:{token_id}"
-    return {**named, "token": f"token_id:{entry.token_id}"}
 
 
 def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from engine import (
 )
 from server.errors import ApiError, to_api_error
 from server.model_registry import ServedModel
+from server.runs.events import item_logprob
 from server.schema import ChatStreamOptions, Search, num_requests
 from server.sse_frame import frame
 from server.stateless.cancellation import Cancellation
@@ -392,6 +393,14 @@ def _scores(entry: TokenLogprob, count: int) -> dict[str, Any]:
         if rank <= count or token_id == entry.token_id:
             shown[str(token_id)] = {"logprob": logprob, "rank": rank, "decoded_token": token}
     return shown
+
+
+def logprob_by_id(entry: TokenLogprob) -> dict[str, Any]:
+    """The log probability of an output token, in the form of chat, whose tokens are written as their ids."""
+    named = item_logprob(entry)
+    for shown, (token_id, *_) in zip(named["top_logprobs"], entry.top, strict=True):
+        shown["token"] = f"token_id:{token_id}"
+    return {**named, "token": f"token_id:{entry.token_id}"}
 
 
 def check_search(search: Search | None, served: ServedModel) -> None:

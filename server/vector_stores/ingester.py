@@ -16,8 +16,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from engine import EngineError
@@ -40,8 +40,8 @@ BATCH = 16
 """Chunks that one transaction stores; it takes some 5 ms."""
 
 RESTS = 9
-"""While a model generates, a file rests this many times as long as its last transaction took; at other times
-just as long. Streams then lose some 2 % of their tokens."""
+"""While a model generates, a task rests this many times as long as it has worked; at other times just as
+long. Streams then lose some 2 % of their tokens."""
 
 MOST_REST_S = 1.0
 """What a model can make of a rest: where a transaction was slow, for a lock or a disk, more helps nobody."""
@@ -76,6 +76,31 @@ PayerOf = Callable[[str], Awaitable[Payer]]
 async def nobody_limited(owner: str) -> Payer:
     """An owner without limits."""
     return Payer(owner)
+
+
+class Pace:
+    """The rests of one task, in which the writing thread and the processor are left to others. generates:
+    whether a model generates now."""
+
+    def __init__(self, generates: Callable[[], bool]) -> None:
+        self._generates = generates
+        self._began = time.monotonic()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is done within is not rested after: it gives way to others by itself."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began += time.monotonic() - began
+
+    async def rest(self) -> None:
+        """Rest after what was done since the last rest."""
+        took = time.monotonic() - self._began
+        longer = min(RESTS * took, MOST_REST_S) if self._generates() else 0.0
+        await asyncio.sleep(max(took, longer))
+        self._began = time.monotonic()
 
 
 class Ingester:
@@ -165,20 +190,21 @@ class Ingester:
         due = await self._stores.due(now_us())
         if not (due.to_add or due.to_expire or due.to_erase):
             return False
-        began = time.monotonic()
+        pace = Pace(self._generates)
         if due.to_add and await self._stores.add_some(now_us()):
             self.wake()
         elif due.to_expire:
             await self._stores.expire(now_us())
         else:
             await self._stores.erase()
-        await asyncio.sleep(time.monotonic() - began)
+        await pace.rest()
         return True
 
     # -- one file --------------------------------------------------------------------------------------------
 
     async def _next(self) -> bool:
         """Read the next file, or embed the next one anew; False where there is none."""
+        pace = Pace(self._generates)
         # A look costs the writing thread nothing.
         due, job = await self._stores.due(now_us(), self._model), None
         if due.to_read:
@@ -189,18 +215,20 @@ class Ingester:
         if job is None:
             return False
         try:
-            await self._work_on(job)
+            await self._work_on(job, pace)
         except FileClaimLost:
             log.info("file %s of %s was taken away while it was read", job.file_id, job.store_id)
         finally:
             # What could not be written of its end is found again, as a file of this process.
             self._stores.let_go(job)
+        await pace.rest()
         return True
 
-    async def _work_on(self, job: FileClaim) -> None:
+    async def _work_on(self, job: FileClaim, pace: Pace) -> None:
         """Do what a claim is for, or have the file rest. Raises FileClaimLost and StorageUnavailable."""
         try:
-            await (self._take_in(job) if job.status == "in_progress" else self._embed_anew(job))
+            work = self._take_in if job.status == "in_progress" else self._embed_anew
+            await work(job, pace)
         except FileClaimLost:
             raise
         except StorageUnavailable:
@@ -218,10 +246,10 @@ class Ingester:
             else:
                 await self._stores.put_off(job, _in(EMBEDDING_RESTS_S), counts=False)
 
-    async def _take_in(self, job: FileClaim) -> None:
+    async def _take_in(self, job: FileClaim, pace: Pace) -> None:
         """Read a file to its end, whatever that is, unless it is no fault of the file."""
         try:
-            error = await self._ingested(job)
+            error = await self._ingested(job, pace)
         except UnreadableDocument as why:
             if isinstance(why, ReadersBusy) or (why.code == "server_error" and job.attempt < MAX_ATTEMPTS):
                 raise  # another attempt may succeed
@@ -235,25 +263,28 @@ class Ingester:
             error = ("invalid_file", "The file was deleted before it was read.")
         await self._stores.finish(job, error)
 
-    async def _embed_anew(self, job: FileClaim) -> None:
+    async def _embed_anew(self, job: FileClaim, pace: Pace) -> None:
         """Give all chunks of a file that was read vectors of the model that this process has."""
         assert self._embedder is not None and job.dimensions is not None
         payer = Payer(job.owner, counted=False)
         start = job.embedded
         while chunks := await self._stores.texts(job, start - 1, BATCH):
-            vectors = await self._embedder.embed([chunk.text for chunk in chunks], "document", payer=payer)
-            began = time.monotonic()
+            with pace.apart():  # the model's own queue lets others go first
+                vectors = await self._embedder.embed(
+                    [chunk.text for chunk in chunks], "document", payer=payer
+                )
             await self._stores.set_vectors(job, start, [as_bytes(vector) for vector in vectors])
             start += len(chunks)
-            await self._rest(began)
+            await pace.rest()
         await self._stores.end_embedding(job)
 
-    async def _ingested(self, job: FileClaim) -> tuple[str, str] | None:
+    async def _ingested(self, job: FileClaim, pace: Pace) -> tuple[str, str] | None:
         """Store the chunks of a file; what is wrong with it, as code and message. None: nothing."""
         if job.attempt > MAX_ATTEMPTS:
             return "server_error", _GIVEN_UP
         embedder = self._embedder_of(job)
-        chunks = await self._read(job)
+        with pace.apart():  # a process of a lower priority does most of it
+            chunks = await self._read(job)
         if not chunks:
             return "unsupported_file", "The file has no text."
         if len(chunks) > MAX_CHUNKS:
@@ -263,20 +294,14 @@ class Ingester:
         first = job.next_position
         if first and job.digest != digest:
             while await self._stores.begin_anew(job):
-                await asyncio.sleep(0)
+                await pace.rest()
             first = 0
         vector_bytes = 0 if embedder is None else 4 * embedder.dimensions
         await self._room(job.owner, sum(len(chunk.text.encode()) + vector_bytes for chunk in chunks[first:]))
         for start in range(first, len(chunks), BATCH):
-            await self._store(job, start, chunks[start : start + BATCH], digest, embedder)
+            await self._store(job, start, chunks[start : start + BATCH], digest, embedder, pace)
+            await pace.rest()
         return None
-
-    async def _rest(self, began: float) -> None:
-        """Leave the writing thread and the processor to others for a while, after a transaction that began
-        then. What a model takes for vectors does not count: its own queue lets others go first."""
-        took = time.monotonic() - began
-        longer = min(RESTS * took, MOST_REST_S) if self._generates() else 0.0
-        await asyncio.sleep(max(took, longer))
 
     def _embedder_of(self, job: FileClaim) -> Embedder | None:
         """What embeds the chunks of a store. None where nothing is to, or another process's model: then the
@@ -286,12 +311,19 @@ class Ingester:
         return mine if same else None
 
     async def _store(
-        self, job: FileClaim, start: int, chunks: Sequence[Chunk], digest: bytes, embedder: Embedder | None
+        self,
+        job: FileClaim,
+        start: int,
+        chunks: Sequence[Chunk],
+        digest: bytes,
+        embedder: Embedder | None,
+        pace: Pace,
     ) -> None:
         vectors: Sequence[Sequence[float] | None] = [None] * len(chunks)
         if embedder is not None:
             payer = await self._payer_of(job.owner)
-            vectors = await embedder.embed([chunk.text for chunk in chunks], "document", payer=payer)
+            with pace.apart():  # the model's own queue lets others go first
+                vectors = await embedder.embed([chunk.text for chunk in chunks], "document", payer=payer)
         new = [
             NewChunk(
                 position,
@@ -302,9 +334,7 @@ class Ingester:
             )
             for position, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True), start)
         ]
-        began = time.monotonic()
         await self._stores.add_chunks(job, new, digest, None if embedder is None else embedder.identity)
-        await self._rest(began)
 
 
 _GIVEN_UP = f"Reading this file has failed {MAX_ATTEMPTS} times. The server's log says more."

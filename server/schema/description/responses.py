@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, TypeAdapter
 
 from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART
-from server.schema import fields
+from server.schema import fields, generate
 from server.schema.chat import ChatRequest
 from server.schema.completions import MAX_PROMPTS, CompletionRequest
 from server.schema.description.parts import (
@@ -209,6 +209,19 @@ _FORKS: Mapping[str, Schema] = {
 }
 
 
+def _generation() -> Schema:
+    """The body of POST /inference/v1/generate, whose fields are those of a completion in two groups."""
+    fields = _request("completions", CompletionRequest)["properties"]
+    params = {name: fields[name] for name in generate.PARAMS}
+    return of(
+        {"token_ids": listed(INTEGER, minItems=1)},
+        {
+            **{name: fields[name] for name in generate.FIELDS if name in fields},
+            "sampling_params": {"type": "object", "properties": params},
+        },
+    )
+
+
 def _requests() -> dict[str, Schema]:
     """Bodies of requests, and what they share with replies."""
     return {
@@ -216,6 +229,7 @@ def _requests() -> dict[str, Schema]:
         "CountInputTokens": _request("input_tokens", CreateResponse),
         "CreateChatCompletion": _request("chat", ChatRequest, "messages"),
         "CreateCompletion": _request("completions", CompletionRequest, "prompt"),
+        "CreateGeneration": _generation(),
         "ToolOutputs": of(
             {},
             {
@@ -443,6 +457,25 @@ _REPLIES: Mapping[str, Schema] = {
             ),
         },
         {"usage": _COMPLETION_USAGE},
+    ),
+    "Generation": of(
+        {
+            **_HEAD,
+            "object": {"enum": ["generation", "generation.chunk"]},
+            "request_id": STRING,
+            "choices": listed(
+                of(
+                    {
+                        "index": INTEGER,
+                        "token_ids": listed(INTEGER),
+                        "finish_reason": _FINISH,
+                        "logprobs": or_null(of({"content": listed(OBJECT)})),
+                    },
+                    {"stop_reason": _ENDED["stop_reason"]},
+                )
+            ),
+        },
+        {"usage": _COMPLETION_USAGE, "prompt_logprobs": _SCORES},
     ),
     "Conversation": of(
         {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA},

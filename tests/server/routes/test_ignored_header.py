@@ -57,6 +57,7 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("POST", "/v1/chat/completions/{completion_id}"): {"metadata": {}},
     ("GET", "/v1/chat/completions/{completion_id}/messages"): None,
     ("POST", "/v1/completions"): {"prompt": "say hi"},
+    ("POST", "/inference/v1/generate"): {"token_ids": [115, 97, 121, 32, 97]},
     ("POST", "/v1/ws_tickets"): None,
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [5]},

@@ -174,6 +174,9 @@ async def test_replies_fit_the_document(client: httpx.AsyncClient) -> None:
     nested = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     await got("ChatCompletion", "POST", "/v1/chat/completions", {**chat, "tools": [nested]})
     await got("Completion", "POST", "/v1/completions", {"prompt": "say hi", "logprobs": 1})
+    generation = {"token_ids": [115, 97, 121, 32, 97], "sampling_params": {"logprobs": 1}}
+    check("CreateGeneration", generation)
+    await got("Generation", "POST", "/inference/v1/generate", generation)
     tokens = await got("Tokens", "POST", "/tokenize", {"prompt": "x", "return_token_strs": True})
     check("Tokenize", {"prompt": "x", "return_token_strs": True})
     await got("Text", "POST", "/detokenize", {"tokens": tokens["tokens"]})
@@ -283,6 +286,7 @@ async def test_streams_fit_the_document(tmp_path: Path) -> None:
                 {"messages": [{"role": "user", "content": CALL}]},
             ),
             ("/v1/completions", "Completion", {"prompt": "say hi"}),
+            ("/inference/v1/generate", "Generation", {"token_ids": list(b"say hi")}),
         ):
             text = (await client.post(path, json={**body, "stream": True})).text
             events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from server.access import LOCAL_OWNER
 from server.clock import now_us
 from server.errors import ApiError
 from server.vector_stores import Asked, Ingester, Kind, Payer, Searcher
+from server.vector_stores.ingester import Pace
 from storage import (
     FileClaim,
     FileClaimLost,
@@ -113,7 +113,7 @@ async def test_a_cut_at_any_write_is_gone_on_with(
         assert job is not None
         attempts.append(job.attempt)
         with pytest.raises(_Killed):
-            await Ingester(storage, reading, room)._take_in(job)
+            await Ingester(storage, reading, room)._take_in(job, Pace(lambda: False))
         await (stores.release() if clean else stores.free_all())
     assert written == ["add_chunks"] * 11 + ["finish"]
     assert attempts == [1] * 12, "what gets somewhere is not held against a file, however it ends"
@@ -125,7 +125,7 @@ async def test_a_newer_parser_begins_anew(storage: Storage) -> None:
     job = await storage.vector_stores.claim(now_us())
     assert job is not None
     old = Ingester(storage, reading, room)
-    await old._store(job, 0, chunks(["An older text."]), b"old", None)
+    await old._store(job, 0, chunks(["An older text."]), b"old", None, Pace(lambda: False))
     await storage.vector_stores.free_all()
     assert (await read_by(storage, Ingester(storage, reading, room))).status == "completed"
     assert await stored_texts(storage) == TEXTS
@@ -138,25 +138,34 @@ async def test_a_newer_parser_begins_anew(storage: Storage) -> None:
 async def test_a_file_rests_longer_while_a_model_generates(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, generates: bool, took_s: float, rest_s: float
 ) -> None:
-    """By a clock that goes on whenever it is read, so that each transaction takes so long."""
-    rests: list[float] = []
+    """By a clock that each transaction moves; how long the file took to be read does not count."""
+    now, rests = 0.0, list[float]()
+    stores = storage.vector_stores
+    real = {"add_chunks": stores.add_chunks, "finish": stores.finish}
 
-    class Clock:
-        monotonic = partial(next, count(0.0, took_s))
+    async def taking(verb: str, *args: object) -> None:
+        nonlocal now
+        await real[verb](*args)  # type: ignore[operator]
+        now += took_s
+
+    async def slowly(job: FileClaim) -> Sequence[Chunk]:
+        nonlocal now
+        now += 100
+        return await reading(job)
 
     async def sleep(seconds: float) -> None:
         rests.append(seconds)
 
     monkeypatch.setattr("server.vector_stores.ingester.BATCH", 7)
-    monkeypatch.setattr("server.vector_stores.ingester.time", Clock)
+    monkeypatch.setattr("server.vector_stores.ingester.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(
         "server.vector_stores.ingester.asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread)
     )
+    for verb in real:
+        monkeypatch.setattr(stores, verb, partial(taking, verb))
     await store_with_a_file(storage)
-    job = await storage.vector_stores.claim(now_us())
-    assert job is not None
-    await Ingester(storage, reading, room, generates=lambda: generates)._take_in(job)
-    assert rests == pytest.approx([rest_s] * 3)
+    assert await Ingester(storage, slowly, room, generates=lambda: generates)._next()
+    assert rests == pytest.approx([rest_s] * 4), "after three transactions with chunks, and the end"
 
 
 async def test_two_processes_share_the_work(postgres: Postgres) -> None:
@@ -389,7 +398,7 @@ async def test_files_get_vectors_of_a_new_model_also_after_a_cut(
     job = await storage.vector_stores.claim_to_embed(now_us(), cut.identity)
     assert job is not None
     with pytest.raises(_Killed):
-        await Ingester(storage, reading, room, cut)._work_on(job)
+        await Ingester(storage, reading, room, cut)._work_on(job, Pace(lambda: False))
     await storage.vector_stores.free_all()
     for model in (old, cut):  # what there is of either is left alone
         model.kinds.clear()
