@@ -34,6 +34,7 @@ from storage.files import (
 )
 from storage.patience import PATIENCE_S, patience_s
 from storage.private_files import make_private_folder
+from storage.prompts import DefaultVersion, PromptChange, StoredPrompt, StoredPromptVersion
 from storage.records import (
     COMMIT_SECONDS,
     ECHO_MARK,
@@ -51,6 +52,8 @@ from storage.records import (
     ContainerFile,
     ContainerFull,
     ContainerRoom,
+    ConversationArchived,
+    ConversationChange,
     ConversationFull,
     ConversationHistory,
     ConversationLocked,
@@ -176,6 +179,8 @@ __all__ = [
     "ContainerFile",
     "ContainerFull",
     "ContainerRoom",
+    "ConversationArchived",
+    "ConversationChange",
     "ConversationFull",
     "ConversationHistory",
     "ConversationLocked",
@@ -183,6 +188,7 @@ __all__ = [
     "Counts",
     "Cursor",
     "DatabaseState",
+    "DefaultVersion",
     "Delivery",
     "Dimension",
     "Direction",
@@ -226,6 +232,7 @@ __all__ = [
     "Park",
     "PathTaken",
     "PositionedItem",
+    "PromptChange",
     "Purged",
     "Record",
     "RequestKnown",
@@ -252,6 +259,8 @@ __all__ = [
     "StoredKey",
     "StoredOwner",
     "StoredPart",
+    "StoredPrompt",
+    "StoredPromptVersion",
     "StoredResponse",
     "StoredStoreFile",
     "StoredUpload",

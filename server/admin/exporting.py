@@ -14,7 +14,14 @@ import orjson
 from server.access import Actor
 from server.batches import batch_json
 from server.clock import now_us
-from server.http import container_file_json, container_json, conversation_json, file_json
+from server.http import (
+    container_file_json,
+    container_json,
+    conversation_json,
+    file_json,
+    prompt_json,
+    prompt_version_json,
+)
 from server.runs.events import snapshot
 from server.vector_stores.wire import file_object, store_object
 from storage import Cursor, NotFound, Page, Storage, StoredResponse, each_row
@@ -29,6 +36,7 @@ COUNTED = (
     "conversations",
     "responses",
     "batches",
+    "prompts",
     "files",
     "vector_stores",
     "containers",
@@ -41,7 +49,7 @@ async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[by
     many there are of each. An object is as it was when its line was written. The audit log is told first."""
     await storage.add_audit(by.did("project.exported", owner, owner))
     counts: Counter[str] = Counter()
-    for kind in (_conversations, _responses, _batches, _files, _stores, _containers):
+    for kind in (_conversations, _responses, _prompts, _batches, _files, _stores, _containers):
         async with aclosing(kind(storage, owner, counts)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -75,6 +83,20 @@ async def _responses(storage: Storage, owner: str, counts: Counter[str]) -> Asyn
         counts["responses"] += len(page)
         last = page[-1].response
         after = (last.created_at, last.id)
+
+
+async def _prompts(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    page_after = partial(_behind, partial(storage.prompts.list, owner, limit=ITEMS_AT_ONCE))
+    async for prompt in each_row(page_after, _by_time):
+        yield b'{"type":"prompt","prompt":' + prompt_json(prompt) + b',"versions":['
+        listed = partial(storage.prompts.versions, owner, prompt.id, limit=ITEMS_AT_ONCE)
+        separator = b""
+        with suppress(NotFound):  # it was deleted in this very moment
+            async for version in each_row(partial(_behind, listed), lambda version: version.version):
+                yield separator + prompt_version_json(version)
+                separator = b","
+        yield b"]}\n"
+        counts["prompts"] += 1
 
 
 async def _batches(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
@@ -174,6 +196,6 @@ def _by_time(row: _Timed) -> tuple[int, str]:
     return row.created_at, row.id
 
 
-async def _behind(listed: Callable[..., Awaitable[Page[T]]], after: Cursor | None) -> Page[T]:
+async def _behind(listed: Callable[..., Awaitable[Page[T]]], after: Cursor | int | None) -> Page[T]:
     """A page of a list from its oldest on."""
     return await listed(order="asc", after=after)

@@ -34,6 +34,8 @@ from server.http.replies import (
     file_json,
     json_reply,
     page_json,
+    prompt_json,
+    prompt_version_json,
 )
 from server.http.request import (
     actor,
@@ -43,6 +45,7 @@ from server.http.request import (
     owner,
     principal,
     require_stored_bytes,
+    standing_of,
     while_connected,
 )
 from server.http.sse import EventStream, StreamCut
@@ -89,10 +92,13 @@ __all__ = [
     "page_args",
     "page_json",
     "principal",
+    "prompt_json",
+    "prompt_version_json",
     "query_text",
     "read_as",
     "read_body",
     "require_stored_bytes",
+    "standing_of",
     "timestamp",
     "trusted_hosts",
     "while_connected",

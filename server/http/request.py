@@ -40,9 +40,15 @@ def principal(request: Request) -> Principal:
     return found
 
 
+def standing_of(request: Request) -> Standing | None:
+    """What is left to whoever makes a request; None where it has no limits."""
+    found: Standing | None = getattr(request.state, "standing", None)
+    return found
+
+
 def limited(request: Request, model: str) -> tuple[Subject, ...]:
     """Whose limits concern a request for a model; the headers of its reply tell of that model's, too."""
-    standing: Standing | None = getattr(request.state, "standing", None)
+    standing = standing_of(request)
     if standing is not None:
         standing.model = model
     return principal(request).subjects

@@ -10,7 +10,9 @@ from server.routes import (
     conversations,
     health,
     models,
+    prompts,
     reference,
+    response_events,
     responses,
     tokenize,
     webhooks,
@@ -25,7 +27,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     *(
         family.router
         for family in (
-            *(health, models, responses, conversations, completions, batches, tokenize),
+            *(health, models, responses, response_events, conversations, prompts),
+            *(completions, batches, tokenize),
             webhooks,
         )
     ),

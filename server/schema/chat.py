@@ -56,6 +56,12 @@ class ChatStreamOptions(StreamOptions):
 
     include_usage: bool = False
 
+    def name_ignored(self, body: Mapping[str, Any]) -> None:
+        """The same. Chunks are not padded, whatever is asked."""
+        super().name_ignored(body)
+        if self.include_obfuscation:
+            ignore("stream_options.include_obfuscation")
+
 
 class ChatRequest(BaseModel):
     """A request for a chat completion, checked; null and absent are one.

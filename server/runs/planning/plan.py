@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -35,6 +36,7 @@ from server.items import (
     link_of,
     shown_name,
     source_of,
+    told_of,
     type_asked_for,
     type_of_calls,
 )
@@ -59,7 +61,7 @@ from server.runs.planning.functions import Functions, enforced, functions_of
 from server.runs.planning.history import Context, Turn, drop_oldest, load_context, require_readable
 from server.runs.planning.saved_names import name_of
 from server.runs.planning.tools import TurnTools, turn_tools
-from server.schema import SamplingFields, num_parts, refuse
+from server.schema import FilledPrompt, SamplingFields, num_parts, refuse
 from server.telemetry import current
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
 
@@ -95,7 +97,8 @@ class RunPlan:
     is not over. approvals: which calls of MCP tools need one. approved: ids of the items that asked for calls
     which the input approves, and which the run makes first. batch: it is a request of a batch. saved_as: the
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
-    saved_until: unix seconds after which that goes.
+    saved_until: unix seconds after which that goes. prompt: the template that its request named, filled.
+    end_user: a digest of what its client calls the person that asks, for the log.
     """
 
     response_id: str
@@ -141,6 +144,8 @@ class RunPlan:
     num_added: int = 0
     saved_as: str | None = None
     saved_until: float | None = None
+    prompt: FilledPrompt | None = None
+    end_user: str | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -152,6 +157,8 @@ class RunPlan:
         found = orjson.loads(data)
         if found.get("charge") is not None:
             found["charge"] = Charge(**found["charge"])
+        if found.get("prompt") is not None:
+            found["prompt"] = FilledPrompt.load(found["prompt"])
         if "approvals" in found:
             pinned = found["approvals"]
             found["approvals"] = Approvals(pinned["policy"], tuple(pinned["trusted"]))
@@ -161,6 +168,18 @@ class RunPlan:
     def id_secret(self) -> bytes:
         """Key of the ids of the output items."""
         return bytes.fromhex(self.secret)
+
+    @property
+    def lead(self) -> str | Sequence[Item] | None:
+        """What the model is told before its conversation: the messages of a prompt template, where it has
+        any, else the instructions."""
+        return self.instructions if self.prompt is None else self.prompt.items or self.instructions
+
+    @property
+    def lead_text(self) -> str | None:
+        """The same as one text."""
+        lead = self.lead
+        return lead if lead is None or isinstance(lead, str) else "\n".join(map(told_of, lead))
 
     def functions(self, registry: Registry, items: Sequence[Item] = ()) -> Functions:
         """All functions and customs of the request's tools; see `functions_of`."""
@@ -257,7 +276,7 @@ class RunPlan:
     ) -> RenderInput:
         """The template's input for a context."""
         return RenderInput(
-            to_messages(context, self.instructions, functions.names, told, most),
+            to_messages(context, self.lead, functions.names, told, most),
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
@@ -573,6 +592,8 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         previous_response_id=request.previous_response_id,
         conversation_id=request.conversation_id,
         instructions=request.instructions,
+        prompt=None if request.prompt is None else request.prompt.for_plan(),
+        end_user=_end_user(turn.principal.owner, request.safety_identifier or request.user),
         tools=list(tools.tools),
         num_added=len(tools.tools) - len(request.tools),
         tool_choice=request.tool_choice,
@@ -598,6 +619,14 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         saved_until=turn.as_of / 1e6 + DAY_S if request.prompt_cache_retention == "24h" else None,
         trace=None if (record := current.get()) is None else record.dump(),
     )
+
+
+def _end_user(owner: str, said: str | None) -> str | None:
+    """What the log calls a person: it can be found again by who knows the identifier, and nobody else learns
+    it there. Persons of two owners are two."""
+    if not said:
+        return None
+    return blake2b(said.encode(), digest_size=8, key=blake2b(owner.encode()).digest()).hexdigest()
 
 
 async def fit(

@@ -20,8 +20,8 @@ OFFICIAL = {
 
 NOT_HONOURED = {
     "responses": {
-        "hint": "user safety_identifier prompt_cache_options",
-        "refused": "prompt moderation context_management",
+        "hint": "prompt_cache_options",
+        "refused": "moderation context_management",
     },
     "input_tokens": {"refused": "personality"},
     "chat": {
