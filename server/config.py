@@ -523,7 +523,7 @@ class Config(BaseModel):
     )
     responses_profile: Profile = _setting(
         "openai",
-        "how the events of responses are named where the header x-antiphon-profile says nothing: as the official "
+        "how the events of responses are named where no header x-antiphon-profile says it: as the official "
         "ones, or as older clients expect them",
     )
     unsupported_tools: Literal["refuse", "ignore"] = _setting(

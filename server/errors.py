@@ -294,8 +294,8 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         400,
         "default_version",
         lambda e: (
-            f"Version {e.version} is what requests for prompt '{e.prompt_id}' get that name none. Make another "
-            "one the default first."
+            f"Version {e.version} is what requests for prompt '{e.prompt_id}' get that name none. Make "
+            "another one the default first."
         ),
         param="version",
     ),

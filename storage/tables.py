@@ -122,7 +122,8 @@ response_items = Table(
 # its items. used_at: when something was last added, changed or begun in it. parent_id: the conversation that
 # a fork begins in; its items below position parent_head, the last of them parent_item, are the fork's first
 # ones; see `lineage`. epoch: how often something was deleted of what it shows; who keeps something that was
-# made of its items knows by it whether they are all still there. archived_at: since then it takes nothing new.
+# made of its items knows by it whether they are all still there. archived_at: since then it takes nothing
+# new.
 conversations = Table(
     "conversations",
     metadata,

@@ -1,6 +1,6 @@
 """How one reader is shown the events of a response: under which names, and padded or not.
 
-The log holds official events. What a reader is shown instead is made of them alone, behind the feed, so that a
+The log holds official events. What a reader is shown instead is made of them alone, behind the feed, so a
 stream can be read again, and on from any event, in each profile.
 """
 

@@ -23,5 +23,6 @@ def padded(event: bytes, sequence_number: int, key: bytes) -> bytes:
     """
     size = len(event) - 1 + len(_MEMBER) + len(_END)
     length = BLOCK - size % BLOCK
-    drawn = blake2b(sequence_number.to_bytes(8, "big"), digest_size=BLOCK, key=key, person=b"padding").digest()
+    number = sequence_number.to_bytes(8, "big")
+    drawn = blake2b(number, digest_size=BLOCK, key=key, person=b"padding").digest()
     return event[:-1] + _MEMBER + urlsafe_b64encode(drawn)[:length] + _END

@@ -46,8 +46,8 @@ _ITEMS = ("response.output_item.added", "response.output_item.done")
 class Older:
     """Turns the events of one response, in their order from the first on, into older ones.
 
-    write: JSON as the older `response.tool_call.delta` holds it: as it is, or as a text. rates: what is left of
-    rate limits when the last event is sent.
+    write: JSON as the older `response.tool_call.delta` holds it: as it is, or as a text. rates: what is left
+    of rate limits when the last event is sent.
     """
 
     def __init__(self, write: Callable[[Json], Any], rates: Callable[[], Rates]) -> None:

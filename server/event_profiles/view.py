@@ -24,7 +24,8 @@ _DONE = b"data: [DONE]\n\n"
 
 class View:
     """One stream of one response's events. after: the event behind which it begins. key: of the padding, None
-    where nothing is padded. rates: what is left of rate limits; an older stream tells of them before its end."""
+    where nothing is padded. rates: what is left of rate limits, of which an older stream tells before its
+    end."""
 
     def __init__(
         self,

@@ -98,8 +98,8 @@ async def read_as(
 ) -> T:
     """What `read` makes of the body, a JSON object, which it must not change; in a thread for a large one.
 
-    first: looks at the object before that, on the event loop, and may refuse the request. ahead: gives what is
-    read in its place, with something that it refers to.
+    first: looks at the object before that, on the event loop, and may refuse the request. ahead: gives what
+    is read in its place, with something that it refers to.
 
     Refused before it is buffered when larger than `max_body_bytes` (413) or not said to be JSON (415).
     Malformed JSON, NaN, infinities, lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is

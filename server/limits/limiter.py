@@ -372,7 +372,8 @@ class Standing:
         for unit in ("requests", "tokens"):
             meters = self._limiter.meters_of(self._subjects, self.model, unit)
             if meters:
-                left, meter = min(((meter.remaining(now), meter) for meter in meters), key=lambda pair: pair[0])
+                pairs = ((meter.remaining(now), meter) for meter in meters)
+                left, meter = min(pairs, key=lambda pair: pair[0])
                 yield unit, left, meter
 
 

@@ -1,8 +1,8 @@
 """The routes under /v1/conversations.
 
-A conversation is a log of items with metadata, a title and a status. Clients create, list, change, fork and delete
-it, and add, list and remove its items; responses that name the conversation append to it too. One request may add
-at most `MAX_ITEMS` items.
+A conversation is a log of items with metadata, a title and a status. Clients create, list, change, fork and
+delete it, and add, list and remove its items; responses that name the conversation append to it too. One
+request may add at most `MAX_ITEMS` items.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def parse_prompt_change(body: Mapping[str, Any], *, new_id: NewId, unsupported: 
     """A body of POST /prompts/{id}. Raises ApiError 400, and 404 for a version that can be none."""
     unread(body, (*_MEMBERS, "default_version"))
     if not any(name in body for name in (*_MEMBERS, "default_version")):
-        refuse("template", "Nothing is to be changed: give a name, metadata, a template or a default_version.")
+        message = "Nothing is to be changed: give a name, metadata, a template or a default_version."
+        refuse("template", message)
     return _parsed(body, new_id, unsupported)
 
 
@@ -99,7 +100,8 @@ def _template(value: Any, new_id: NewId, unsupported: Unsupported) -> bytes:
         parse_create({**fields, "input": "-"}, unsupported_tools=unsupported)
         for path, secrets in secrets_of(fields.get("tools") or []).items():
             where = f"{path}.{min(secrets)}"
-            refuse(where, f"Invalid '{where}': a prompt keeps no credentials; send the tool with the request.")
+            message = "a prompt keeps no credentials; send the tool with the request."
+            refuse(where, f"Invalid '{where}': {message}")
         if "instructions" in kept:
             _INSTRUCTIONS(kept["instructions"], "instructions")
         if "messages" in kept:

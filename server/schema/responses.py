@@ -166,8 +166,8 @@ class CreateResponse(BaseModel):
     `logprobs` unset: they follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is
     what the answer must look like, because of the field `shape_param`, and `limit_param` the field that gave
     `max_output_tokens`. `secrets` are the credentials that its tools came with, and those that its
-    input adds, by their paths. `prompt` is what the template that it names has become (`schema.prompts.fill`);
-    its messages, where it has any, stand in the place of `instructions`.
+    input adds, by their paths. `prompt` is what the template that it names has become: its messages, where it
+    has any, stand in the place of `instructions` (`schema.prompts.fill`).
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)

@@ -10,8 +10,8 @@ from server.shapes import Schema, or_null
 
 _TEMPLATE: Schema = {
     "type": "object",
-    "description": "Fields of `POST /v1/responses` that hold where a request leaves them out. A `{{name}}` in "
-    "`instructions` and `messages` is a variable.",
+    "description": "Fields of `POST /v1/responses` that hold where a request leaves them out. A `{{name}}` "
+    "in `instructions` and `messages` is a variable.",
     "properties": {
         "instructions": or_null(STRING),
         "messages": or_null(listed(ref("InputItem"), maxItems=MAX_MESSAGES)),

@@ -20,6 +20,7 @@ from tests.support.talk import WEATHER, Api, Gate, answer, calls, gated, prompts
 
 Json = dict[str, Any]
 PATH = "/v1/prompts"
+FILE = {"type": "input_file"}
 
 
 async def make(client: httpx.AsyncClient, template: Json, **fields: Any) -> str:
@@ -283,7 +284,7 @@ async def test_instructions_are_not_carried_over(tmp_path: Path) -> None:
             400,
             "prompt.variables.city",
         ),
-        ({"variables": {"city": {"type": "input_file", "file_id": "file-none"}}}, 404, "prompt.variables.city"),
+        ({"variables": {"city": {**FILE, "file_id": "file-none"}}}, 404, "prompt.variables.city"),
     ],
 )
 async def test_what_cannot_be_filled_in_is_named(

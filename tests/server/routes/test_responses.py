@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -482,7 +482,8 @@ async def test_the_log_tells_persons_apart(api: Api, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, "antiphon.runs")
     for body in ({"safety_identifier": "a"}, {"user": "a"}, {"safety_identifier": "b"}, {}):
         await api.create("say hi", **body)
-    told = [vars(record)["safety_identifier"] for record in caplog.records if "safety_identifier" in vars(record)]
+    said = [vars(record) for record in caplog.records]
+    told = [each["safety_identifier"] for each in said if "safety_identifier" in each]
     assert len(told) == 4
     assert told[0] == told[1] != told[2] and told[3] is None
     assert "a" not in told
