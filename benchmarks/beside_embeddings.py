@@ -13,26 +13,16 @@ import asyncio
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from engine import (
-    GenerateRequest,
-    LocalEngine,
-    PoolingConfig,
-    PoolingEngine,
-    ReaderParams,
-    RenderInput,
-    SamplingParams,
-    TextInput,
-    write_random_model,
-)
+from benchmarks.streams import Streams
+from engine import PoolingConfig, PoolingEngine, TextInput, write_random_model
 from engine.tiny import CHECKPOINT
 
-STREAMS, CLIENTS, TEXTS = 8, 4, 16
+CLIENTS, TEXTS = 4, 16
 GOAL = 0.9
 
 
@@ -85,10 +75,8 @@ def _with_pooling(folder: Path, mode: str) -> Path:
 
 
 async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
-    engine = LocalEngine(CHECKPOINT)
-    await engine.start()
-    prompt = (await engine.render(RenderInput([{"role": "user", "content": "Tell me a story."}]))).ids
-    await _rate(engine, prompt, 1.0)  # warm
+    streams = Streams()
+    await streams.start()
     for kind, folder in models.items():
         pooling = PoolingEngine(PoolingConfig(folder, "embedding", prefix_caching=False))
         await pooling.start()
@@ -96,16 +84,9 @@ async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
         pairs: list[tuple[float, float]] = []
         done = 0.0
         for _ in range(asked.rounds):
-            alone = await _rate(engine, prompt, asked.window)
             before = pooling.stats().steps_total
-            flood = [
-                asyncio.create_task(_flooded(pooling, asked.length, 1 << 30, f"client {n}"))
-                for n in range(CLIENTS)
-            ]
-            beside = await _rate(engine, prompt, asked.window)
-            for each in flood:
-                each.cancel()
-            await asyncio.gather(*flood, return_exceptions=True)
+            flood = [_flooded(pooling, asked.length, 1 << 30, f"client {n}") for n in range(CLIENTS)]
+            alone, beside = await streams.alone_and_beside(asked.window, *flood)
             done += pooling.stats().steps_total - before
             pairs.append((alone, beside))
             print(
@@ -118,30 +99,7 @@ async def _measure(models: dict[str, Path], asked: argparse.Namespace) -> None:
             flush=True,
         )
         await pooling.close()
-    await engine.close()
-
-
-async def _rate(engine: LocalEngine, prompt: tuple[int, ...], window_s: float) -> float:
-    """Tokens a second of all streams together."""
-    num = 0
-
-    async def stream(number: int) -> None:
-        nonlocal num
-        sampling = SamplingParams(seed=number, max_tokens=900, ignore_eos=True)
-        while True:
-            asked = GenerateRequest(f"r{number}", prompt, sampling, ReaderParams(dialect=False))
-            async for chunk in engine.generate(asked):
-                num += len(chunk.token_ids)
-
-    streams = [asyncio.create_task(stream(number)) for number in range(STREAMS)]
-    await asyncio.sleep(0.3)  # all are under way
-    before, began = num, time.perf_counter()
-    await asyncio.sleep(window_s)
-    rate = (num - before) / (time.perf_counter() - began)
-    for each in streams:
-        each.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
-    return rate
+    await streams.close()
 
 
 async def _flooded(pooling: PoolingEngine, longest: int, times: int, owner: str = "") -> None:

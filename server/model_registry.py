@@ -174,6 +174,10 @@ class Models:
             used / blocks if blocks else 0.0,
         )
 
+    def is_generating(self) -> bool:
+        """Whether any of them generates now."""
+        return self.load().running > 0
+
     def require_room(self, body: Mapping[str, Any], owner: str, weight: float) -> None:
         """Raise QueueFull where the engine of the model that a request's body names takes no more of an
         owner. It costs nothing, and so comes before the body is read any further."""

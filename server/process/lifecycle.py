@@ -163,7 +163,7 @@ class ServerLifecycle:
         self._meter = meter = Meter(self._storage)
         meter.start()
         searching = embedder_of(models, limiter, meter), reranker_of(models, limiter, meter)
-        self._library = library = Library(self._storage, quota, limiter, *searching)
+        self._library = library = Library(self._storage, quota, limiter, models.is_generating, *searching)
         registry = {**registry, **library.tools()}
         if GENERATE in registry:
             registry |= InputImages(self._storage, self.config.egress_policy).tools()

@@ -39,6 +39,13 @@ WORKERS = 2
 BATCH = 16
 """Chunks that one transaction stores; it takes some 5 ms."""
 
+RESTS = 9
+"""While a model generates, a file rests this many times as long as its last transaction took; at other times
+just as long. Streams then lose some 2 % of their tokens."""
+
+MOST_REST_S = 1.0
+"""What a model can make of a rest: where a transaction was slow, for a lock or a disk, more helps nobody."""
+
 MAX_ATTEMPTS = 3
 """Times that the work on a file may fail, or end the process, without having got anywhere."""
 
@@ -81,8 +88,10 @@ class Ingester:
         room: Room,
         embedder: Embedder | None = None,
         payer_of: PayerOf = nobody_limited,
+        generates: Callable[[], bool] = lambda: False,
     ) -> None:
         self._storage = storage
+        self._generates = generates
         self._stores = storage.vector_stores
         self._read = read
         self._room = room
@@ -236,7 +245,7 @@ class Ingester:
             began = time.monotonic()
             await self._stores.set_vectors(job, start, [as_bytes(vector) for vector in vectors])
             start += len(chunks)
-            await asyncio.sleep(time.monotonic() - began)
+            await self._rest(began)
         await self._stores.end_embedding(job)
 
     async def _ingested(self, job: FileClaim) -> tuple[str, str] | None:
@@ -259,10 +268,15 @@ class Ingester:
         vector_bytes = 0 if embedder is None else 4 * embedder.dimensions
         await self._room(job.owner, sum(len(chunk.text.encode()) + vector_bytes for chunk in chunks[first:]))
         for start in range(first, len(chunks), BATCH):
-            began = time.monotonic()
             await self._store(job, start, chunks[start : start + BATCH], digest, embedder)
-            await asyncio.sleep(time.monotonic() - began)  # others write, too
         return None
+
+    async def _rest(self, began: float) -> None:
+        """Leave the writing thread and the processor to others for a while, after a transaction that began
+        then. What a model takes for vectors does not count: its own queue lets others go first."""
+        took = time.monotonic() - began
+        longer = min(RESTS * took, MOST_REST_S) if self._generates() else 0.0
+        await asyncio.sleep(max(took, longer))
 
     def _embedder_of(self, job: FileClaim) -> Embedder | None:
         """What embeds the chunks of a store. None where nothing is to, or another process's model: then the
@@ -288,7 +302,9 @@ class Ingester:
             )
             for position, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True), start)
         ]
+        began = time.monotonic()
         await self._stores.add_chunks(job, new, digest, None if embedder is None else embedder.identity)
+        await self._rest(began)
 
 
 _GIVEN_UP = f"Reading this file has failed {MAX_ATTEMPTS} times. The server's log says more."

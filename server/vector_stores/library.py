@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from server.limits import owner_subject
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 
 
 class Library:
-    """One for each server. embedder, reranker: None where stores are searched by words alone."""
+    """One for each server. generates: whether a model generates at the moment, to which the reading of files
+    gives way. embedder, reranker: None where stores are searched by words alone."""
 
     def __init__(
         self,
         storage: Storage,
         quota: Quota,
         limiter: Limiter,
+        generates: Callable[[], bool],
         embedder: Embedder | None = None,
         reranker: Reranker | None = None,
     ) -> None:
@@ -35,7 +38,7 @@ class Library:
         self.embedder = embedder
         self.searcher = Searcher(storage, embedder, reranker)
         self.ingester = Ingester(
-            storage, Documents(storage).chunks, self._require_room, embedder, self.payer_of
+            storage, Documents(storage).chunks, self._require_room, embedder, self.payer_of, generates
         )
 
     def tools(self) -> Registry:

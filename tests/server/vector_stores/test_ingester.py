@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +129,34 @@ async def test_a_newer_parser_begins_anew(storage: Storage) -> None:
     await storage.vector_stores.free_all()
     assert (await read_by(storage, Ingester(storage, reading, room))).status == "completed"
     assert await stored_texts(storage) == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("generates", "took_s", "rest_s"),
+    [(False, 0.01, 0.01), (True, 0.01, 0.09), (True, 0.5, 1.0), (False, 3.0, 3.0), (True, 3.0, 3.0)],
+)
+async def test_a_file_rests_longer_while_a_model_generates(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, generates: bool, took_s: float, rest_s: float
+) -> None:
+    """By a clock that goes on whenever it is read, so that each transaction takes so long."""
+    rests: list[float] = []
+
+    class Clock:
+        monotonic = partial(next, count(0.0, took_s))
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr("server.vector_stores.ingester.BATCH", 7)
+    monkeypatch.setattr("server.vector_stores.ingester.time", Clock)
+    monkeypatch.setattr(
+        "server.vector_stores.ingester.asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread)
+    )
+    await store_with_a_file(storage)
+    job = await storage.vector_stores.claim(now_us())
+    assert job is not None
+    await Ingester(storage, reading, room, generates=lambda: generates)._take_in(job)
+    assert rests == pytest.approx([rest_s] * 3)
 
 
 async def test_two_processes_share_the_work(postgres: Postgres) -> None:
