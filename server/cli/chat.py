@@ -317,7 +317,6 @@ class Session:
         self._out.flush()
 
 
-
 def read_json(reply: httpx.Response) -> dict[str, Any]:
     """A server's reply. Raises ChatError for one that is no success."""
     try:

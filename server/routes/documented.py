@@ -109,8 +109,8 @@ HEADERS: Mapping[str, str] = {
         "Of a stream: the last event that is known, as browsers send it; `starting_after` wins over it."
     ),
     "X-Antiphon-Profile": (
-        "An extension. `openai`, `legacy` or `legacy-string`: how the events and items of the reply are named, "
-        "in the place of the setting `responses_profile`."
+        "An extension. `openai`, `legacy` or `legacy-string`: how the events and items of the reply are "
+        "named, in the place of the setting `responses_profile`."
     ),
     "X-Request-Id": "The client's own name for the request, which the reply and the log have too.",
 }

@@ -437,7 +437,7 @@ _REPLIES: Mapping[str, Schema] = {
                 **of({"conversation_id": STRING, "after": or_null(STRING)}),
                 "description": "An extension, of a fork: the conversation that it begins as, and the last "
                 "item that they share.",
-            }
+            },
         },
     ),
     "Deleted": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),

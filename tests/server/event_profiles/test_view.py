@@ -123,9 +123,7 @@ async def test_one_vocabulary_and_the_official_numbers(client: httpx.AsyncClient
 
 @pytest.mark.parametrize("profile", ["legacy", "legacy-string"])
 @pytest.mark.parametrize("name", ["calls", "sealed", "failed"])
-async def test_a_stream_is_resumed_from_any_event(
-    client: httpx.AsyncClient, name: str, profile: str
-) -> None:
+async def test_a_stream_is_resumed_from_any_event(client: httpx.AsyncClient, name: str, profile: str) -> None:
     streamed = await client.post(
         "/v1/responses", json={"stream": True, **SCENARIOS[name]}, headers={"x-antiphon-profile": profile}
     )
@@ -151,26 +149,26 @@ async def test_a_running_stream_is_resumed_in_a_call(tmp_path: Path) -> None:
     """The names of calls come from events that the client has seen, and this stream does not send."""
     gate = Gate()
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par'
-    async with live_app(tmp_path, ScriptedEngine(gated(gate, text, 'is"}}\n</tool_call>'))) as server:
-        async with http_client(server) as client:
-            body = {"input": "hi", "tools": [WEATHER], "background": True}
-            begun = (await client.post("/v1/responses", json=body)).json()
-            await asyncio.wait_for(gate.reached.wait(), 20)
-            page = (await client.get(f"/v1/responses/{begun['id']}/events")).json()["data"]
-            last = page[-1]
-            assert last["type"] == "response.function_call_arguments.delta"
-            path = f"/v1/responses/{begun['id']}"
-            params = {"stream": "true", "starting_after": str(last["sequence_number"] - 1)}
-            headers = {"x-antiphon-profile": "legacy"}
-            async with client.stream("GET", path, params=params, headers=headers) as reply:
-                live = Live(reply.aiter_raw())
-                first = await live.next()
-                assert first is not None and first["type"] == "response.tool_call.delta"
-                assert first["response"] == {"id": begun["id"]}
-                assert first["delta"]["content"][0]["name"] == "get_weather"
-                gate.release.set()
-                raw = live.raw + b"".join([chunk async for chunk in live.chunks])
-            assert parsed(raw)[-1]["type"] == "response.completed"
+    engine = ScriptedEngine(gated(gate, text, 'is"}}\n</tool_call>'))
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        body = {"input": "hi", "tools": [WEATHER], "background": True}
+        begun = (await client.post("/v1/responses", json=body)).json()
+        await asyncio.wait_for(gate.reached.wait(), 20)
+        page = (await client.get(f"/v1/responses/{begun['id']}/events")).json()["data"]
+        last = page[-1]
+        assert last["type"] == "response.function_call_arguments.delta"
+        path = f"/v1/responses/{begun['id']}"
+        params = {"stream": "true", "starting_after": str(last["sequence_number"] - 1)}
+        headers = {"x-antiphon-profile": "legacy"}
+        async with client.stream("GET", path, params=params, headers=headers) as reply:
+            live = Live(reply.aiter_raw())
+            first = await live.next()
+            assert first is not None and first["type"] == "response.tool_call.delta"
+            assert first["response"] == {"id": begun["id"]}
+            assert first["delta"]["content"][0]["name"] == "get_weather"
+            gate.release.set()
+            raw = live.raw + b"".join([chunk async for chunk in live.chunks])
+        assert parsed(raw)[-1]["type"] == "response.completed"
 
 
 async def test_after_a_kill_in_the_middle_the_older_stream_goes_on(tmp_path: Path) -> None:

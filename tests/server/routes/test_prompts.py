@@ -12,7 +12,6 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine import ScriptedEngine
-
 from tests.support import wire
 from tests.support.owners import two_owners
 from tests.support.running import Running, http_client, live_app, running_app
@@ -155,23 +154,22 @@ async def test_nothing_to_change_is_refused(client: httpx.AsyncClient) -> None:
 
 
 async def test_another_owners_prompt_is_unknown(tmp_path: Path) -> None:
-    async with running_app(tmp_path) as running:
-        async with two_owners(running) as (own, other):
-            prompt = await make(own, {"instructions": "say hi"})
-            path = f"{PATH}/{prompt}"
-            for method, where in (
-                ("GET", path),
-                ("DELETE", path),
-                ("GET", f"{path}/versions"),
-                ("GET", f"{path}/versions/1"),
-                ("DELETE", f"{path}/versions/1"),
-            ):
-                await refused(await other.request(method, where), 404, "prompt_id")
-            await refused(await other.post(path, json={"name": "mine"}), 404, "prompt_id")
-            error = await Api(other).refused(404, "x", prompt={"id": prompt})
-            assert error["param"] == "prompt.id"
-            assert (await other.get(PATH)).json()["data"] == []
-            assert (await Api(own).create("x", prompt={"id": prompt}))["prompt"]["version"] == "1"
+    async with running_app(tmp_path) as running, two_owners(running) as (own, other):
+        prompt = await make(own, {"instructions": "say hi"})
+        path = f"{PATH}/{prompt}"
+        for method, where in (
+            ("GET", path),
+            ("DELETE", path),
+            ("GET", f"{path}/versions"),
+            ("GET", f"{path}/versions/1"),
+            ("DELETE", f"{path}/versions/1"),
+        ):
+            await refused(await other.request(method, where), 404, "prompt_id")
+        await refused(await other.post(path, json={"name": "mine"}), 404, "prompt_id")
+        error = await Api(other).refused(404, "x", prompt={"id": prompt})
+        assert error["param"] == "prompt.id"
+        assert (await other.get(PATH)).json()["data"] == []
+        assert (await Api(own).create("x", prompt={"id": prompt}))["prompt"]["version"] == "1"
 
 
 async def test_a_repeated_request_makes_one_prompt(client: httpx.AsyncClient) -> None:

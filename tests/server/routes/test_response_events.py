@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
-
 from tests.support import wire
 from tests.support.owners import two_owners
 from tests.support.running import http_client, live_app, running_app
@@ -84,14 +83,13 @@ async def test_bad_parameters(client: httpx.AsyncClient, query: str, param: str)
 
 
 async def test_another_owners_events_are_unknown(tmp_path: Path) -> None:
-    async with running_app(tmp_path) as running:
-        async with two_owners(running) as (own, other):
-            response = await Api(own).create("say hi")
-            assert (await page(own, response["id"]))["data"]
-            path = f"/v1/responses/{response['id']}/events"
-            foreign = await Api(other).fails(404, "GET", path)
-            unknown = await Api(other).fails(404, "GET", "/v1/responses/resp_none/events")
-            assert foreign["message"].replace(response["id"], "resp_none") == unknown["message"]
+    async with running_app(tmp_path) as running, two_owners(running) as (own, other):
+        response = await Api(own).create("say hi")
+        assert (await page(own, response["id"]))["data"]
+        path = f"/v1/responses/{response['id']}/events"
+        foreign = await Api(other).fails(404, "GET", path)
+        unknown = await Api(other).fails(404, "GET", "/v1/responses/resp_none/events")
+        assert foreign["message"].replace(response["id"], "resp_none") == unknown["message"]
 
 
 async def test_a_fork_has_no_events(client: httpx.AsyncClient) -> None:
