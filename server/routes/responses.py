@@ -113,7 +113,9 @@ async def create_response(request: Request) -> Response:
     models, known, who = context(request).models, keyed(request).response_id, principal(request)
 
     def first(body: Mapping[str, Any]) -> None:
-        if known is None and body.get("background") is not True:  # that waits where no place is free
+        if known is not None or body.get("background") is True:  # that waits where no place is free
+            return
+        if body.get("model") is not None or body.get("prompt") is None:  # else a template may name the model
             models.require_room(body, who.owner, who.service.weight)
 
     if known is not None and (body := await read_body(request)).get("prompt") is not None:
@@ -545,12 +547,19 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.post(
     "/{response_id}/fork",
-    **documented("Response", "responses.write", body="ForkResponse", body_required=False),
+    **documented(
+        "Response",
+        "responses.write",
+        body="ForkResponse",
+        body_required=False,
+        headers=("X-Antiphon-Profile",),
+    ),
 )
 async def fork_response(request: Request, response_id: str) -> Response:
     """Make a response that ends at an item of this one, or at an event, and can be gone on from
     (extension)."""
     wanted = await read_as(request, partial(parse_fork, at_event=True), allow_empty=True)
+    _profile(request)  # refused before anything is made
     key, here, who = keyed(request), context(request), owner(request)
     if key.response_id is not None:
         return await _again(request, key.response_id, stream=False)
@@ -571,20 +580,31 @@ def asked_by(param: str) -> Iterator[None]:
         raise (to_api_error(unknown, param=param) if unknown.kind == "item" else unknown) from None
 
 
-@router.post("/{response_id}/cancel", **documented("Response", "responses.write"))
+@router.post(
+    "/{response_id}/cancel",
+    **documented("Response", "responses.write", headers=("X-Antiphon-Profile",)),
+)
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a run in flight. SDKs send no body, and nothing that stands in one changes anything."""
     unread(await read_body(request, allow_empty=True), ())
+    _profile(request)  # refused before the run is cancelled
     return _reply(request, await context(request).runs.cancel(owner(request), response_id))
 
 
 @router.post(
     "/{response_id}/tool_outputs",
-    **documented("Response", "responses.write", body="ToolOutputs", stream="ResponseEvent"),
+    **documented(
+        "Response",
+        "responses.write",
+        body="ToolOutputs",
+        headers=("X-Antiphon-Profile",),
+        stream="ResponseEvent",
+    ),
 )
 async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""
     outputs = await read_as(request, partial(parse_tool_outputs, new_id=new_id))
+    _profile(request)  # refused before the run is fed
     runs, who = context(request).runs, owner(request)
     if (known := keyed(request).response_id) is not None:
         return await _again(request, known, stream=outputs.stream)

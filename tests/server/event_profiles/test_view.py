@@ -35,6 +35,9 @@ SCENARIOS: dict[str, Json] = {
     "background": {"input": "say one", "background": True},
 }
 
+A_CALL = ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par', 'is"}}\n</tool_call>')
+"""A call as the model writes it, in two pieces."""
+
 
 def parsed(raw: bytes) -> list[Json]:
     """The events of an older stream, which ends with [DONE]."""
@@ -148,9 +151,10 @@ async def test_arguments_as_a_text(client: httpx.AsyncClient) -> None:
 async def test_a_running_stream_is_resumed_in_a_call(tmp_path: Path) -> None:
     """The names of calls come from events that the client has seen, and this stream does not send."""
     gate = Gate()
-    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par'
-    engine = ScriptedEngine(gated(gate, text, 'is"}}\n</tool_call>'))
-    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated(gate, *A_CALL))) as server,
+        http_client(server) as client,
+    ):
         body = {"input": "hi", "tools": [WEATHER], "background": True}
         begun = (await client.post("/v1/responses", json=body)).json()
         await asyncio.wait_for(gate.reached.wait(), 20)
@@ -210,6 +214,32 @@ async def test_the_setting_and_the_header(tmp_path: Path) -> None:
         assert (await client.post("/v1/responses", json={"input": sent})).status_code == 200
         error = await Api(client).fails(400, "GET", path, headers={"x-antiphon-profile": "newer"})
         assert error["param"] == "x-antiphon-profile"
+
+
+async def test_an_unknown_profile_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    gate = Gate()
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated(gate, *A_CALL))) as server,
+        http_client(server) as client,
+    ):
+        api, headers = Api(client), {"x-antiphon-profile": "newer"}
+        error = await api.fails(400, "POST", "/v1/responses", json={"input": "hi"}, headers=headers)
+        assert error["param"] == "x-antiphon-profile"
+        assert (await client.get("/v1/responses")).json()["data"] == []
+        body = {"input": "hi", "tools": [WEATHER], "background": True}
+        begun = (await client.post("/v1/responses", json=body)).json()
+        path = f"/v1/responses/{begun['id']}"
+        await asyncio.wait_for(gate.reached.wait(), 20)
+        await api.fails(400, "POST", f"{path}/cancel", headers=headers)
+        assert (await client.get(path)).json()["status"] == "in_progress"
+        gate.release.set()
+        ended = (await client.get(path, params={"wait": "20"})).json()
+        assert ended["status"] == "completed"
+        await api.fails(400, "POST", f"{path}/fork", headers=headers)
+        outputs = {"tool_outputs": [{"call_id": ended["output"][0]["call_id"], "output": "sunny"}]}
+        await api.fails(400, "POST", f"{path}/tool_outputs", json=outputs, headers=headers)
+        listed = (await client.get("/v1/responses")).json()["data"]
+        assert [response["id"] for response in listed] == [begun["id"]]
 
 
 async def test_a_failure_is_a_number(client: httpx.AsyncClient) -> None:
