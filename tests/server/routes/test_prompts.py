@@ -282,7 +282,7 @@ async def test_instructions_are_not_carried_over(tmp_path: Path) -> None:
             400,
             "prompt.variables.city",
         ),
-        ({"variables": {"city": {**FILE, "file_id": "file-none"}}}, 404, "prompt.variables.city"),
+        ({"variables": {"city": {**FILE, "file_id": "file-none"}}}, 404, "prompt.variables.city.file_id"),
     ],
 )
 async def test_what_cannot_be_filled_in_is_named(
