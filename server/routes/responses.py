@@ -373,11 +373,16 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
 
 @router.get(
     "",
-    **documented("Responses", "responses.read", query=(*PAGE, "status", "created_after", "created_before")),
+    **documented(
+        "Responses",
+        "responses.read",
+        query=(*PAGE, "status", "created_after", "created_before"),
+        headers=("X-Antiphon-Profile",),
+    ),
 )
 async def list_responses(request: Request) -> Response:
     """The owner's stored responses, newest first (extension)."""
-    query, here = request.query_params, context(request)
+    query, here, view = request.query_params, context(request), View(_profile(request))
     page = await here.storage.list_responses(
         owner(request),
         **page_args(query),
@@ -385,7 +390,7 @@ async def list_responses(request: Request) -> Response:
         created_after=timestamp(query, "created_after"),
         created_before=timestamp(query, "created_before"),
     )
-    bodies = await here.runs.bodies(page)
+    bodies = [view.response(body) for body in await here.runs.bodies(page)]
     return json_reply(page_json(bodies, [stored.id for stored in page.data], has_more=page.has_more))
 
 

@@ -201,6 +201,7 @@ async def test_the_setting_and_the_header(tmp_path: Path) -> None:
         assert [item["type"] for item in older["output"]] == ["function"]
         path = f"/v1/responses/{older['id']}"
         assert (await client.get(path)).json() == older
+        assert (await client.get("/v1/responses")).json()["data"] == [older]
         official = (await client.get(path, headers={"x-antiphon-profile": "openai"})).json()
         wire.validate_response(official)
         # What was shown is taken back.

@@ -304,6 +304,8 @@ async def test_queries_have_the_parameters_of_the_document(
     batches = f"/v1/vector_stores/{store}/file_batches"
     batch = (await client.post(batches, json={"file_ids": [file]})).json()["id"]
     container = (await client.post("/v1/containers", json={"name": "mine"})).json()["id"]
+    template = {"template": {"instructions": "hi"}}
+    prompt = (await client.post("/v1/prompts", json=template)).json()["id"]
     values = {"created_after": "1", "created_before": "99999999999", "starting_after": "0", "wait": "0"}
     values |= {
         "probe": "true",
@@ -317,6 +319,8 @@ async def test_queries_have_the_parameters_of_the_document(
         "filter": "completed",
         "page": "0",
         "name": "mine",
+        "include_obfuscation": "true",
+        "timestamps": "true",
     }
     for template, methods in found["paths"].items():
         if template.startswith("/v1/organization"):
@@ -330,13 +334,21 @@ async def test_queries_have_the_parameters_of_the_document(
             vector_store_id=store,
             batch_id=batch,
             container_id=container,
+            prompt_id=prompt,
+            version="1",
             upload_id="upload_none",
         )
         for parameter in methods.get("get", {}).get("parameters", ()):
-            name = parameter["name"]
+            name, schema = parameter["name"], parameter["schema"]
             if parameter["in"] != "query" or name in ("include", "stream"):
                 continue
-            query = {name: values[name], **({"stream": "true"} if name == "starting_after" else {})}
+            value = values[name]
+            if value not in schema.get("enum", (value,)):
+                value = schema["enum"][0]
+            elif not value and schema.get("type") == "integer":
+                value = "0"
+            of_streams = name in ("starting_after", "include_obfuscation")
+            query = {name: value, **({"stream": "true"} if of_streams else {})}
             reply = await client.get(path, params=query)
             assert reply.status_code == 200 and HEADER not in reply.headers, (path, name, reply.text)
 
