@@ -29,6 +29,7 @@ from pydantic import (
     ValidationInfo,
 )
 
+from server.event_profiles import Profile
 from server.images import ImagesSettings, read_images_settings
 from server.limits import ServedTier, parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
@@ -529,6 +530,11 @@ class Config(BaseModel):
     tools: File | None = _setting(
         lambda values: file if os.path.exists(file := values["data"] / TOOLS_NAME) else None,
         "file of the operator's own tools; default: tools.toml in the data folder, if it is there",
+    )
+    responses_profile: Profile = _setting(
+        "openai",
+        "how the events of responses are named where no header x-antiphon-profile says it: as the official "
+        "ones, or as older clients expect them",
     )
     unsupported_tools: Literal["refuse", "ignore"] = _setting(
         "refuse",

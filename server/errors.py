@@ -35,9 +35,11 @@ from storage import (
     BlobTooLarge,
     ChatCompletionKnown,
     ContainerFull,
+    ConversationArchived,
     ConversationFull,
     ConversationLocked,
     ConversationMoved,
+    DefaultVersion,
     EventsExpired,
     FolderHeld,
     ItemConflict,
@@ -205,6 +207,15 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     ConversationMoved: _Row(
         503, "conversation_moved", lambda _: "The conversation is being changed. Try again shortly.", _SOON
     ),
+    ConversationArchived: _Row(
+        400,
+        "conversation_archived",
+        lambda e: (
+            f"Conversation '{e.conversation_id}' is archived and takes nothing new. Set its 'status' to "
+            "'active' first, or fork it."
+        ),
+        param="conversation",
+    ),
     ConversationFull: _Row(
         400,
         "conversation_full",
@@ -285,6 +296,15 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         400,
         "vector_store_full",
         lambda e: f"Vector store '{e.id}' has taken {e.limit} files in its life, and takes no more.",
+    ),
+    DefaultVersion: _Row(
+        400,
+        "default_version",
+        lambda e: (
+            f"Version {e.version} is what requests for prompt '{e.prompt_id}' get that name none. Make "
+            "another one the default first."
+        ),
+        param="version",
     ),
     UploadEnded: _Row(
         400, "upload_ended", lambda e: f"Upload '{e.id}' is {e.status}: it takes nothing more."

@@ -22,7 +22,7 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote
 
 HEADER = "x-antiphon-ignored"
 MAX_HEADER_BYTES = 2048
@@ -58,6 +58,12 @@ class Ignored:
         self._paths[name] = None
         self._num_bytes += len(name) + 1
 
+    def take(self, other: Ignored, path: str) -> None:
+        """Name what is ignored of the object at a path, which was read by itself."""
+        for name in other._paths:
+            self.add(member(path, unquote(name)))
+        self._more = self._more or other._more
+
     def read(self, name: str) -> None:
         """Say of a query parameter that it was read."""
         self._read.add(name)
@@ -89,6 +95,16 @@ def collecting() -> Iterator[Ignored]:
         yield found
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def within(path: str) -> Iterator[None]:
+    """Have what is named while this is held stand in the object at a path."""
+    outer = collected()
+    with collecting() as found:
+        yield
+    if outer is not None:
+        outer.take(found, path)
 
 
 def collected() -> Ignored | None:

@@ -6,7 +6,7 @@ over two writes, because some readers lose an event whose blank line arrives alo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
 def frame(event_type: str | None, data: bytes) -> bytes:
@@ -16,16 +16,16 @@ def frame(event_type: str | None, data: bytes) -> bytes:
     return b"event: " + event_type.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def frames(events: Sequence[bytes], first_seq: int | None = None) -> bytes:
-    """Consecutive events of a response, joined: an `event:` line with the type of each, and its JSON.
+def frames(events: Iterable[tuple[int, bytes]], *, numbered: bool = False) -> bytes:
+    """Events of a response, joined: an `event:` line with the type of each, and its JSON.
 
-    events: JSON objects that begin with their `type`, as the journal stamps them. first_seq: the sequence
-    number of the first, for readers that want `id:` lines.
+    events: their numbers, and JSON objects that begin with their `type`, as the journal stamps them.
+    numbered: for readers that want `id:` lines.
     """
     lines: list[bytes] = []
-    for offset, event in enumerate(events):
-        if first_seq is not None:
-            lines.append(b"id: %d\n" % (first_seq + offset))
+    for number, event in events:
+        if numbered:
+            lines.append(b"id: %d\n" % number)
         lines += (b"event: ", event_type(event), b"\ndata: ", event, b"\n\n")
     return b"".join(lines)
 

@@ -35,6 +35,7 @@ from storage.files import (
 )
 from storage.patience import PATIENCE_S, patience_s
 from storage.private_files import make_private_folder
+from storage.prompts import DefaultVersion, PromptChange, StoredPrompt, StoredPromptVersion
 from storage.records import (
     COMMIT_SECONDS,
     ECHO_MARK,
@@ -52,6 +53,8 @@ from storage.records import (
     ContainerFile,
     ContainerFull,
     ContainerRoom,
+    ConversationArchived,
+    ConversationChange,
     ConversationFull,
     ConversationHistory,
     ConversationLocked,
@@ -178,6 +181,8 @@ __all__ = [
     "ContainerFile",
     "ContainerFull",
     "ContainerRoom",
+    "ConversationArchived",
+    "ConversationChange",
     "ConversationFull",
     "ConversationHistory",
     "ConversationLocked",
@@ -185,6 +190,7 @@ __all__ = [
     "Counts",
     "Cursor",
     "DatabaseState",
+    "DefaultVersion",
     "Delivery",
     "Dimension",
     "Direction",
@@ -229,6 +235,7 @@ __all__ = [
     "Park",
     "PathTaken",
     "PositionedItem",
+    "PromptChange",
     "Purged",
     "Record",
     "RequestKnown",
@@ -256,6 +263,8 @@ __all__ = [
     "StoredKey",
     "StoredOwner",
     "StoredPart",
+    "StoredPrompt",
+    "StoredPromptVersion",
     "StoredResponse",
     "StoredStoreFile",
     "StoredUpload",

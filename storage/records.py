@@ -306,6 +306,15 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
+class ConversationChange:
+    """What is to be replaced of a conversation; None leaves it as it is. title: empty takes it away."""
+
+    metadata: bytes | None = None
+    title: str | None = None
+    archived: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NewFork:
     """A conversation that is to begin as another one does. after: the id of the last item that they share;
     None: all. metadata: a JSON object; None: that of the other one."""
@@ -548,7 +557,8 @@ class StoredConversation:
     """A conversation; `metadata` is its JSON object.
 
     parent_id: the conversation that it was forked from, which may be gone by now; parent_item: the last item
-    that it had then. epoch: grows whenever an item that it shows is deleted.
+    that it had then. epoch: grows whenever an item that it shows is deleted. used_at: when something was last
+    added, changed or begun in it. archived_at: since then it takes nothing new; None: it is active.
     """
 
     id: str
@@ -559,6 +569,9 @@ class StoredConversation:
     parent_id: str | None = None
     parent_item: str | None = None
     epoch: int = 0
+    title: str | None = None
+    used_at: int = 0
+    archived_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -823,10 +836,11 @@ class ExportedResponse:
 
 @dataclass(frozen=True, slots=True)
 class PositionedItem:
-    """An item at its place in a conversation."""
+    """An item at its place in a conversation. created_at: when it came there, where that is known."""
 
     position: int
     item: StoredItem
+    created_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -911,6 +925,14 @@ class EventsExpired(StorageError):
     def __init__(self, response_id: str, erased_at: int) -> None:
         super().__init__(response_id, erased_at)
         self.response_id, self.erased_at = response_id, erased_at
+
+
+class ConversationArchived(StorageError):
+    """The conversation takes nothing new."""
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(conversation_id)
+        self.conversation_id = conversation_id
 
 
 class ConversationLocked(StorageError):

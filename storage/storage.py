@@ -24,6 +24,7 @@ from storage.containers import Containers
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
 from storage.files import Blobs, Files
 from storage.migrate import migrated
+from storage.prompts import Prompts
 from storage.queries import (
     conversations,
     events,
@@ -47,6 +48,7 @@ from storage.records import (
     AuditFilter,
     AuditState,
     CommitStats,
+    ConversationChange,
     ConversationHistory,
     Delivery,
     Dimension,
@@ -101,7 +103,8 @@ class Storage:
     """An open database. Made by `open_storage`; closed by `close`.
 
     blobs, files, containers: the operations on contents, and on the files, uploads and containers that name
-    them. batches: those on batches of requests. chat_completions: those on stored chat completions.
+    them. batches: those on batches of requests. chat_completions: those on stored chat completions. prompts:
+    those on prompt templates.
     """
 
     def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
@@ -133,6 +136,7 @@ class Storage:
             announced=self.announced.set,
         )
         self.chat_completions = ChatCompletions(self._read, self._write, self._kept)
+        self.prompts = Prompts(self._read, self._write, self._kept)
         self.vector_stores = VectorStores(
             self._read, self._write, self._write_late, runner, shared=database.shared
         )
@@ -458,6 +462,10 @@ class Storage:
             partial(events.read, response_id=response_id, after=after, limit_bytes=limit_bytes)
         )
 
+    async def log_end(self, response_id: str) -> int:
+        """The number after the last event of a response's log. EventsExpired."""
+        return await self._read(partial(events.end, response_id=response_id))
+
     async def input_items(
         self, owner: str, id: str, *, limit: int, order: Order = "desc", after: str | None = None
     ) -> Page[StoredItem]:
@@ -531,6 +539,7 @@ class Storage:
         metadata: bytes,
         new: Sequence[NewItem] = (),
         *,
+        title: str | None = None,
         kept: Kept[StoredConversation] | None = None,
     ) -> StoredConversation:
         """Stores a conversation with its first items. ItemConflict.
@@ -545,6 +554,7 @@ class Storage:
             created_at=created_at,
             metadata=metadata,
             new=tuple(new),
+            title=title,
         )
         return await self._kept(job, kept)
 
@@ -584,13 +594,27 @@ class Storage:
         """The epochs of those of some hundred conversations that are there, whoever owns them."""
         return await self._read(partial(conversations.epochs, ids=tuple(ids)))
 
-    async def update_conversation(
-        self, owner: str, id: str, metadata: bytes, now: int = 0
-    ) -> StoredConversation:
-        """Replaces the metadata. now: when, for its retention. NotFound("conversation")."""
-        return await self._write(
-            partial(conversations.update_metadata, owner=owner, id=id, metadata=metadata, now=now)
+    async def list_conversations(
+        self,
+        owner: str,
+        *,
+        limit: int,
+        order: Order = "desc",
+        after: str | None = None,
+        archived: bool | None = None,
+    ) -> Page[StoredConversation]:
+        """One page by time. archived: only those that are, or are not. NotFound("conversation") for
+        `after`."""
+        job = partial(
+            conversations.list_, owner=owner, limit=limit, order=order, after=after, archived=archived
         )
+        return await self._read(job)
+
+    async def update_conversation(
+        self, owner: str, id: str, change: ConversationChange, now: int = 0
+    ) -> StoredConversation:
+        """Replaces what is to be changed. now: when, for its retention. NotFound("conversation")."""
+        return await self._write(partial(conversations.change, owner=owner, id=id, wanted=change, now=now))
 
     async def delete_conversation(self, owner: str, id: str, now: int) -> None:
         """Makes the id unknown; responses that ran in it keep its items, a run at work goes on. NotFound."""
@@ -622,6 +646,14 @@ class Storage:
             partial(conversations.list_items, owner=owner, id=id, limit=limit, order=order, after=after)
         )
 
+    async def list_conversation_places(
+        self, owner: str, id: str, *, limit: int, order: Order = "desc", after: str | None = None
+    ) -> Page[PositionedItem]:
+        """The same with their places, and when they came there."""
+        return await self._read(
+            partial(conversations.list_places, owner=owner, id=id, limit=limit, order=order, after=after)
+        )
+
     async def get_conversation_item(self, owner: str, id: str, item_id: str) -> StoredItem:
         """One item. NotFound("conversation" | "item")."""
         return await self._read(partial(conversations.get_item, owner=owner, id=id, item_id=item_id))
@@ -633,6 +665,10 @@ class Storage:
         return await self._write(
             partial(conversations.delete_item, owner=owner, id=id, item_id=item_id, now=now)
         )
+
+    async def clear_conversation(self, owner: str, id: str, now: int) -> StoredConversation:
+        """Takes all items out; runs in flight still see them. NotFound("conversation")."""
+        return await self._write(partial(conversations.clear, owner=owner, id=id, now=now))
 
     # -- requests with an Idempotency-Key --------------------------------------------------------------------
 
@@ -751,6 +787,9 @@ class Storage:
                 yield Purged()
             async for num in files:
                 yield Purged(files=num)
+        async with aclosing(self.prompts.purge(owner, now)) as gone_prompts:
+            async for _ in gone_prompts:
+                yield Purged()
         async with aclosing(self.containers.purge(owner, now)) as removed:
             async for num in removed:
                 yield Purged(containers=num)

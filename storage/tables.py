@@ -122,7 +122,8 @@ response_items = Table(
 # its items. used_at: when something was last added, changed or begun in it. parent_id: the conversation that
 # a fork begins in; its items below position parent_head, the last of them parent_item, are the fork's first
 # ones; see `lineage`. epoch: how often something was deleted of what it shows; who keeps something that was
-# made of its items knows by it whether they are all still there.
+# made of its items knows by it whether they are all still there. archived_at: since then it takes nothing
+# new.
 conversations = Table(
     "conversations",
     metadata,
@@ -139,6 +140,8 @@ conversations = Table(
     Column("parent_head", BigInteger),
     Column("parent_item", Text),
     Column("epoch", BigInteger, nullable=False, server_default="0"),
+    Column("title", Text),
+    Column("archived_at", BigInteger),
     Index("conversations_by_time", "owner", "created_at", "id"),
     Index("conversations_by_use", "used_at"),
     Index(
@@ -149,7 +152,8 @@ conversations = Table(
     ),
 )
 
-# response_status: how the turn that brought it ended; it is needed for longer than the response.
+# response_status: how the turn that brought it ended; it is needed for longer than the response. created_at:
+# when the item came into the conversation; null for those of earlier versions.
 conversation_items = Table(
     "conversation_items",
     metadata,
@@ -161,6 +165,7 @@ conversation_items = Table(
     Column("response_id", Text),
     Column("response_status", Text),
     Column("deleted_at", BigInteger),
+    Column("created_at", BigInteger),
     Index("conversation_items_by_item", "owner", "item_id"),
     Index(
         "conversation_items_deleted",
@@ -783,4 +788,33 @@ chat_completion_metadata = Table(
     Column("completion_id", Text, primary_key=True),
     Column("key", LargeBinary, primary_key=True),
     Column("value", LargeBinary, nullable=False),
+)
+
+# Prompt templates. default_version: what a request gets that names none. latest_version: the highest number
+# that was given; none is given twice. metadata: a JSON object.
+prompts = Table(
+    "prompts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("name", Text),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("default_version", Integer, nullable=False),
+    Column("latest_version", Integer, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Index("prompts_by_time", "owner", "created_at", "id"),
+)
+
+# Versions of prompt templates, which never change. body: the template, a JSON object.
+prompt_versions = Table(
+    "prompt_versions",
+    metadata,
+    Column("prompt_id", Text, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("owner", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Index("prompt_versions_by_owner", "owner"),
 )

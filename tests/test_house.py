@@ -46,7 +46,8 @@ ORDERS = {
     "storage": (
         *("private_files", "patience", "records", "tables", "lineage", "claims", "drivers", "files"),
         *("containers", "chat_completions"),
-        *("batches", "vector_stores", "backup", "queries", "migrate", "inspection", "storage"),
+        *("batches", "prompts", "vector_stores", "backup", "queries", "migrate", "inspection"),
+        "storage",
     ),
     "tools": (
         *("spec", "arguments", "ranking", "egress", "runtime", "landlock", "seccomp", "documents", "images"),
@@ -62,9 +63,10 @@ ORDERS = {
             "mcp_servers",
             "web_settings",
             "images",
+            "sse_frame",
+            "event_profiles",
             "config",
             "telemetry",
-            "sse_frame",
         ),
         "model_registry",
         *(

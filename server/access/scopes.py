@@ -51,6 +51,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "containers": ("list containers and download their files", "create and delete containers"),
     "embeddings": ("", "embed, rerank, score and classify texts"),
     "batches": ("retrieve and list batches", "create and cancel batches"),
+    "prompts": ("retrieve and list prompt templates", "create, change and delete prompt templates"),
     "usage": ("see what the key's owner has used", ""),
     "metrics": ("read `/metrics`, where it needs a key at all, and `/load`", ""),
 }

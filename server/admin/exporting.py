@@ -19,6 +19,8 @@ from server.http import (
     container_json,
     conversation_json,
     file_json,
+    prompt_json,
+    prompt_version_json,
     stored_completion_json,
 )
 from server.runs.events import snapshot
@@ -36,6 +38,7 @@ COUNTED = (
     "responses",
     "chat_completions",
     "batches",
+    "prompts",
     "files",
     "vector_stores",
     "containers",
@@ -49,7 +52,7 @@ async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[by
     await storage.add_audit(by.did("project.exported", owner, owner))
     counts: Counter[str] = Counter()
     for kind in (
-        *(_conversations, _responses, _chat_completions),
+        *(_conversations, _responses, _chat_completions, _prompts),
         *(_batches, _files, _stores, _containers),
     ):
         async with aclosing(kind(storage, owner, counts)) as pieces:
@@ -97,6 +100,20 @@ async def _chat_completions(storage: Storage, owner: str, counts: Counter[str]) 
             yield b'{"type":"chat_completion","chat_completion":' + shown
             yield b',"messages":' + messages + b"}\n"
             counts["chat_completions"] += 1
+
+
+async def _prompts(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
+    page_after = partial(_behind, partial(storage.prompts.list, owner, limit=ITEMS_AT_ONCE))
+    async for prompt in each_row(page_after, _by_time):
+        yield b'{"type":"prompt","prompt":' + prompt_json(prompt) + b',"versions":['
+        listed = partial(storage.prompts.versions, owner, prompt.id, limit=ITEMS_AT_ONCE)
+        separator = b""
+        with suppress(NotFound):  # it was deleted in this very moment
+            async for version in each_row(partial(_behind, listed), lambda version: version.version):
+                yield separator + prompt_version_json(version)
+                separator = b","
+        yield b"]}\n"
+        counts["prompts"] += 1
 
 
 async def _batches(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
@@ -196,6 +213,6 @@ def _by_time(row: _Timed) -> tuple[int, str]:
     return row.created_at, row.id
 
 
-async def _behind(listed: Callable[..., Awaitable[Page[T]]], after: Cursor | None) -> Page[T]:
+async def _behind(listed: Callable[..., Awaitable[Page[T]]], after: Cursor | int | None) -> Page[T]:
     """A page of a list from its oldest on."""
     return await listed(order="asc", after=after)

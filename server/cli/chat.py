@@ -30,8 +30,8 @@ DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 HELP = "/new begins anew, /quit leaves, Ctrl-C stops an answer, Alt-Enter adds a line"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's own flags; it talks to a server, so the server's settings are none of its business."""
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a running server."""
     url = os.environ.get("ANTIPHON_URL", DEFAULT_URL)
     parser.add_argument(
         "--url", default=url, help=f"the server, with or without /v1 (or ANTIPHON_URL; default {masked(url)})"
@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("ANTIPHON_CHAT_KEY"),
         help="a key of the server (or ANTIPHON_CHAT_KEY)",
     )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own flags; it talks to a server, so the server's settings are none of its business."""
+    add_server_arguments(parser)
     parser.add_argument("--model", default=None, help="a name from /v1/models (default: the first)")
     parser.add_argument("--instructions", default=None, help="a system message for every turn")
     history = parser.add_mutually_exclusive_group()
@@ -51,39 +56,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tools", action="store_true", help="offer the tools that the server runs itself")
 
 
+def server_client(options: argparse.Namespace) -> httpx.Client:
+    """A client of the server that the flags name. Raises ValueError, with what to do about it, where its URL
+    is none."""
+    if not options.url.lower().startswith(("http://", "https://")):
+        told, rest = masked(options.url), masked(options.url.rpartition("://")[2])
+        raise ValueError(f"{told!r} is no URL of a server: give --url http://{rest}")
+    headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    try:
+        return httpx.Client(base_url=root(options.url), headers=headers, timeout=httpx.Timeout(10, read=60))
+    except httpx.InvalidURL as exc:
+        raise ValueError(trouble(exc, options.url)) from None
+
+
 def chat(options: argparse.Namespace) -> int:
     """Talk until the user has had enough.
 
     1 when the server cannot be reached, or where nobody watches (input is piped) and a turn went wrong.
     """
-    if not options.url.lower().startswith(("http://", "https://")):
-        told, rest = masked(options.url), masked(options.url.rpartition("://")[2])
-        print(f"antiphon: {told!r} is no URL of a server: give --url http://{rest}", file=sys.stderr)
-        return 1
-    headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     try:
-        http = httpx.Client(base_url=_root(options.url), headers=headers, timeout=httpx.Timeout(10, read=60))
-    except httpx.InvalidURL as exc:
-        print(f"antiphon: {_trouble(exc, options.url)}", file=sys.stderr)
+        http = server_client(options)
+    except ValueError as exc:
+        print(f"antiphon: {exc}", file=sys.stderr)
         return 1
     with http:
         session = Session(http, options, sys.stdout, colour=sys.stdout.isatty())
         try:
             session.begin()
         except (httpx.HTTPError, ChatError) as exc:
-            print(f"antiphon: {_trouble(exc, options.url)}", file=sys.stderr)
+            print(f"antiphon: {trouble(exc, options.url)}", file=sys.stderr)
             return 1
         interactive = sys.stdin.isatty()
         all_went_well = _converse(session, interactive=interactive)
     return 0 if interactive or all_went_well else 1
 
 
-def _root(url: str) -> str:
+def root(url: str) -> str:
     """A server's URL without the path of its API, which every request names."""
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _trouble(error: Exception, url: str) -> str:
+def trouble(error: Exception, url: str) -> str:
     """What went wrong with a server, and what its user can do about it."""
     at = masked(url)
     match error:
@@ -127,7 +140,7 @@ def _converse(session: Session, *, interactive: bool) -> bool:
             elif text:
                 all_went_well = session.say(text) and all_went_well
         except (httpx.HTTPError, ChatError) as exc:
-            print(f"antiphon: {_trouble(exc, session.url)}", file=sys.stderr)
+            print(f"antiphon: {trouble(exc, session.url)}", file=sys.stderr)
             all_went_well = False
     if interactive and (command := session.command_to_return()):
         print(f"To go on: {command}")
@@ -181,15 +194,15 @@ class Session:
         """Find the model, and what is to be gone on from. anew: what was said before is left behind."""
         self._previous = None
         if not self.model:
-            self.model = self._json(self._http.get("/v1/models"))["data"][0]["id"]
+            self.model = read_json(self._http.get("/v1/models"))["data"][0]["id"]
         conversation, previous = self._options.conversation, self._options.previous
         if conversation == "new" or (conversation and anew):
-            self._conversation = self._json(self._http.post("/v1/conversations", json={}))["id"]
+            self._conversation = read_json(self._http.post("/v1/conversations", json={}))["id"]
             self._print(f"conversation {self._conversation}\n", DIM)
         elif conversation:
-            self._conversation = self._json(self._http.get(f"/v1/conversations/{conversation}"))["id"]
+            self._conversation = read_json(self._http.get(f"/v1/conversations/{conversation}"))["id"]
         elif previous and not anew:
-            self._previous = self._json(self._http.get(f"/v1/responses/{previous}"))["id"]
+            self._previous = read_json(self._http.get(f"/v1/responses/{previous}"))["id"]
         self._print("", PLAIN)
 
     def command_to_return(self) -> str | None:
@@ -197,7 +210,7 @@ class Session:
         if self._previous is None:
             return None
         words = ["antiphon", "chat"]
-        if _root(self._options.url) != _root(os.environ.get("ANTIPHON_URL", DEFAULT_URL)):
+        if root(self._options.url) != root(os.environ.get("ANTIPHON_URL", DEFAULT_URL)):
             words += ["--url", masked(self._options.url)]
         for flag in ("model", "instructions"):
             if getattr(self._options, flag):
@@ -253,7 +266,7 @@ class Session:
                 with stream as reply:
                     if reply.status_code != 200:
                         reply.read()
-                        self._json(reply)
+                        read_json(reply)
                     for event in _parse(reply):
                         response_id = response_id or event["response"]["id"]
                         seen = event["sequence_number"]
@@ -303,19 +316,21 @@ class Session:
         self._out.write(text)
         self._out.flush()
 
-    def _json(self, reply: httpx.Response) -> dict[str, Any]:
-        try:
-            body: dict[str, Any] = orjson.loads(reply.content)
-        except ValueError:
-            raise ChatError(
-                f"the server does not speak this API: status {reply.status_code} without JSON"
-            ) from None
-        if reply.status_code != 200:
-            told = body.get("error", {}).get("message", f"status {reply.status_code}")
-            if reply.status_code == 401:
-                told += " Give a key with --api-key or ANTIPHON_CHAT_KEY; `antiphon keys create` makes one."
-            raise ChatError(told)
-        return body
+
+def read_json(reply: httpx.Response) -> dict[str, Any]:
+    """A server's reply. Raises ChatError for one that is no success."""
+    try:
+        body: dict[str, Any] = orjson.loads(reply.content)
+    except ValueError:
+        raise ChatError(
+            f"the server does not speak this API: status {reply.status_code} without JSON"
+        ) from None
+    if reply.status_code != 200:
+        told = body.get("error", {}).get("message", f"status {reply.status_code}")
+        if reply.status_code == 401:
+            told += " Give a key with --api-key or ANTIPHON_CHAT_KEY; `antiphon keys create` makes one."
+        raise ChatError(told)
+    return body
 
 
 def _error_text(error: dict[str, Any] | None) -> str:

@@ -257,6 +257,18 @@ def _chat(options: argparse.Namespace) -> int:
     return chat(options)
 
 
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    from server.cli.prompts import add_arguments
+
+    add_arguments(parser)
+
+
+def _prompts(options: argparse.Namespace) -> int:
+    from server.cli.prompts import run
+
+    return run(options)
+
+
 def _migrate(options: argparse.Namespace) -> int:
     loaded = _load(options)
     import asyncio
@@ -651,6 +663,16 @@ COMMANDS = {
             "antiphon chat --conversation new   keep all turns in a conversation of the server",
             "antiphon chat --previous resp_...  go on after a response",
             "antiphon chat --url http://gpu:8000 --model sql --instructions 'Be brief.'",
+        ),
+    ),
+    "prompts": Command(
+        "create, list, show, change and delete prompt templates of a running server",
+        _prompts,
+        _add_prompts,
+        (
+            "antiphon prompts create --name greeting --instructions 'Greet {{name}} in {{language}}.'",
+            "antiphon prompts update pmpt_... --template template.json --default-version 1",
+            "antiphon prompts show pmpt_... --version 2",
         ),
     ),
     "migrate": Command("bring the database to this version's schema", _migrate, _add_storage_settings),

@@ -35,6 +35,8 @@ from server.http.replies import (
     file_json,
     json_reply,
     page_json,
+    prompt_json,
+    prompt_version_json,
     stored_completion_json,
 )
 from server.http.request import (
@@ -45,6 +47,7 @@ from server.http.request import (
     owner,
     principal,
     require_stored_bytes,
+    standing_of,
     while_connected,
 )
 from server.http.sse import EventStream, StreamCut
@@ -94,10 +97,13 @@ __all__ = [
     "parse_object",
     "presented_key",
     "principal",
+    "prompt_json",
+    "prompt_version_json",
     "query_text",
     "read_as",
     "read_body",
     "require_stored_bytes",
+    "standing_of",
     "stored_completion_json",
     "texts",
     "timestamp",

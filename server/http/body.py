@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -90,10 +90,12 @@ async def read_as(
     *,
     allow_empty: bool = False,
     first: Callable[[dict[str, Any]], None] = lambda body: None,
+    ahead: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None,
 ) -> T:
     """What `read` makes of the body, a JSON object, which it must not change; in a thread for a large one.
 
-    first: looks at the object before that, on the event loop, and may refuse the request.
+    first: looks at the object before that, on the event loop, and may refuse the request. ahead: gives what
+    is read in its place, with something that it refers to.
 
     Refused before it is buffered when larger than `max_body_bytes` (413) or not said to be JSON (415).
     Malformed JSON, NaN, infinities, lone surrogates, a byte order mark: 400 `invalid_json`. An empty body is
@@ -105,6 +107,8 @@ async def read_as(
         begin_large_request()
     value = body.object(allow_empty=allow_empty)
     first(value)
+    if ahead is not None:
+        value = await ahead(value)
     return await aside(in_large_request(), read, value)
 
 

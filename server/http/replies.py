@@ -1,4 +1,4 @@
-"""Builds JSON replies: objects of conversations, files and containers, and lists, from what is stored.
+"""Builds JSON replies: objects of conversations, files, containers and prompts, and lists, of what is stored.
 
 Stored JSON is put into a reply as it is, without being parsed again.
 """
@@ -11,7 +11,16 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from storage import ContainerFile, StoredChatCompletion, StoredContainer, StoredConversation, StoredFile
+from server.schema import variables_of
+from storage import (
+    ContainerFile,
+    StoredChatCompletion,
+    StoredContainer,
+    StoredConversation,
+    StoredFile,
+    StoredPrompt,
+    StoredPromptVersion,
+)
 from tools import DATA
 
 
@@ -21,13 +30,18 @@ def json_reply(body: bytes, headers: Mapping[str, str] | None = None) -> Respons
 
 
 def conversation_json(stored: StoredConversation) -> bytes:
-    """The official ConversationResource; a fork says what it was forked from (extension)."""
+    """The official ConversationResource, with members of ours (extensions): its status, when it was used
+    last, a title where it has one, and of a fork what it was forked from."""
     shown = {
         "id": stored.id,
         "object": "conversation",
         "created_at": stored.created_at // 1_000_000,
+        "updated_at": max(stored.used_at, stored.created_at) // 1_000_000,
+        "status": "active" if stored.archived_at is None else "archived",
         "metadata": orjson.Fragment(stored.metadata),
     }
+    if stored.title is not None:
+        shown["title"] = stored.title
     if stored.parent_id is not None:
         shown["forked_from"] = {"conversation_id": stored.parent_id, "after": stored.parent_item}
     return orjson.dumps(shown)
@@ -91,3 +105,31 @@ def page_json(bodies: Sequence[bytes], ids: Sequence[str], *, has_more: bool) ->
     """The list object of one page: JSON texts in order, and their ids. An empty page has null ids."""
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": has_more}
     return b'{"object":"list","data":[' + b",".join(bodies) + b"]," + orjson.dumps(ends)[1:]
+
+
+def prompt_json(stored: StoredPrompt) -> bytes:
+    """A prompt template without its versions (extension)."""
+    shown = {
+        "id": stored.id,
+        "object": "prompt",
+        "created_at": stored.created_at // 1_000_000,
+        "name": stored.name,
+        "metadata": orjson.Fragment(stored.metadata),
+        "default_version": str(stored.default_version),
+        "latest_version": str(stored.latest_version),
+    }
+    return orjson.dumps(shown)
+
+
+def prompt_version_json(stored: StoredPromptVersion) -> bytes:
+    """One version of a prompt template, with the names of its variables (extension)."""
+    shown = {
+        "id": str(stored.version),
+        "object": "prompt.version",
+        "prompt_id": stored.prompt_id,
+        "version": str(stored.version),
+        "created_at": stored.created_at // 1_000_000,
+        "template": orjson.Fragment(stored.body),
+        "variables": variables_of(orjson.loads(stored.body)),
+    }
+    return orjson.dumps(shown)

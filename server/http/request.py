@@ -41,9 +41,15 @@ def principal(request: HTTPConnection) -> Principal:
     return found
 
 
+def standing_of(request: HTTPConnection) -> Standing | None:
+    """What is left to whoever makes a request; None where it has no limits."""
+    found: Standing | None = getattr(request.state, "standing", None)
+    return found
+
+
 def limited(request: HTTPConnection, model: str) -> tuple[Subject, ...]:
     """Whose limits concern a request for a model; the headers of its reply tell of that model's, too."""
-    standing: Standing | None = getattr(request.state, "standing", None)
+    standing = standing_of(request)
     if standing is not None:
         standing.model = model
     return principal(request).subjects

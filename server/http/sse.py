@@ -17,6 +17,8 @@ import anyio
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import AppStatus, EventSourceResponse, SendTimeoutError
 
+from server.event_profiles import PING_S
+
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 AppStatus.enable_automatic_graceful_drain = False
 
 KEEPALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+PING = "response.ping"
 
 
 class _Begun:
@@ -63,7 +66,8 @@ class EventStream(EventSourceResponse):
     frames: complete SSE frames as bytes, possibly several joined; closed (aclose) as soon as the client
     leaves, a send takes longer than `send_timeout_s`, or the stream ends. Its exceptions pass through: once
     headers are out they cut the connection. on_close: called once, last, whatever ended the stream; may
-    return an awaitable.
+    return an awaitable. ping: makes the JSON of an event that is sent in the place of the comment, after
+    `PING_S`.
     """
 
     def __init__(
@@ -71,15 +75,21 @@ class EventStream(EventSourceResponse):
         frames: AsyncIterator[bytes],
         headers: Mapping[str, str] | None = None,
         on_close: Callable[[], Any] | None = None,
+        ping: Callable[[], bytes] | None = None,
     ) -> None:
-        super().__init__(frames, headers=headers, sep="\n", ping_message_factory=lambda: KEEPALIVE)
+        def keepalive() -> ServerSentEvent:
+            return KEEPALIVE if ping is None else ServerSentEvent(ping().decode(), event=PING, sep="\n")
+
+        super().__init__(frames, headers=headers, sep="\n", ping_message_factory=keepalive)
+        self._pings = ping is not None
         self._frames = frames
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send headers at once, then frames until they end, the client leaves or takes nothing more."""
         life: ServerState = scope["app"].state.life
-        self.ping_interval, self.send_timeout = life.config.keepalive_s, life.config.send_timeout_s
+        self.ping_interval = PING_S if self._pings else life.config.keepalive_s
+        self.send_timeout = life.config.send_timeout_s
         life.num_streams += 1
         try:
             await super().__call__(scope, receive, send)

@@ -46,7 +46,7 @@ from server.items.catalogue import (
     type_of_calls,
     words_of,
 )
-from server.items.file_texts import FILE_PARTS, input_files_of, with_file_texts
+from server.items.file_texts import FILE_PARTS, input_files_of, told_of, with_file_texts
 from server.items.images import READ_IMAGE, images_of
 from server.items.item_type import (
     Approval,
@@ -161,6 +161,7 @@ __all__ = [
     "source_of",
     "stores_of",
     "text_of",
+    "told_of",
     "tool_shapes",
     "tools_added",
     "type_asked_for",

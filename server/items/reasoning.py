@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from server.items.item_type import Item, ItemType
 from server.items.parts import PLACE, TEXT, item_shape
 from server.items.transcript import Transcript, text_of
-from server.shapes import STRING, array, tagged
+from server.shapes import STRING, array, described, one_of, schema_of, tagged
 
 _PART = f"{PLACE} content_index"
 _SUMMARY = f"{PLACE} summary_index"
@@ -14,6 +16,19 @@ _SUMMARY_PART = (
     "reasoning_summary_part.added reasoning_summary_text.delta* reasoning_summary_text.done"
     " reasoning_summary_part.done"
 )
+
+
+_OFFICIAL = tagged({"reasoning_text": TEXT}, aliases={"text": "reasoning_text"})
+
+
+def _thought(value: Any, path: str) -> Any:
+    """A part of a thought, also as the older profile of events shows it."""
+    if isinstance(value, dict) and value.get("type") == "reasoning" and "reasoning" in value:
+        value = {"type": "reasoning_text", "text": value["reasoning"]}
+    return _OFFICIAL(value, path)
+
+
+described(_thought, lambda: schema_of(_OFFICIAL))
 
 
 def _say(item: Item, transcript: Transcript) -> None:
@@ -30,8 +45,9 @@ ROWS = (
             {},
             {
                 "summary": array(tagged({"summary_text": TEXT})),
-                "content": array(tagged({"reasoning_text": TEXT}, aliases={"text": "reasoning_text"})),
+                "content": array(_thought),
                 "encrypted_content": STRING,
+                "role": one_of("assistant"),
             },
             summary=[],
         ),

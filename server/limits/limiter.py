@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine import Place
 from server.errors import ApiError, insufficient_quota
@@ -348,16 +348,33 @@ class Standing:
     def headers(self) -> Iterator[tuple[str, str]]:
         """Of requests and of tokens: the limit of which the least is left. Nothing where there is none."""
         now = self._limiter.meters.now()
-        for unit in ("requests", "tokens"):
-            meters = self._limiter.meters_of(self._subjects, self.model, unit)
-            if not meters:
-                continue
-            left, meter = min(((meter.remaining(now), meter) for meter in meters), key=lambda pair: pair[0])
+        for unit, left, meter in self._least(now):
             yield f"x-ratelimit-limit-{unit}", str(meter.rate.limit)
             yield f"x-ratelimit-remaining-{unit}", str(left)
             yield f"x-ratelimit-reset-{unit}", _duration(meter.reset(now))
             if unit == "requests":
                 yield from _plain_headers(meter.rate.limit, left, meter.reset(now)).items()
+
+    def rates(self) -> list[dict[str, Any]]:
+        """The same as objects, as events tell it."""
+        now = self._limiter.meters.now()
+        return [
+            {
+                "name": unit,
+                "limit": meter.rate.limit,
+                "remaining": left,
+                "reset_seconds": meter.reset(now) / SECOND,
+            }
+            for unit, left, meter in self._least(now)
+        ]
+
+    def _least(self, now: int) -> Iterator[tuple[str, int, Meter]]:
+        for unit in ("requests", "tokens"):
+            meters = self._limiter.meters_of(self._subjects, self.model, unit)
+            if meters:
+                pairs = ((meter.remaining(now), meter) for meter in meters)
+                left, meter = min(pairs, key=lambda pair: pair[0])
+                yield unit, left, meter
 
 
 def _rates(meters: Sequence[Meter]) -> dict[str, tuple[int, int]]:

@@ -59,17 +59,21 @@ NOTHING_TOLD = Told()
 
 def to_messages(
     items: Sequence[Item],
-    instructions: str | None = None,
+    instructions: str | Sequence[Item] | None = None,
     names: Names | None = None,
     told: Told | None = None,
     most: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Items, oldest first, as the messages that chat templates expect; `instructions` become a system
-    message. names: see `Transcript`. told: the first of the items, worded before. most: characters to which
-    each output of this server's tools is cut, where it is longer. Raises ApiError 400 `unsupported_item` for
-    an item that there are no words for."""
+    """Items, oldest first, as the messages that chat templates expect. instructions: what stands before them,
+    as a text, which becomes a system message, or as items. names: see `Transcript`. told: the first of the
+    items, worded before. most: characters to which each output of this server's tools is cut, where it is
+    longer. Raises ApiError 400 `unsupported_item` for an item that there are no words for."""
     messages = _transcript(items, names, told, most).messages
-    return messages if instructions is None else [{"role": "system", "content": instructions}, *messages]
+    if instructions is None:
+        return messages
+    if isinstance(instructions, str):
+        return [{"role": "system", "content": instructions}, *messages]
+    return [*_transcript(instructions, names, None, None).messages, *messages]
 
 
 def longest_result(items: Sequence[Item], names: Names | None = None, told: Told | None = None) -> int:

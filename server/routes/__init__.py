@@ -10,7 +10,9 @@ from server.routes import (
     conversations,
     health,
     models,
+    prompts,
     reference,
+    response_events,
     responses,
     stored_completions,
     tokenize,
@@ -27,8 +29,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     *(
         family.router
         for family in (
-            *(health, models, responses, conversations, completions, stored_completions),
-            *(batches, tokenize, webhooks),
+            *(health, models, responses, response_events, conversations, prompts),
+            *(completions, stored_completions, batches, tokenize, webhooks),
         )
     ),
     *OPERATOR,

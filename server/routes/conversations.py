@@ -1,8 +1,8 @@
 """The routes under /v1/conversations.
 
-A conversation is a log of items with metadata. Clients create, fork and delete it, replace its metadata, and
-add, list and remove its items; responses that name the conversation append to it too. One request may add at
-most `MAX_ITEMS` items.
+A conversation is a log of items with metadata, a title and a status. Clients create, list, change, fork and
+delete it, and add, list and remove its items; responses that name the conversation append to it too. One
+request may add at most `MAX_ITEMS` items.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from starlette.responses import Response
 from server.clock import now_us
 from server.config import Config
 from server.http import (
+    choice,
     context,
     conversation_json,
+    flag,
     include,
     json_reply,
     kept,
@@ -50,8 +52,9 @@ from server.schema import (
     require_added_offered,
     secrets_of_items,
 )
+from server.shapes import label, one_of
 from server.threads import aside, in_large_request
-from storage import ItemConflict, NewFork, NewItem, StoredItem
+from storage import ConversationChange, ItemConflict, NewFork, NewItem, StoredItem
 
 T = TypeVar("T")
 
@@ -60,6 +63,10 @@ router = APIRouter(prefix="/v1/conversations")
 MAX_ITEMS = 20
 """Items that one request may add."""
 
+STATUSES = ("active", "archived")
+_STATUS = one_of(*STATUSES)
+_TITLE = label(0, 512)
+
 
 @router.post(
     "", **documented("Conversation", "conversations.write", body="CreateConversation", body_required=False)
@@ -67,14 +74,31 @@ MAX_ITEMS = 20
 async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
     body, items = await read_as(request, _reader(request), allow_empty=True)
-    unread(body, ("items", "metadata"))
+    unread(body, ("items", "metadata", "title"))
     here, who = context(request), owner(request)
-    metadata = orjson.dumps(check_metadata({} if body.get("metadata") is None else body["metadata"]))
+    title = _title(body)
+    metadata = _metadata(body)
     conversation_id = new_id("conv_")
-    keeping = kept(request, conversation_json)
-    create = partial(here.storage.create_conversation, who, conversation_id, now_us(), metadata, kept=keeping)
-    stored = await _stored(request, items or [], create, num_bytes=len(metadata))
+    create = partial(
+        here.storage.create_conversation,
+        *(who, conversation_id, now_us(), metadata),
+        title=title or None,
+        kept=kept(request, conversation_json),
+    )
+    stored = await _stored(request, items or [], create, num_bytes=len(metadata) + len(title))
     return json_reply(conversation_json(stored))
+
+
+@router.get("", **documented("Conversations", "conversations.read", query=(*PAGE, "status:conversations")))
+async def list_conversations(request: Request) -> Response:
+    """The owner's conversations, newest first unless `order=asc` (extension)."""
+    query = request.query_params
+    status = choice(query, "status", STATUSES)
+    page = await context(request).storage.list_conversations(
+        owner(request), **page_args(query), archived=None if status is None else status == "archived"
+    )
+    ids = [stored.id for stored in page.data]
+    return json_reply(page_json([*map(conversation_json, page.data)], ids, has_more=page.has_more))
 
 
 @router.get("/{conversation_id}", **documented("Conversation", "conversations.read"))
@@ -88,15 +112,20 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
     "/{conversation_id}", **documented("Conversation", "conversations.write", body="UpdateConversation")
 )
 async def update_conversation(request: Request, conversation_id: str) -> Response:
-    """Replace the metadata; null empties it."""
+    """Replace the metadata, which null empties; the title, which null takes away; or the status (both
+    extensions). An archived conversation takes no new items and turns."""
     body = await read_body(request)
-    if "metadata" not in body:
+    if not any(name in body for name in ("title", "status", "metadata")):
         missing("metadata")
-    unread(body, ("metadata",))
-    metadata = orjson.dumps(check_metadata({} if body["metadata"] is None else body["metadata"]))
+    unread(body, ("metadata", "title", "status"))
+    change = ConversationChange(
+        metadata=_metadata(body) if "metadata" in body else None,
+        title=_title(body) if "title" in body else None,
+        archived=_STATUS(body["status"], "status") == "archived" if body.get("status") is not None else None,
+    )
     here, who = context(request), owner(request)
-    await require_stored_bytes(request, len(metadata))
-    stored = await here.storage.update_conversation(who, conversation_id, metadata, now_us())
+    await require_stored_bytes(request, len(change.metadata or b"") + len(change.title or ""))
+    stored = await here.storage.update_conversation(who, conversation_id, change, now_us())
     return json_reply(conversation_json(stored))
 
 
@@ -156,16 +185,38 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     return json_reply(reply(await _stored(request, items, add)))
 
 
-@router.get("/{conversation_id}/items", **documented("Items", "conversations.read", query=(*PAGE, "include")))
+@router.get(
+    "/{conversation_id}/items",
+    **documented("Items", "conversations.read", query=(*PAGE, "include", "timestamps")),
+)
 async def list_items(request: Request, conversation_id: str) -> Response:
-    """One page of the items, newest first unless `order=asc`."""
-    shown = include(request.query_params)
-    page = await context(request).storage.list_conversation_items(
-        owner(request), conversation_id, **page_args(request.query_params)
+    """One page of the items, newest first unless `order=asc`. With `timestamps` (extension) each says when
+    it came into the conversation."""
+    query = request.query_params
+    shown, timed = include(query), flag(query, "timestamps")
+    page = await context(request).storage.list_conversation_places(
+        owner(request), conversation_id, **page_args(query)
     )
-    bodies = [filled_body(item.body, item.private, shown) for item in page.data]
-    ids = [item.id for item in page.data]
+    bodies = [filled_body(place.item.body, place.item.private, shown) for place in page.data]
+    if timed:
+        bodies = [_timed(body, place.created_at) for body, place in zip(bodies, page.data, strict=True)]
+    ids = [place.item.id for place in page.data]
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
+
+
+def _timed(body: bytes, created_at: int | None) -> bytes:
+    """An item that says when it came; null for one of an earlier version of this server."""
+    seconds = None if created_at is None else created_at // 1_000_000
+    return body[:-1] + b',"created_at":' + orjson.dumps(seconds) + b"}"
+
+
+@router.delete("/{conversation_id}/items", **documented("Conversation", "conversations.write"))
+async def delete_items(request: Request, conversation_id: str) -> Response:
+    """Take all items out (extension); answers with the conversation."""
+    here, who = context(request), owner(request)
+    stored = await here.storage.clear_conversation(who, conversation_id, now_us())
+    here.runs.changed(conversation_id)
+    return json_reply(conversation_json(stored))
 
 
 @router.get(
@@ -188,6 +239,17 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _metadata(body: Mapping[str, Any]) -> bytes:
+    """The metadata of a body, empty where there is none. Raises ApiError 400."""
+    return orjson.dumps(check_metadata({} if body.get("metadata") is None else body["metadata"]))
+
+
+def _title(body: Mapping[str, Any]) -> str:
+    """The title of a body, empty where there is none. Raises ApiError 400."""
+    found: str = "" if body.get("title") is None else _TITLE(body["title"], "title")
+    return found
 
 
 def _reader(request: Request) -> Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], list[Item] | None]]:

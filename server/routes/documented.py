@@ -33,12 +33,27 @@ QUERY: Mapping[str, tuple[Json, str]] = {
         {"type": "object", "additionalProperties": {"type": "string"}},
         "Only those that have all of these pairs: `metadata[key]=value`.",
     ),
+    "limit:events": (
+        {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+        "How many at most.",
+    ),
     "purpose": ({"type": "string"}, "Only files of this purpose."),
     "status": ({"enum": [*STATUSES]}, "Only those that are in this state."),
+    "status:conversations": ({"enum": ["active", "archived"]}, "Only those that are in this state."),
+    "timestamps": ({"type": "boolean"}, "Each item says when it came, in Unix seconds."),
+    "after:event": (
+        {"type": "integer", "minimum": -1},
+        "The number of the event behind which the page begins.",
+    ),
+    "order:oldest_event": ({"enum": ["asc", "desc"], "default": "asc"}, "First or last event first."),
     "created_after": (_WHOLE, "Only those that were created later; Unix seconds."),
     "created_before": (_WHOLE, "Only those that were created earlier; Unix seconds."),
     "stream": ({"type": "boolean"}, "Answer with the events."),
     "starting_after": ({"type": "integer", "minimum": -1}, "Of a stream: the last event that is known."),
+    "include_obfuscation": (
+        {"type": "boolean", "default": False},
+        "Of a stream: pad the events that carry pieces of text.",
+    ),
     "wait": ({"type": "number", "minimum": 0, "maximum": 300}, "Seconds to wait for the end at most."),
     "probe": ({"type": "boolean"}, "Have the model generate two tokens first."),
     "scope": ({"enum": ["own", "all"]}, "All: with the history before the response."),
@@ -98,6 +113,10 @@ HEADERS: Mapping[str, str] = {
     ),
     "Last-Event-ID": (
         "Of a stream: the last event that is known, as browsers send it; `starting_after` wins over it."
+    ),
+    "X-Antiphon-Profile": (
+        "An extension. `openai`, `legacy` or `legacy-string`: how the events and items of the reply are "
+        "named, in the place of the setting `responses_profile`."
     ),
     "X-Request-Id": "The client's own name for the request, which the reply and the log have too.",
 }

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from server import encrypted_reasoning
 from server.config import THREADED_BYTES
 from server.errors import ApiError, to_api_error
+from server.event_profiles import PROFILES, View
 from server.http import (
     Context,
     EventStream,
@@ -43,6 +44,7 @@ from server.http import (
     read_as,
     read_body,
     require_stored_bytes,
+    standing_of,
     timestamp,
     while_connected,
 )
@@ -55,22 +57,26 @@ from server.runs.events import Channel, Reader, ReaderLagged, Snapshot, terminal
 from server.runs.planning import TERMINAL, RunPlan, turn_tools
 from server.schema import (
     TEXT,
+    Api,
     CreateResponse,
     Item,
     ToolOutputs,
     Unsupported,
     as_output,
+    fill,
     lacking,
     leave_out,
     normalize_input,
     parse_create,
     parse_fork,
     parse_input_tokens,
+    parse_prompt,
     parse_tool_outputs,
     refuse,
     require_added_offered,
     secrets_of_items,
 )
+from server.shapes import one_of
 from server.sse_frame import frames
 from server.threads import THREADED_PARTS, aside, begin_large_request, in_large_request
 from storage import EventsExpired, HistoryItem, NotFound, StoredItem, StoredResponse
@@ -92,20 +98,53 @@ def new_id(prefix: str) -> str:
 # Creating
 
 
-@router.post("", **documented("Response", "responses.write", body="CreateResponse", stream="ResponseEvent"))
+@router.post(
+    "",
+    **documented(
+        "Response",
+        "responses.write",
+        body="CreateResponse",
+        headers=("X-Antiphon-Profile",),
+        stream="ResponseEvent",
+    ),
+)
 async def create_response(request: Request) -> Response:
     """Start a run and answer with its stream, its result, or (background) its beginning."""
     models, known, who = context(request).models, keyed(request).response_id, principal(request)
 
     def first(body: Mapping[str, Any]) -> None:
-        if known is None and body.get("background") is not True:  # that waits where no place is free
+        if known is not None or body.get("background") is True:  # that waits where no place is free
+            return
+        if body.get("model") is not None or body.get("prompt") is None:  # else a template may name the model
             models.require_room(body, who.owner, who.service.weight)
 
-    parsed, items = await read_as(request, asking(request, parse_create), first=first)
+    if known is not None and (body := await read_body(request)).get("prompt") is not None:
+        # What its prompt was filled with is in the run that it repeats; the prompt may be gone by now.
+        pads = (body.get("stream_options") or {}).get("include_obfuscation") is True
+        return await _again(request, known, stream=body.get("stream") is True, pads=pads)
+    filled = partial(with_prompt, request, "responses")
+    parsed, items = await read_as(request, asking(request, parse_create), first=first, ahead=filled)
     name_in_vain(request, parsed, items)
     if (response_id := keyed(request).response_id) is not None:
-        return await _again(request, response_id, stream=parsed.stream)
+        return await _again(
+            request, response_id, stream=parsed.stream, pads=bool(parsed.stream_options.include_obfuscation)
+        )
     return await _start(request, parsed, items)
+
+
+async def with_prompt(request: HTTPConnection, api: Api, body: dict[str, Any]) -> dict[str, Any]:
+    """A body with the prompt template that it names filled in. Raises ApiError 400, and 404 for a prompt that
+    its owner does not have."""
+    if body.get("prompt") is None:
+        return body
+    wanted = parse_prompt(body["prompt"])
+    try:
+        prompts = context(request).storage.prompts
+        _, version = await prompts.version(owner(request), wanted.id, wanted.version)
+    except NotFound as unknown:
+        param = "prompt.id" if unknown.kind == "prompt" else "prompt.version"
+        raise to_api_error(unknown, param=param) from None
+    return fill(body, wanted, version.version, orjson.loads(version.body), new_id=new_id, api=api)
 
 
 def asking(
@@ -138,7 +177,8 @@ def name_in_vain(request: HTTPConnection, parsed: CreateResponse, items: Sequenc
         leave_out(tools.paths[index], told, here.config.unsupported_tools)
     here.runs.name_unkept_memory(tools.tools, tools.paths)
     served = here.models.get(parsed.model)
-    name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)
+    if parsed.cache_salt is not None or _profile(request) == "openai":  # in an older one the key is the salt
+        name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)
     name_untold(
         served.info,
         effort=parsed.reasoning.effort if parsed.reasoning else None,
@@ -151,6 +191,8 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
     here = context(request)
     if not here.config.store:
         parsed = unstored(parsed)
+    profile = _profile(request)
+    parsed = _salted(parsed, profile)
     headers = here.models.resume_headers(parsed.model)
     key = keyed(request)
     # Until it has begun there is nothing to come back to: a client that leaves takes the trial of its shapes
@@ -165,15 +207,25 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
         )
         key.started(started.response_id)
         if parsed.stream:
-            return _stream(request, started.reader, stack.pop_all(), headers=headers)
+            secret = started.secret if parsed.stream_options.include_obfuscation else None
+            view = View(profile, rates=_rates(request), key=secret)
+            return _stream(request, started.reader, stack.pop_all(), view, headers=headers)
     if parsed.background:
         started.reader.close()
-        return _reply(started.response, headers)
+        return _reply(request, started.response, headers)
     try:
         result = _result(here, started, owner(request) if parsed.store else None)
-        return json_reply(await while_connected(request, result), headers)
+        body = await while_connected(request, result)
+        return json_reply(View(profile).response(body), headers)
     finally:
         started.reader.close()
+
+
+def _salted(parsed: CreateResponse, profile: str) -> CreateResponse:
+    """A request whose `prompt_cache_key` is the salt of its cache, as the older profile has it."""
+    if profile == "openai" or parsed.cache_salt is not None or parsed.prompt_cache_key is None:
+        return parsed
+    return parsed.model_copy(update={"cache_salt": parsed.prompt_cache_key})
 
 
 def unstored(parsed: CreateResponse) -> CreateResponse:
@@ -217,7 +269,7 @@ def _require_begun(response: Mapping[str, Any], failure: ApiError | None = None)
         raise failure
 
 
-async def _again(request: Request, response_id: str, *, stream: bool) -> Response:
+async def _again(request: Request, response_id: str, *, stream: bool, pads: bool = False) -> Response:
     """Answer the repeat of a request with what it started, or with the refusal that it got."""
     runs, who = context(request).runs, owner(request)
     if not stream:
@@ -226,35 +278,59 @@ async def _again(request: Request, response_id: str, *, stream: bool) -> Respons
             response = orjson.loads(found.body)
             if response["status"] == "failed" and not response["background"]:
                 _require_begun(response)
-        return _reply(found)
+        return _reply(request, found)
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
         reader, stored = await runs.follow(who, response_id, hidden=True)
         _require_events(reader, stored)
         headers = context(request).models.resume_headers(stored.model)
         ended = stored.status in TERMINAL
-        return _stream(request, reader, stack.pop_all(), ended=ended, headers=headers)
+        view = View(_profile(request), rates=_rates(request), key=_secret(stored) if pads else None)
+        return _stream(request, reader, stack.pop_all(), view, ended=ended, headers=headers)
 
 
-def _reply(snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Response:
+def _secret(stored: StoredResponse) -> bytes:
+    """What the padding of a response's events is made of."""
+    return RunPlan.load(stored.plan).id_secret
+
+
+def _reply(request: Request, snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Response:
     hint = {}
     if snapshot.poll_after_ms is not None:
         hint["openai-poll-after-ms"] = str(snapshot.poll_after_ms)
     if snapshot.queue_position is not None:
         hint["x-queue-position"] = str(snapshot.queue_position)
-    return json_reply(snapshot.body, {**(headers or {}), **hint})
+    return json_reply(View(_profile(request)).response(snapshot.body), {**(headers or {}), **hint})
 
 
 # ------------------------------------------------------------------------------------------------------------
 # Streaming
 
 
+PROFILE = "x-antiphon-profile"
+
+
+def _profile(request: HTTPConnection) -> str:
+    """The profile of events that a request asks for, else the server's. Raises ApiError 400."""
+    asked = request.headers.get(PROFILE)
+    if asked is None:
+        return context(request).config.responses_profile
+    found: str = one_of(*PROFILES)(asked.strip(), PROFILE)
+    return found
+
+
+def _rates(request: Request) -> Callable[[], list[dict[str, Any]]]:
+    """What tells how much is left of the limits of whoever asks."""
+    standing = standing_of(request)
+    return list if standing is None else standing.rates
+
+
 def _stream(
     request: Request,
     reader: Reader,
     held: ExitStack,
+    view: View,
     *,
-    after: int = -1,
     ended: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> EventStream:
@@ -262,20 +338,23 @@ def _stream(
     they break an SDK that does not. held: given back at its end."""
     numbered = "text/event-stream" in request.headers.get("accept", "")
     held.callback(reader.close)
-    return EventStream(_frames(reader, after, ended, numbered), headers, on_close=held.close)
+    return EventStream(_frames(reader, view, ended, numbered), headers, on_close=held.close, ping=view.ping)
 
 
-async def _frames(reader: Reader, after: int, ended: bool, numbered: bool) -> AsyncIterator[bytes]:
+async def _frames(reader: Reader, view: View, ended: bool, numbered: bool) -> AsyncIterator[bytes]:
     terminal = ended
     try:
-        async with aclosing(reader.events(after, ended=ended)) as stream:
+        async with aclosing(reader.events(view.reads_after, ended=ended)) as stream:
             async for events in stream:
                 terminal = events.terminal
-                yield frames(events.bodies, events.first_seq if numbered else None)
+                if shown := view.shown(events.first_seq, events.bodies):
+                    yield frames(shown, numbered=numbered)
     except (ReaderLagged, EventsExpired):
         terminal = False
     if not terminal:
         raise StreamCut
+    if view.end:
+        yield view.end
 
 
 def _require_events(reader: Reader, stored: StoredResponse) -> None:
@@ -294,11 +373,16 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
 
 @router.get(
     "",
-    **documented("Responses", "responses.read", query=(*PAGE, "status", "created_after", "created_before")),
+    **documented(
+        "Responses",
+        "responses.read",
+        query=(*PAGE, "status", "created_after", "created_before"),
+        headers=("X-Antiphon-Profile",),
+    ),
 )
 async def list_responses(request: Request) -> Response:
     """The owner's stored responses, newest first (extension)."""
-    query, here = request.query_params, context(request)
+    query, here, view = request.query_params, context(request), View(_profile(request))
     page = await here.storage.list_responses(
         owner(request),
         **page_args(query),
@@ -306,7 +390,7 @@ async def list_responses(request: Request) -> Response:
         created_after=timestamp(query, "created_after"),
         created_before=timestamp(query, "created_before"),
     )
-    bodies = await here.runs.bodies(page)
+    bodies = [view.response(body) for body in await here.runs.bodies(page)]
     return json_reply(page_json(bodies, [stored.id for stored in page.data], has_more=page.has_more))
 
 
@@ -315,8 +399,8 @@ async def list_responses(request: Request) -> Response:
     **documented(
         "Response",
         "responses.read",
-        query=("stream", "starting_after", "wait", "include"),
-        headers=("Last-Event-ID",),
+        query=("stream", "starting_after", "include_obfuscation", "wait", "include"),
+        headers=("Last-Event-ID", "X-Antiphon-Profile"),
         stream="ResponseEvent",
     ),
 )
@@ -325,25 +409,27 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     events from any point on."""
     query = request.query_params
     runs, stream = context(request).runs, flag(query, "stream")
+    pads = stream and flag(query, "include_obfuscation")
     shown = include(query, fills=not stream)
     wait_s = number(query, "wait", minimum=0, maximum=MAX_WAIT_S)
     if stream and wait_s is not None:
         refuse("wait", "A stream waits anyway: 'wait' cannot be given together with 'stream'.")
     if not stream:
         waiting = runs.get(owner(request), response_id, wait_s=wait_s or 0.0, include=shown)
-        return _reply(await (while_connected(request, waiting) if wait_s else waiting))
+        return _reply(request, await (while_connected(request, waiting) if wait_s else waiting))
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
-        return await _resumed(request, response_id, stack)
+        return await _resumed(request, response_id, stack, pads=pads)
 
 
-async def _resumed(request: Request, response_id: str, held: ExitStack) -> Response:
+async def _resumed(request: Request, response_id: str, held: ExitStack, *, pads: bool) -> Response:
     """The events of a response from `starting_after` on."""
-    runs, after = context(request).runs, _starting_after(request)
+    runs, after, profile = context(request).runs, _starting_after(request), _profile(request)
     if (run := runs.unkept(owner(request), response_id)) is not None:
-        _require_in_memory(request, run.entry.channel, after)
+        view = View(profile, after=after, rates=_rates(request), key=run.plan.id_secret if pads else None)
+        _require_in_memory(request, run.entry.channel, after, first=view.reads_after)
         headers = context(request).models.resume_headers(run.plan.model)
-        return _stream(request, runs.feed.join(response_id), held.pop_all(), after=after, headers=headers)
+        return _stream(request, runs.feed.join(response_id), held.pop_all(), view, headers=headers)
     reader, stored = await runs.rejoin(owner(request), response_id)
     ended = stored.status in TERMINAL
     _require_events(reader, stored)
@@ -352,8 +438,9 @@ async def _resumed(request: Request, response_id: str, held: ExitStack) -> Respo
     except BaseException:
         reader.close()
         raise
+    view = View(profile, after=after, rates=_rates(request), key=_secret(stored) if pads else None)
     headers = context(request).models.resume_headers(stored.model)
-    return _stream(request, reader, held.pop_all(), after=after, ended=ended, headers=headers)
+    return _stream(request, reader, held.pop_all(), view, ended=ended, headers=headers)
 
 
 async def _require_event(request: Request, stored: StoredResponse, after: int) -> None:
@@ -368,11 +455,12 @@ async def _require_event(request: Request, stored: StoredResponse, after: int) -
         raise _beyond_log(request, stored.id, after, in_flight=stored.run is not None)
 
 
-def _require_in_memory(request: Request, channel: Channel, after: int) -> None:
-    """ApiError 400 unless the events of a response that is not stored are in memory behind `after`."""
+def _require_in_memory(request: Request, channel: Channel, after: int, *, first: int) -> None:
+    """ApiError 400 unless the events of a response that is not stored are in memory: those behind `after`,
+    and those that the stream reads without sending them, from behind `first` on."""
     if channel.next_seq is not None and after >= channel.next_seq:
         raise _beyond_log(request, channel.response_id, after, in_flight=not channel.ended)
-    if not channel.covers(after):
+    if not channel.covers(first):
         message = (
             f"Response '{channel.response_id}' is not stored, and its first events are in memory no more: "
             "read it from a later one, or retrieve it without 'stream'."
@@ -443,7 +531,9 @@ def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[Stored
 )
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
-    parsed, items = await read_as(request, asking(request, parse_input_tokens), allow_empty=True)
+    filled = partial(with_prompt, request, "input_tokens")
+    read = asking(request, parse_input_tokens)
+    parsed, items = await read_as(request, read, allow_empty=True, ahead=filled)
     name_in_vain(request, parsed, items)
     count = await context(request).runs.count_input(principal(request), parsed, items)
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
@@ -462,12 +552,19 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.post(
     "/{response_id}/fork",
-    **documented("Response", "responses.write", body="ForkResponse", body_required=False),
+    **documented(
+        "Response",
+        "responses.write",
+        body="ForkResponse",
+        body_required=False,
+        headers=("X-Antiphon-Profile",),
+    ),
 )
 async def fork_response(request: Request, response_id: str) -> Response:
     """Make a response that ends at an item of this one, or at an event, and can be gone on from
     (extension)."""
     wanted = await read_as(request, partial(parse_fork, at_event=True), allow_empty=True)
+    _profile(request)  # refused before anything is made
     key, here, who = keyed(request), context(request), owner(request)
     if key.response_id is not None:
         return await _again(request, key.response_id, stream=False)
@@ -476,7 +573,7 @@ async def fork_response(request: Request, response_id: str) -> Response:
     with asked_by("after"):
         await here.storage.fork_response(who, response_id, new, key.request)
     key.started(new.id)
-    return _reply(await here.runs.get(who, new.id))
+    return _reply(request, await here.runs.get(who, new.id))
 
 
 @contextmanager
@@ -488,20 +585,31 @@ def asked_by(param: str) -> Iterator[None]:
         raise (to_api_error(unknown, param=param) if unknown.kind == "item" else unknown) from None
 
 
-@router.post("/{response_id}/cancel", **documented("Response", "responses.write"))
+@router.post(
+    "/{response_id}/cancel",
+    **documented("Response", "responses.write", headers=("X-Antiphon-Profile",)),
+)
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a run in flight. SDKs send no body, and nothing that stands in one changes anything."""
     unread(await read_body(request, allow_empty=True), ())
-    return _reply(await context(request).runs.cancel(owner(request), response_id))
+    _profile(request)  # refused before the run is cancelled
+    return _reply(request, await context(request).runs.cancel(owner(request), response_id))
 
 
 @router.post(
     "/{response_id}/tool_outputs",
-    **documented("Response", "responses.write", body="ToolOutputs", stream="ResponseEvent"),
+    **documented(
+        "Response",
+        "responses.write",
+        body="ToolOutputs",
+        headers=("X-Antiphon-Profile",),
+        stream="ResponseEvent",
+    ),
 )
 async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     """Feed a waiting run, or continue a response that completed with unanswered calls (extension)."""
     outputs = await read_as(request, partial(parse_tool_outputs, new_id=new_id))
+    _profile(request)  # refused before the run is fed
     runs, who = context(request).runs, owner(request)
     if (known := keyed(request).response_id) is not None:
         return await _again(request, known, stream=outputs.stream)
@@ -511,7 +619,7 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
             ignore("stream")  # the run goes on in the stream that it has
         limited(request, stored.model)
         fed = await runs.feed_outputs(principal(request), stored, outputs.items, by=actor(request))
-        return _reply(fed)
+        return _reply(request, fed)
     missing = pending.keys() - {key_of(item) for item in outputs.items}
     if missing:
         message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."
@@ -528,7 +636,8 @@ def _goes_on(stored: StoredResponse, outputs: ToolOutputs) -> tuple[CreateRespon
     made = [orjson.loads(item.body) for item in stored.output]
     body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
     # Its parent was taken with these tools, whatever the server would say of them now.
-    return _asked(parse_create, "ignore", body)
+    parsed, items = _asked(parse_create, "ignore", body)
+    return parsed.model_copy(update={"prompt": RunPlan.load(stored.plan).prompt}), items
 
 
 def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
@@ -536,6 +645,8 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
     parent = orjson.loads(b"{" + stored.echo + b"}")
     plan = RunPlan.load(stored.plan)
     body = {name: parent[name] for name in INHERITED if parent.get(name) is not None}
+    if isinstance(body.get("instructions"), list):  # those of a prompt template, which the plan has
+        del body["instructions"]
     if "conversation" not in body:
         body["previous_response_id"] = stored.id
     if "tools" in body:  # strict is the default: who asks for it by name is told of more that cannot hold

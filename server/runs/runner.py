@@ -90,7 +90,7 @@ from server.runs.planning import (
     spent_so_far,
     turn_tools,
 )
-from server.schema import check_sizes
+from server.schema import LEAD, check_sizes
 from server.schema import echo as response_echo
 from server.telemetry import current
 from server.threads import aside, in_large_request
@@ -155,6 +155,7 @@ class Started:
     reader: Reader
     failure: Callable[[], ApiError | None]
     past: Callable[[str], Past]
+    secret: bytes = b""  # of its plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +370,7 @@ class Runs:
         told = await aside(in_large_request(), private_bytes, items, FILE_PARTS)
         if told and (request.store or keyed is not None or late):
             await self._quota.require(owner, told, self._limiter.stored_bytes(principal.subjects))
+        request = await self._lead_read(principal, request, served)
         sealed_by = await self._sealing.by(request.include, served.info.name)
         while True:
             plan = make_plan(
@@ -407,6 +409,23 @@ class Runs:
                 raise refusal from None
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
+
+    async def _lead_read(
+        self, principal: Principal, request: CreateResponse, served: ServedModel
+    ) -> CreateResponse:
+        """A request with the files among the messages of its prompt template read. Raises ApiError, also for
+        what the model cannot read."""
+        prompt = request.prompt
+        if prompt is None or not prompt.items:
+            return request
+        with prompt.named():
+            require_readable(prompt.items, served, LEAD)
+            items = await self.input_files.read(principal.owner, prompt.items, param=LEAD)
+            if told := private_bytes(items, FILE_PARTS):
+                await self._quota.require(
+                    principal.owner, told, self._limiter.stored_bytes(principal.subjects)
+                )
+        return request.model_copy(update={"prompt": replace(prompt, items=tuple(items))})
 
     def _turn(
         self, request: CreateResponse, items: Sequence[Item], principal: Principal, served: ServedModel
@@ -467,6 +486,7 @@ class Runs:
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         items = await identify(self._storage, owner, items)
         items = await self.input_files.read(owner, items)
+        request = await self._lead_read(principal, request, served)
         turn = self._turn(request, items, principal, served)
         return await count_input(turn, self._storage, self._registry)
 
@@ -537,7 +557,8 @@ class Runs:
         run.visit = held.visit
         response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
         reader = self.feed.join(plan.response_id)
-        started = Started(plan.response_id, response, reader, lambda: run.failure, partial(_behind, run))
+        behind = partial(_behind, run)
+        started = Started(plan.response_id, response, reader, lambda: run.failure, behind, plan.id_secret)
         if queued:
             self.feed.release(plan.response_id)
             self._queue.want()
@@ -932,6 +953,10 @@ def _report(chore: asyncio.Task[None]) -> None:
 def _num_bytes(request: CreateResponse, items: Sequence[Item], config: Config) -> int:
     """What a request takes in storage; ApiError 400 for an item that is larger than it may be."""
     size = check_sizes(items, config.max_item_bytes, outputs=config.max_tool_output_bytes)
+    if request.prompt is not None:
+        with request.prompt.named():
+            size += check_sizes(request.lead, config.max_item_bytes, param=LEAD)
+        size += len(orjson.dumps(request.prompt.echo()))
     return size + len(orjson.dumps([request.instructions, request.tools]))
 
 

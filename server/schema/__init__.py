@@ -10,7 +10,7 @@ from server.items import Item
 from server.schema.chat import ChatRequest, ChatStreamOptions, echoed, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
 from server.schema.description import FILE_PURPOSES, STATUSES, components
-from server.schema.fields import PRIORITIES, SamplingFields, effective_tier, is_tier, tier_of
+from server.schema.fields import PRIORITIES, Api, SamplingFields, effective_tier, is_tier, tier_of
 from server.schema.forks import Fork, parse_fork
 from server.schema.formats import TEXT, as_output
 from server.schema.generate import parse_generation, words_of_generation
@@ -23,6 +23,8 @@ from server.schema.items import (
 )
 from server.schema.messages import file_paths, unsupported_in
 from server.schema.plain_fields import completion_name
+from server.schema.prompt_templates import PromptBody, parse_new_prompt, parse_prompt_change
+from server.schema.prompts import LEAD, FilledPrompt, fill, parse_prompt, variables_of, version_number
 from server.schema.responses import (
     INCLUDES,
     CreateResponse,
@@ -48,15 +50,19 @@ from server.shapes import array, boolean, check_length, missing, mistyped, refus
 __all__ = [
     "FILE_PURPOSES",
     "INCLUDES",
+    "LEAD",
     "PRIORITIES",
     "STATUSES",
     "TEXT",
+    "Api",
     "ChatRequest",
     "ChatStreamOptions",
     "CompletionRequest",
     "CreateResponse",
+    "FilledPrompt",
     "Fork",
     "Item",
+    "PromptBody",
     "SamplingFields",
     "Search",
     "ToolOutputs",
@@ -73,6 +79,7 @@ __all__ = [
     "echoed",
     "effective_tier",
     "file_paths",
+    "fill",
     "is_tier",
     "lacking",
     "leave_out",
@@ -89,6 +96,9 @@ __all__ = [
     "parse_generation",
     "parse_include",
     "parse_input_tokens",
+    "parse_new_prompt",
+    "parse_prompt",
+    "parse_prompt_change",
     "parse_tool_outputs",
     "refuse",
     "require_added_offered",
@@ -99,5 +109,7 @@ __all__ = [
     "tier_of",
     "unsupported_in",
     "unsupported_parts",
+    "variables_of",
+    "version_number",
     "words_of_generation",
 ]

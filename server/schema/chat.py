@@ -67,6 +67,12 @@ class ChatStreamOptions(StreamOptions):
         if self.continuous_usage_stats and not self.include_usage:
             ignore("stream_options.continuous_usage_stats")
 
+    def name_ignored(self, body: Mapping[str, Any]) -> None:
+        """The same. Chunks are not padded, whatever is asked."""
+        super().name_ignored(body)
+        if self.include_obfuscation:
+            ignore("stream_options.include_obfuscation")
+
 
 class ChatRequest(PlainFields):
     """A request for a chat completion, checked; null and absent are one.

@@ -183,7 +183,8 @@ _RESPONSES: Mapping[str, Rule] = {
     "tool_timeout_s": EXTENSION,
     "generate": EXTENSION,  # official over WebSockets
     "prompt_cache_options": HONOURED,  # for its `prewarm`; the rest is named
-    "prompt": _refused(because="This server keeps no prompt templates; send instructions and input."),
+    "prompt": HONOURED,
+    **_each(HONOURED, "user safety_identifier"),  # the log tells of them, as digests
     "moderation": _refused(),
     "context_management": _refused([], because="Compaction is not built yet; see truncation 'auto'."),
 }
@@ -195,7 +196,7 @@ _INPUT_TOKENS: Mapping[str, Rule] = {
         "model input instructions previous_response_id conversation tools tool_choice parallel_tool_calls "
         "text truncation reasoning",
     ),
-    "chat_template_kwargs": EXTENSION,
+    **_each(EXTENSION, "prompt chat_template_kwargs"),
     "personality": _refused(),
 }
 

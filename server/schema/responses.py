@@ -30,6 +30,7 @@ from server.schema.fields import (
 )
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
+from server.schema.prompts import FilledPrompt
 from server.schema.tools import (
     Unsupported,
     parse_tool_choice,
@@ -108,15 +109,13 @@ class ReasoningOptions(_Part):
 
 
 class StreamOptions(_Part):
-    """`stream_options`. Nothing is obfuscated, whatever is asked."""
+    """`stream_options`."""
 
     include_obfuscation: bool | None = None
 
     def name_ignored(self, body: Mapping[str, Any]) -> None:
         """Name what is ignored of these options, which are those of `body`."""
         unread(body.get("stream_options") or {}, type(self).model_fields, "stream_options")
-        if self.include_obfuscation:
-            ignore("stream_options.include_obfuscation")
 
 
 def check_metadata(value: Any, param: str = "metadata") -> dict[str, str]:
@@ -169,6 +168,8 @@ class CreateResponse(BaseModel):
     follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is what the answer must
     look like, because of the field `shape_param`, and `limit_param` the field that gave `max_output_tokens`.
     `secrets` are the credentials that its tools came with, and those that its input adds, by their paths.
+    `prompt` is what the template that it names has become: its messages, where it has any, stand in the place
+    of `instructions` (`schema.prompts.fill`).
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)
@@ -176,6 +177,7 @@ class CreateResponse(BaseModel):
     model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     input: Any = None
     instructions: Text | None = None
+    prompt: FilledPrompt | None = None
     previous_response_id: Id | None = None
     conversation_id: Id | None = None
     store: bool = True
@@ -211,6 +213,11 @@ class CreateResponse(BaseModel):
     limit_param: str = "max_output_tokens"
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
 
+    @property
+    def lead(self) -> tuple[Item, ...]:
+        """The messages of its prompt template, which stand before everything else."""
+        return () if self.prompt is None else self.prompt.items
+
     def sampling_fields(self) -> dict[str, Any]:
         """The sampling fields that are set, as JSON values that `SamplingFields` takes back."""
         return self.sampling.model_dump(exclude_none=True)
@@ -219,7 +226,8 @@ class CreateResponse(BaseModel):
 def parse_create(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse") -> CreateResponse:
     """A body of POST /responses. unsupported_tools: see `require_offered`. Raises ApiError 400."""
     request = _parse("responses", body, unsupported_tools)
-    if request.input is None and request.previous_response_id is None and request.conversation_id is None:
+    of_stored = request.previous_response_id or request.conversation_id
+    if request.input is None and of_stored is None and not request.lead:
         message = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
         refuse("input", f"Missing required parameter. {message}", "missing_required_parameter")
     if request.background and not request.store:
@@ -291,7 +299,7 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
     except ValidationError as error:
         raise from_pydantic(error) from None
     if request.input == [] and not (
-        request.instructions or request.previous_response_id or request.conversation_id
+        request.instructions or request.lead or request.previous_response_id or request.conversation_id
     ):
         check_length("input", 0, "array", least=1)  # there would be nothing to answer
     unread(values.get("text") or {}, ("format",), "text")
@@ -420,7 +428,7 @@ def echo(request: CreateResponse, *, model: str, temperature: float, top_p: floa
         "background": request.background,
         "conversation": {"id": request.conversation_id} if request.conversation_id is not None else None,
         "frequency_penalty": request.sampling.frequency_penalty or 0.0,
-        "instructions": request.instructions,
+        "instructions": list(request.lead) or request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
         "metadata": request.metadata,
@@ -447,6 +455,8 @@ def echo(request: CreateResponse, *, model: str, temperature: float, top_p: floa
         "top_p": top_p,
         "truncation": request.truncation,
     }
+    if request.prompt is not None:
+        fields["prompt"] = request.prompt.echo()
     if request.user is not None:
         fields["user"] = request.user  # not nullable in the schema
     return fields

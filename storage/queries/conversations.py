@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, tuple_, update
 
 from storage.lineage import IN_LINEAGE, LINEAGE, lineage_of, sharing, stretches
 from storage.queries import garbage, items
 from storage.records import (
+    ConversationArchived,
+    ConversationChange,
     ConversationFull,
     ConversationLocked,
     NewFork,
@@ -22,6 +24,7 @@ from storage.records import (
     NotFound,
     Order,
     Page,
+    PositionedItem,
     StoredConversation,
     StoredItem,
 )
@@ -44,7 +47,10 @@ def live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[A
     return row
 
 
-STORED = ("id", "created_at", "metadata", "active_response_id", "head", "parent_id", "parent_item", "epoch")
+STORED = (
+    *("id", "created_at", "metadata", "active_response_id", "head", "parent_id", "parent_item", "epoch"),
+    *("title", "used_at", "archived_at"),
+)
 """The columns of which a `StoredConversation` is made."""
 
 
@@ -59,9 +65,11 @@ def _stored(row: Row[*tuple[Any, ...]]) -> StoredConversation:
 def lock(
     conn: Connection, owner: str, id: str, response_id: str, now: int, *, limit: int | None = None
 ) -> int:
-    """Takes the conversation for a run and returns its head. NotFound; ConversationLocked with the holder;
+    """Takes the conversation for a run and returns its head. NotFound; ConversationArchived;
+    ConversationLocked with the holder;
     ConversationFull where it has `limit` items."""
     row = live(conn, owner, id, change=True)
+    _require_active(row)
     if row.active_response_id is not None:
         raise ConversationLocked(id, row.active_response_id)
     _require_room(conn, row, 1, limit)
@@ -127,6 +135,7 @@ def _append(
                 "direction": direction,
                 "response_id": response_id,
                 "response_status": status,
+                "created_at": now or None,
             }
             for position, (item_id, direction) in enumerate(new.items(), row.head)
         ],
@@ -134,6 +143,11 @@ def _append(
     grown = update(conversations).where(conversations.c.id == row.id)
     num_bytes = row.num_bytes + items.num_bytes(conn, row.owner, list(new))
     conn.execute(grown.values(head=row.head + len(new), num_bytes=num_bytes, used_at=max(row.used_at, now)))
+
+
+def _require_active(row: Row[*tuple[Any, ...]]) -> None:
+    if row.archived_at is not None:
+        raise ConversationArchived(row.id)
 
 
 def _require_room(conn: Connection, row: Row[*tuple[Any, ...]], num_new: int, limit: int | None) -> None:
@@ -177,7 +191,13 @@ def _place(conn: Connection, row: Row[*tuple[Any, ...]], item_id: str) -> Row[*t
 
 
 def create(
-    conn: Connection, owner: str, id: str, created_at: int, metadata: bytes, new: Sequence[NewItem]
+    conn: Connection,
+    owner: str,
+    id: str,
+    created_at: int,
+    metadata: bytes,
+    new: Sequence[NewItem],
+    title: str | None = None,
 ) -> StoredConversation:
     """Stores a conversation with its first items. ItemConflict."""
     conn.execute(
@@ -187,11 +207,12 @@ def create(
             created_at=created_at,
             metadata=metadata,
             head=0,
-            num_bytes=ROW_BYTES + len(metadata),
+            num_bytes=ROW_BYTES + len(metadata) + _title_bytes(title),
             used_at=created_at,
+            title=title,
         )
     )
-    add_items(conn, owner, id, new)
+    add_items(conn, owner, id, new, now=created_at)
     return get(conn, owner, id)
 
 
@@ -218,11 +239,12 @@ def fork(conn: Connection, owner: str, id: str, new: NewFork) -> StoredConversat
         "created_at": new.created_at,
         "metadata": metadata,
         "head": head,
-        "num_bytes": ROW_BYTES + len(metadata),
+        "num_bytes": ROW_BYTES + len(metadata) + _title_bytes(parent.title),
         "used_at": new.created_at,
         "parent_id": id,
         "parent_head": head,
         "parent_item": item_id,
+        "title": parent.title,
     }
     conn.execute(insert(conversations), row)
     return get(conn, owner, new.id)
@@ -246,21 +268,65 @@ def epochs(conn: Connection, ids: Sequence[str]) -> dict[str, int]:
     return {id: epoch for id, epoch in conn.execute(there).all()}
 
 
-def update_metadata(
-    conn: Connection, owner: str, id: str, metadata: bytes, now: int = 0
+def list_(
+    conn: Connection, owner: str, *, limit: int, order: Order, after: str | None, archived: bool | None
+) -> Page[StoredConversation]:
+    """One page by time, of those that are archived, or are not, where that is asked for.
+    NotFound("conversation") for an unknown `after`."""
+    table = conversations
+    query = select(*(table.c[name] for name in STORED))
+    query = query.where(table.c.owner == owner, table.c.deleted_at.is_(None))
+    if archived is not None:
+        at = table.c.archived_at
+        query = query.where(at.is_not(None) if archived else at.is_(None))
+    place = tuple_(table.c.created_at, table.c.id)
+    if after is not None:
+        last = live(conn, owner, after, change=False)
+        query = query.where(
+            place > tuple_(last.created_at, last.id)
+            if order == "asc"
+            else place < tuple_(last.created_at, last.id)
+        )
+    by_time = (table.c.created_at, table.c.id)
+    query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
+    rows = conn.execute(query.limit(limit + 1)).all()
+    return Page(tuple(map(_stored, rows[:limit])), len(rows) > limit)
+
+
+def change(
+    conn: Connection, owner: str, id: str, wanted: ConversationChange, now: int = 0
 ) -> StoredConversation:
-    """Replaces the metadata. NotFound("conversation")."""
+    """Replaces what is to be changed. NotFound("conversation")."""
     row = live(conn, owner, id, change=True)
-    changed = update(conversations).where(conversations.c.id == id)
+    metadata = row.metadata if wanted.metadata is None else wanted.metadata
+    title = row.title if wanted.title is None else wanted.title or None
+    archived_at = row.archived_at
+    if wanted.archived is not None:
+        archived_at = (archived_at or now) if wanted.archived else None
     num_bytes = row.num_bytes + len(metadata) - len(row.metadata)
-    conn.execute(changed.values(metadata=metadata, num_bytes=num_bytes, used_at=max(row.used_at, now)))
+    num_bytes += _title_bytes(title) - _title_bytes(row.title)
+    changed = update(conversations).where(conversations.c.id == id)
+    conn.execute(
+        changed.values(
+            metadata=metadata,
+            title=title,
+            archived_at=archived_at,
+            num_bytes=num_bytes,
+            used_at=max(row.used_at, now),
+        )
+    )
     return get(conn, owner, id)
+
+
+def _title_bytes(title: str | None) -> int:
+    return len((title or "").encode())
 
 
 def delete(conn: Connection, owner: str, id: str, now: int) -> None:
     """Makes the id unknown; a run that holds the lock goes on, pinned. NotFound("conversation")."""
     row = live(conn, owner, id, change=True)
-    emptied = {"deleted_at": now, "metadata": b"{}", "num_bytes": row.num_bytes - len(row.metadata) + 2}
+    num_bytes = row.num_bytes - len(row.metadata) + 2 - _title_bytes(row.title)
+    emptied = {"deleted_at": now, "metadata": b"{}", "title": None, "num_bytes": num_bytes}
     conn.execute(update(conversations).where(conversations.c.id == id).values(**emptied))
     garbage.collect_conversation(conn, id)
 
@@ -268,25 +334,36 @@ def delete(conn: Connection, owner: str, id: str, now: int) -> None:
 def add_items(
     conn: Connection, owner: str, id: str, new: Sequence[NewItem], *, now: int = 0, limit: int | None = None
 ) -> tuple[StoredItem, ...]:
-    """Appends items, under a lock too: the running turn is pinned. NotFound("conversation"), ItemConflict,
+    """Appends items, under a lock too: the running turn is pinned. NotFound("conversation"),
+    ConversationArchived, ItemConflict,
     ConversationFull where it would have more than `limit`."""
     row = live(conn, owner, id, change=True)
     if new:
+        _require_active(row)
         _require_room(conn, row, len(new), limit)
         items.put(conn, owner, new)
         _append(conn, row, [(item.id, "in") for item in new], now=now)
     return items.as_stored(new)
 
 
-def list_items(
+def list_places(
     conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
-) -> Page[StoredItem]:
-    """One page of the items. NotFound("conversation"), or ("item") for an unknown `after`."""
+) -> Page[PositionedItem]:
+    """One page of the items, at their places. NotFound("conversation"), or ("item") for an unknown
+    `after`."""
     row = live(conn, owner, id, change=False)
     position = None if after is None else _place(conn, row, after).position
     pieces = stretches(conn, owner, id, row.parent_id)
     found, more = items.page_of_places(conn, pieces, limit=limit, order=order, after=position)
-    return Page(tuple(place.item for place in found), more)
+    return Page(tuple(found), more)
+
+
+def list_items(
+    conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
+) -> Page[StoredItem]:
+    """The same without their places."""
+    page = list_places(conn, owner, id, limit=limit, order=order, after=after)
+    return Page(tuple(place.item for place in page.data), page.has_more)
 
 
 def get_item(conn: Connection, owner: str, id: str, item_id: str) -> StoredItem:
@@ -319,4 +396,30 @@ def delete_item(conn: Connection, owner: str, id: str, item_id: str, now: int) -
         .values(epoch=conversations.c.epoch + 1)
     )
     garbage.collect_conversation(conn, place.conversation_id)
+    return get(conn, owner, id)
+
+
+def clear(conn: Connection, owner: str, id: str, now: int) -> StoredConversation:
+    """Takes all items out, of all branches that share them; runs that are pinned still see them.
+    NotFound("conversation")."""
+    row = live(conn, owner, id, change=True)
+    table = conversation_items
+    for piece in stretches(conn, owner, id, row.parent_id):
+        shown = (
+            table.c.conversation_id == piece.conversation_id,
+            table.c.position >= piece.low,
+            table.c.position < piece.high,
+            table.c.deleted_at.is_(None),
+        )
+        first = conn.execute(select(func.min(table.c.position)).where(*shown)).scalar()
+        if first is None:
+            continue
+        conn.execute(update(table).where(*shown).values(deleted_at=now))
+        shown_by = sharing(piece.conversation_id, first)
+        conn.execute(
+            update(conversations)
+            .where(conversations.c.id.in_(select(shown_by.c.id)))
+            .values(epoch=conversations.c.epoch + 1)
+        )
+        garbage.collect_conversation(conn, piece.conversation_id)
     return get(conn, owner, id)

@@ -131,6 +131,16 @@ def read(conn: Connection, response_id: str, *, after: int, limit_bytes: int) ->
         after = rows[-1].first_seq + rows[-1].num_events - 1
 
 
+def end(conn: Connection, response_id: str) -> int:
+    """The number after the last event of a log; 0 where it has none. EventsExpired where they were pruned."""
+    _require_log(conn, response_id)
+    of_run = segments.c.response_id == response_id
+    last = select(segments.c.id).where(of_run).order_by(segments.c.first_seq.desc()).limit(1)
+    after = func.max(records.c.first_seq + records.c.num_events)
+    found = conn.execute(select(after).where(records.c.segment == last.scalar_subquery())).scalar()
+    return found or 0
+
+
 def counts(conn: Connection, response_id: str) -> list[tuple[int, bytes | None]]:
     """How many tokens each record of a log holds, and its facts, in order."""
     query = (

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from storage import ClosedItem, NewFork, NewResponseFork, NotFound, Park, RunAppend, Storage
+from storage import (
+    ClosedItem,
+    ConversationChange,
+    NewFork,
+    NewResponseFork,
+    NotFound,
+    Park,
+    RunAppend,
+    Storage,
+)
 from tests.support.making import OTHER, OWNER, call, message, new, now, output, record, turn
 
 # verb -> a call of it that reaches into OWNER's rows (ids as made in `filled`), on behalf of `who`.
@@ -27,17 +36,20 @@ VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
     "history": lambda s, who: s.history(who, previous_response_id="r1"),
     "input_items": lambda s, who: s.input_items(who, "r1", limit=1),
     "list_conversation_items": lambda s, who: s.list_conversation_items(who, "c1", limit=1),
+    "list_conversations": lambda s, who: s.list_conversations(who, limit=1, after="c1"),
     "list_responses": lambda s, who: s.list_responses(who, limit=1, after="r1"),
     "pending_calls": lambda s, who: s.pending_calls(who, "waits"),
     "request_cancel": lambda s, who: s.request_cancel(who, "waits"),
     "start_response": lambda s, who: s.start_response(new("mine", owner=who, previous="r1")),
-    "update_conversation": lambda s, who: s.update_conversation(who, "c1", b"[]"),
+    "update_conversation": lambda s, who: s.update_conversation(who, "c1", ConversationChange(b"[]")),
+    "clear_conversation": lambda s, who: s.clear_conversation(who, "c1", 9),
+    "list_conversation_places": lambda s, who: s.list_conversation_places(who, "c1", limit=1),
 }
 
 UNSCOPED = {
     "admit", "append", "claim", "claim_due", "free_all", "mark_watched", "release", "release_runs",
     "run_status", "take", "watched",
-    "records", "response_input", "waiting_inputs",
+    "log_end", "records", "response_input", "waiting_inputs",
     "claim_deliveries", "disable_webhook", "due_deliveries", "settle_delivery",
 }  # fmt: skip
 """What only the runner calls, with an id that it was given by a scoped verb or a claim."""

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 from server.config import THREADED_BYTES
 from server.http import actor, limited, owner, principal
 from server.ignored import Ignored, collecting, ignore
-from server.routes.responses import asking, name_in_vain, unstored
+from server.routes.responses import asking, name_in_vain, unstored, with_prompt
 from server.routes.websocket.frames import error_frame, event_frame
 from server.routes.websocket.lanes import Lane
 from server.routes.websocket.requests import asked_by, one_request
@@ -89,13 +89,15 @@ class Turn:
         if body.get("background"):
             message = "Responses in the background are not made over a WebSocket: POST them."
             refuse("background", message, "unsupported_parameter")
-        here.models.require_room(body, who.owner, who.service.weight)
+        if body.get("model") is not None or body.get("prompt") is None:  # else a template may name the model
+            here.models.require_room(body, who.owner, who.service.weight)
         if self._unstreamed:
             ignore("stream")
         if self._size > THREADED_BYTES:
             begin_large_request()
         parse = asking(asked, parse_create)
-        parsed, items = await aside(in_large_request(), parse, {**body, "stream": True})
+        filled = await with_prompt(asked, "responses", {**body, "stream": True})
+        parsed, items = await aside(in_large_request(), parse, filled)
         self._body = {}
         name_in_vain(asked, parsed, items)
         return parsed if here.config.store else unstored(parsed), items
@@ -132,6 +134,8 @@ class Turn:
     ) -> None:
         """Send the events as they come, to the last one. ApiError where they end before."""
         headers = self._headers(asked, parsed, ignored)
+        key = started.secret if parsed.stream_options.include_obfuscation else None
+        view = View("openai", key=key)
         ended = False
         self.lane.response_id = started.response_id
         try:
@@ -139,7 +143,7 @@ class Turn:
                 async for events in stream:
                     if ended := events.terminal:
                         await self._keep(parsed, started, events)
-                    await self._send(events, headers)
+                    await self._send(view.shown(events.first_seq, events.bodies), headers)
                     headers = {}
         except (ReaderLagged, EventsExpired):
             self._connection.close(TRY_AGAIN_LATER, f"slow_reader {started.response_id}")
@@ -154,10 +158,10 @@ class Turn:
             await self._here.runs.get(owner(asked), started.response_id)  # NotFound when it was deleted
         raise interrupted(started.response_id)
 
-    async def _send(self, events: Events, headers: dict[str, str]) -> None:
-        for offset, event in enumerate(events.bodies):
+    async def _send(self, events: Sequence[tuple[int, bytes]], headers: dict[str, str]) -> None:
+        for number, event in events:
             await self._connection.send(event_frame(event, self.lane.stream_id, headers))
-            self.lane.last_seq = events.first_seq + offset
+            self.lane.last_seq = number
             headers = {}
 
     def _headers(self, asked: HTTPConnection, parsed: CreateResponse, ignored: Ignored) -> dict[str, str]:

@@ -235,7 +235,7 @@ class Loop:
             request,
             response_id=run.plan.response_id,
             conversation_id=run.plan.conversation_id,
-            messages=lambda: to_messages([*run.context, *output], run.plan.instructions, run.functions.names),
+            messages=lambda: to_messages([*run.context, *output], run.plan.lead, run.functions.names),
         )
         produced: list[int] = []
         async with aclosing(self._telemetry.generate(asked, run.place)) as chunks:
@@ -367,7 +367,7 @@ class Loop:
         items = [*run.context, *run.assembler.output]
         plan, deferred = run.plan, run.functions.deferred
         of = (plan.owner, plan.key_id, plan.created_at)
-        scene = Scene(plan.tools, plan.instructions, items, deferred, *of, show)
+        scene = Scene(plan.tools, plan.lead_text, items, deferred, *of, show)
         return await self._execution(call).run(call, self._registry, scene)
 
     def _repeatable(self, run: Run, call: Item) -> bool:
@@ -511,6 +511,7 @@ class Loop:
             "response_id": plan.response_id,
             "owner": plan.owner,
             "model": plan.model,
+            "safety_identifier": plan.end_user,
             "status": status,
             "finish_reason": reason or progress.ended,
             "error_code": None if error is None else error["code"],

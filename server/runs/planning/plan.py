@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -35,6 +36,7 @@ from server.items import (
     link_of,
     shown_name,
     source_of,
+    told_of,
     type_asked_for,
     type_of_calls,
 )
@@ -60,7 +62,7 @@ from server.runs.planning.history import Context, Turn, drop_oldest, load_contex
 from server.runs.planning.pasts import Past
 from server.runs.planning.saved_names import name_of
 from server.runs.planning.tools import TurnTools, turn_tools
-from server.schema import SamplingFields, num_parts, refuse
+from server.schema import FilledPrompt, SamplingFields, num_parts, refuse
 from server.telemetry import current
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
 
@@ -97,6 +99,8 @@ class RunPlan:
     which the input approves, and which the run makes first. batch: it is a request of a batch. saved_as: the
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
+    prompt: the template that its request named, filled. end_user: a digest of what its client calls the
+    person that asks, for the log.
     """
 
     response_id: str
@@ -143,6 +147,8 @@ class RunPlan:
     saved_as: str | None = None
     saved_until: float | None = None
     generates: bool = True
+    prompt: FilledPrompt | None = None
+    end_user: str | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -154,6 +160,8 @@ class RunPlan:
         found = orjson.loads(data)
         if found.get("charge") is not None:
             found["charge"] = Charge(**found["charge"])
+        if found.get("prompt") is not None:
+            found["prompt"] = FilledPrompt.load(found["prompt"])
         if "approvals" in found:
             pinned = found["approvals"]
             found["approvals"] = Approvals(pinned["policy"], tuple(pinned["trusted"]))
@@ -163,6 +171,18 @@ class RunPlan:
     def id_secret(self) -> bytes:
         """Key of the ids of the output items."""
         return bytes.fromhex(self.secret)
+
+    @property
+    def lead(self) -> str | Sequence[Item] | None:
+        """What the model is told before its conversation: the messages of a prompt template, where it has
+        any, else the instructions."""
+        return self.instructions if self.prompt is None else self.prompt.items or self.instructions
+
+    @property
+    def lead_text(self) -> str | None:
+        """The same as one text."""
+        lead = self.lead
+        return lead if lead is None or isinstance(lead, str) else "\n".join(map(told_of, lead))
 
     def functions(self, registry: Registry, items: Sequence[Item] = ()) -> Functions:
         """All functions and customs of the request's tools; see `functions_of`."""
@@ -259,7 +279,7 @@ class RunPlan:
     ) -> RenderInput:
         """The template's input for a context."""
         return RenderInput(
-            to_messages(context, self.instructions, functions.names, told, most),
+            to_messages(context, self.lead, functions.names, told, most),
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
@@ -579,6 +599,8 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         previous_response_id=request.previous_response_id,
         conversation_id=request.conversation_id,
         instructions=request.instructions,
+        prompt=None if request.prompt is None else request.prompt.for_plan(),
+        end_user=_end_user(turn.principal.owner, request.safety_identifier or request.user),
         tools=list(tools.tools),
         num_added=len(tools.tools) - len(request.tools),
         tool_choice=request.tool_choice,
@@ -605,6 +627,14 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         saved_until=turn.as_of / 1e6 + DAY_S if request.prompt_cache_retention == "24h" else None,
         trace=None if (record := current.get()) is None else record.dump(),
     )
+
+
+def _end_user(owner: str, said: str | None) -> str | None:
+    """What the log calls a person: it can be found again by who knows the identifier, and nobody else learns
+    it there. Persons of two owners are two."""
+    if not said:
+        return None
+    return blake2b(said.encode(), digest_size=8, key=blake2b(owner.encode()).digest()).hexdigest()
 
 
 async def fit(

@@ -13,6 +13,7 @@ from functools import cache
 from server.schema.description.files import FILE_PURPOSES, file_components
 from server.schema.description.organization import organization_components
 from server.schema.description.pooling import pooling_components
+from server.schema.description.prompts import prompt_components
 from server.schema.description.responses import STATUSES, response_components
 from server.schema.description.vector_stores import vector_store_components
 from server.shapes import Schema
@@ -25,6 +26,7 @@ def components() -> Mapping[str, Schema]:
     """The schemas of the document, by name, those of administrators last."""
     return {
         **response_components(),
+        **prompt_components(),
         **pooling_components(),
         **file_components(),
         **vector_store_components(),

@@ -27,6 +27,7 @@ from server.schema.description.parts import (
 from server.schema.events import fields as event_fields
 from server.schema.fields import FIELDS, SamplingFields
 from server.schema.items import MAX_ITEMS
+from server.schema.prompts import REFERENCE as PROMPT_REFERENCE
 from server.schema.responses import INCLUDES, CreateResponse
 from server.schema.search import SearchFields
 from server.schema.tools import MAX_TOOLS, normalize_tool, search_tool
@@ -44,7 +45,8 @@ _BY_NAME: Mapping[str, Schema] = {
     "input": {"anyOf": [STRING, listed(ref("InputItem"), maxItems=MAX_ITEMS)]},
     "conversation": {"anyOf": [STRING, of({"id": STRING})]},
     "messages": listed(ref("ChatMessage"), minItems=1, maxItems=MAX_ITEMS),
-    "prompt": {
+    **dict.fromkeys(("responses.prompt", "input_tokens.prompt"), PROMPT_REFERENCE),
+    "completions.prompt": {
         "anyOf": [
             STRING,
             listed(INTEGER, minItems=1),
@@ -141,7 +143,8 @@ def _request(api: str, model: type[BaseModel], *required: str) -> Schema:
         if rule.accepts is not None:
             schema: Schema = {"enum": [None, *rule.accepts]}
         else:
-            found = _BY_NAME.get(name) or field_schema(model, name) or field_schema(SamplingFields, name)
+            named = _BY_NAME.get(f"{api}.{name}") or _BY_NAME.get(name)
+            found = named or field_schema(model, name) or field_schema(SamplingFields, name)
             schema = found or field_schema(SearchFields, name) or {}
         note = {
             "hint": "Taken, without effect: named in `x-antiphon-ignored`.",
@@ -180,6 +183,12 @@ def _items() -> Schema:
         kinds.append(schema)
     return {"anyOf": kinds}
 
+
+_TITLE: Schema = {**STRING, "maxLength": 512, "description": "An extension."}
+_CONVERSATION_STATUS: Schema = {
+    "enum": ["active", "archived"],
+    "description": "An extension. An archived conversation takes no new items and turns.",
+}
 
 _FORKS: Mapping[str, Schema] = {
     "ForkConversation": of(
@@ -249,8 +258,11 @@ def _requests() -> dict[str, Schema]:
                 "stream": BOOLEAN,
             },
         ),
-        "CreateConversation": of({}, {"items": listed(ref("InputItem"), maxItems=20), "metadata": METADATA}),
-        "UpdateConversation": of({"metadata": or_null(METADATA)}),
+        "CreateConversation": of(
+            {},
+            {"items": listed(ref("InputItem"), maxItems=20), "metadata": METADATA, "title": _TITLE},
+        ),
+        "UpdateConversation": of({}, {"metadata": METADATA, "title": _TITLE, "status": _CONVERSATION_STATUS}),
         "UpdateChatCompletion": of({"metadata": or_null(METADATA)}),
         **_FORKS,
         "AddItems": of({"items": listed(ref("InputItem"), maxItems=20)}),
@@ -377,6 +389,7 @@ _REPLIES: Mapping[str, Schema] = {
         },
         {
             "completed_at": INTEGER,
+            "prompt": ref("ResponsePrompt"),
             "prompt_cache_key": STRING,
             "safety_identifier": STRING,
             "user": STRING,
@@ -478,13 +491,17 @@ _REPLIES: Mapping[str, Schema] = {
         {"usage": _COMPLETION_USAGE, "prompt_logprobs": _SCORES},
     ),
     "Conversation": of(
-        {"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER, "metadata": METADATA},
         {
+            **{"id": STRING, "object": {"const": "conversation"}, "created_at": INTEGER},
+            **{"updated_at": INTEGER, "status": _CONVERSATION_STATUS, "metadata": METADATA},
+        },
+        {
+            "title": _TITLE,
             "forked_from": {
                 **of({"conversation_id": STRING, "after": or_null(STRING)}),
                 "description": "An extension, of a fork: the conversation that it begins as, and the last "
                 "item that they share.",
-            }
+            },
         },
     ),
     "SocketTicket": of(
@@ -517,6 +534,8 @@ _REPLIES: Mapping[str, Schema] = {
     ),
     "Models": of({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Items": page_of(ref("Item")),
+    "Conversations": page_of(ref("Conversation")),
+    "Events": page_of(ref("ResponseEvent")),
     "Responses": page_of(ref("Response")),
     "ChatCompletions": page_of(ref("ChatCompletion")),
     "ChatCompletionMessages": page_of(

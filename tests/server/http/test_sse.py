@@ -80,9 +80,11 @@ def test_frames_are_lines_that_end_in_line_feeds() -> None:
     assert frame("response.created", b'{"a":1}') == b'event: response.created\ndata: {"a":1}\n\n'
     assert frame(None, b"[DONE]") == b"data: [DONE]\n\n"
     events = [b'{"type":"a","sequence_number":7}', b'{"type":"b","sequence_number":8}']
-    assert frames(events) == frame("a", events[0]) + frame("b", events[1])
-    assert frames(events, 7) == b"id: 7\n" + frame("a", events[0]) + b"id: 8\n" + frame("b", events[1])
-    assert b"\r" not in frame("x", b"{}") + frames(events, 7)
+    numbered = [(7, events[0]), (8, events[1])]
+    assert frames(numbered) == frame("a", events[0]) + frame("b", events[1])
+    with_ids = frames(numbered, numbered=True)
+    assert with_ids == b"id: 7\n" + frame("a", events[0]) + b"id: 8\n" + frame("b", events[1])
+    assert b"\r" not in frame("x", b"{}") + with_ids
 
 
 async def test_headers_come_before_the_first_frame(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from engine import ScriptedEngine
 from engine.backends.script import Say, Wait
 from tests.support import wire
+from tests.support.owners import two_owners
 from tests.support.running import http_client, running_app
 
 Json = dict[str, Any]
@@ -63,7 +64,7 @@ async def test_create_read_update_delete(client: httpx.AsyncClient) -> None:
     assert got["metadata"] == {"topic": "tea"}
     assert isinstance(got["created_at"], int)
     updated = (await client.post(path, json={"metadata": {"topic": "milk", "n": "1"}})).json()
-    assert updated == {**got, "metadata": {"topic": "milk", "n": "1"}}
+    assert updated == {**got, "metadata": {"topic": "milk", "n": "1"}, "updated_at": updated["updated_at"]}
     assert (await client.get(path)).json() == updated
     assert (await client.post(path, json={"metadata": None})).json()["metadata"] == {}
     deleted = await client.delete(path)
@@ -251,3 +252,101 @@ async def test_the_sdk(sdk: AsyncOpenAI) -> None:
     assert (await sdk.conversations.items.retrieve(item_id, conversation_id=made.id)).id == item_id
     assert (await sdk.conversations.items.delete(item_id, conversation_id=made.id)).id == made.id
     assert (await sdk.conversations.delete(made.id)).deleted
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What is ours
+
+
+async def test_a_title_and_when_it_was_used(client: httpx.AsyncClient) -> None:
+    conversation = await make(client, title="Tea", metadata={"a": "b"})
+    path = f"/v1/conversations/{conversation}"
+    got = (await client.get(path)).json()
+    assert (got["title"], got["status"]) == ("Tea", "active")
+    assert got["updated_at"] >= got["created_at"]
+    changed = (await client.post(path, json={"title": "Milk"})).json()
+    assert (changed["title"], changed["metadata"]) == ("Milk", {"a": "b"})
+    assert "title" not in (await client.post(path, json={"title": None})).json()
+    await refused(await client.post(path, json={"title": 7}), 400, "title")
+    await refused(await client.post(path, json={"title": "x" * 513}), 400, "title")
+    await refused(await client.post(path, json={"status": "closed"}), 400, "status")
+    await refused(await client.post("/v1/conversations", json={"title": 7}), 400, "title")
+
+
+async def test_a_list_of_conversations(client: httpx.AsyncClient) -> None:
+    made = [await make(client, title=str(number)) for number in range(4)]
+    await client.post(f"/v1/conversations/{made[1]}", json={"status": "archived"})
+    await client.delete(f"/v1/conversations/{made[2]}")
+
+    async def listed(**params: Any) -> list[str]:
+        page = (await client.get("/v1/conversations", params=params)).json()
+        for one in page["data"]:
+            wire.validate("ConversationResource", one)
+        return [one["id"] for one in page["data"]]
+
+    assert await listed() == [made[3], made[1], made[0]]
+    assert await listed(order="asc", limit=1) == [made[0]]
+    assert await listed(order="asc", after=made[0]) == [made[1], made[3]]
+    assert await listed(status="archived") == [made[1]]
+    assert await listed(status="active") == [made[3], made[0]]
+    await refused(await client.get("/v1/conversations?after=conv_none"), 404, "after")
+    await refused(await client.get("/v1/conversations?status=closed"), 400, "status")
+
+
+async def test_lists_hold_the_owners_own(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as running, two_owners(running) as (own, other):
+        conversation = await make(own, "hi", title="mine")
+        assert (await other.get("/v1/conversations")).json()["data"] == []
+        path = f"/v1/conversations/{conversation}"
+        await refused(await other.get(f"/v1/conversations?after={conversation}"), 404, "after")
+        await refused(await other.delete(f"{path}/items"), 404, "conversation_id")
+        await refused(await other.post(path, json={"title": "theirs"}), 404, "conversation_id")
+        assert texts(await items(own, conversation)) == ["hi"]
+
+
+async def test_an_archived_conversation_takes_nothing_new(client: httpx.AsyncClient) -> None:
+    conversation = await make(client, "hi")
+    path = f"/v1/conversations/{conversation}"
+    await client.post(path, json={"status": "archived"})
+    body = {"items": said("more")}
+    for reply in (
+        await client.post(f"{path}/items", json=body),
+        await client.post("/v1/responses", json={"input": "say hi", "conversation": conversation}),
+    ):
+        error = await refused(reply, 400, "conversation")
+        assert error["code"] == "conversation_archived"
+    assert texts(await items(client, conversation)) == ["hi"]
+    fork = (await client.post(f"{path}/fork")).json()
+    assert fork["status"] == "active"
+    assert (await client.post(f"/v1/conversations/{fork['id']}/items", json=body)).status_code == 200
+    await client.post(path, json={"status": "active"})
+    assert (await client.post(f"{path}/items", json=body)).status_code == 200
+
+
+async def test_all_items_are_taken_out(client: httpx.AsyncClient) -> None:
+    conversation = await make(client, "one", "two")
+    path = f"/v1/conversations/{conversation}"
+    fork = (await client.post(f"{path}/fork")).json()["id"]
+    await client.post(f"/v1/conversations/{fork}/items", json={"items": said("three")})
+    response = await client.post("/v1/responses", json={"input": "say hi", "conversation": conversation})
+    cleared = await client.delete(f"{path}/items")
+    wire.validate("ConversationResource", cleared.json())
+    assert (await items(client, conversation))["data"] == []
+    # What branches share goes out of all of them; what is a fork's own stays.
+    assert texts(await items(client, fork)) == ["three"]
+    assert (await client.get(f"/v1/responses/{response.json()['id']}")).json() == response.json()
+    assert (await client.delete(f"{path}/items")).status_code == 200
+    await client.post(f"{path}/items", json={"items": said("anew")})
+    assert texts(await items(client, conversation)) == ["anew"]
+
+
+async def test_items_say_when_they_came(client: httpx.AsyncClient) -> None:
+    conversation = await make(client, "one")
+    await client.post("/v1/responses", json={"input": "say hi", "conversation": conversation})
+    created_at = (await client.get(f"/v1/conversations/{conversation}")).json()["created_at"]
+    timed = await items(client, conversation, "timestamps=true&order=asc")
+    assert [item["created_at"] >= created_at for item in timed["data"]] == [True] * 3
+    plain = await items(client, conversation, "order=asc")
+    for item in timed["data"]:
+        del item["created_at"]
+    assert timed == plain

@@ -40,17 +40,25 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/v1/responses"): None,
     ("GET", "/v1/responses/{response_id}"): None,
     ("GET", "/v1/responses/{response_id}/input_items"): None,
+    ("GET", "/v1/responses/{response_id}/events"): None,
     ("POST", "/v1/responses/input_tokens"): {"input": "hi"},
     ("POST", "/v1/responses/{response_id}/cancel"): {},
     ("POST", "/v1/responses/{response_id}/fork"): {},
     ("POST", "/v1/responses/{response_id}/tool_outputs"): {"tool_outputs": [{"call_id": "", "output": "1"}]},
     ("POST", "/v1/conversations"): {"items": [KEPT]},
+    ("GET", "/v1/conversations"): None,
     ("GET", "/v1/conversations/{conversation_id}"): None,
     ("POST", "/v1/conversations/{conversation_id}"): {"metadata": {}},
     ("POST", "/v1/conversations/{conversation_id}/fork"): {},
     ("POST", "/v1/conversations/{conversation_id}/items"): {"items": [{"role": "user", "content": "x"}]},
     ("GET", "/v1/conversations/{conversation_id}/items"): None,
     ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
+    ("POST", "/v1/prompts"): {"template": {"instructions": "hi"}},
+    ("GET", "/v1/prompts"): None,
+    ("GET", "/v1/prompts/{prompt_id}"): None,
+    ("POST", "/v1/prompts/{prompt_id}"): {"name": "another"},
+    ("GET", "/v1/prompts/{prompt_id}/versions"): None,
+    ("GET", "/v1/prompts/{prompt_id}/versions/{version}"): None,
     ("POST", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "say hi"}]},
     ("GET", "/v1/chat/completions"): None,
     ("GET", "/v1/chat/completions/{completion_id}"): None,
@@ -149,7 +157,10 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("DELETE", "/v1/chat/completions/{completion_id}"): None,
     ("DELETE", "/v1/responses/{response_id}"): None,
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): None,
+    ("DELETE", "/v1/conversations/{conversation_id}/items"): None,
     ("DELETE", "/v1/conversations/{conversation_id}"): None,
+    ("DELETE", "/v1/prompts/{prompt_id}/versions/{version}"): None,
+    ("DELETE", "/v1/prompts/{prompt_id}"): None,
 }
 """Every route, and a body that it takes."""
 
@@ -221,6 +232,8 @@ async def test_every_route_names_what_it_does_not_read(
     container = (await made("/v1/containers", {"name": "mine"}))["id"]
     content = {"file": ("lines.jsonl", json.dumps(LINE).encode())}
     lines = (await client.post("/v1/files", files=content, data={"purpose": "batch"})).json()["id"]
+    prompt = (await made("/v1/prompts", {"template": {"instructions": "hi"}}))["id"]
+    await made(f"/v1/prompts/{prompt}", {"template": {"instructions": "ho"}})
     batch = (await made("/v1/batches", {**BATCH, "input_file_id": lines}))["id"]
     paths = {
         "{container_file_id}": (await made(f"/v1/containers/{container}/files", {"file_id": file_id}))["id"],
@@ -238,6 +251,8 @@ async def test_every_route_names_what_it_does_not_read(
         "{model_id:path}": "antiphon-scripted",
         "{conversation_id}": (await made("/v1/conversations", {"items": [KEPT]}))["id"],
         "{item_id}": "msg_kept",
+        "{prompt_id}": prompt,
+        "{version}": "1",
         "{webhook_id}": (await made("/admin/webhooks", {"url": "http://127.0.0.1:9/", "allow_http": True}))[
             "id"
         ],
@@ -315,9 +330,9 @@ async def test_what_the_server_sent_is_heard_when_it_comes_back(client: httpx.As
 
 
 async def test_a_continuation_by_tool_outputs_names_only_its_own(client: httpx.AsyncClient) -> None:
-    first = {"input": CALL, "tools": [TOOL], "user": "u"}
+    first = {"input": CALL, "tools": [TOOL], "text": {"verbosity": "low"}}
     made = await client.post("/v1/responses", json=first)
-    assert made.headers[HEADER] == "user"
+    assert made.headers[HEADER] == "text.verbosity"
     call = made.json()["output"][0]["call_id"]
     outputs = {"tool_outputs": [{"call_id": call, "output": "1", "more": 1}]}
     reply = await client.post(f"/v1/responses/{made.json()['id']}/tool_outputs", json=outputs)

@@ -310,6 +310,8 @@ async def test_queries_have_the_parameters_of_the_document(
     container = (await client.post("/v1/containers", json={"name": "mine"})).json()["id"]
     chat = {"messages": [{"role": "user", "content": "say hi"}], "store": True}
     completion = (await client.post("/v1/chat/completions", json=chat)).json()["id"]
+    template = {"template": {"instructions": "hi"}}
+    prompt = (await client.post("/v1/prompts", json=template)).json()["id"]
     values = {"created_after": "1", "created_before": "99999999999", "starting_after": "0", "wait": "0"}
     values |= {
         "probe": "true",
@@ -325,6 +327,8 @@ async def test_queries_have_the_parameters_of_the_document(
         "name": "mine",
         "model": "antiphon-scripted",
         "metadata": "b",
+        "include_obfuscation": "true",
+        "timestamps": "true",
     }
     written = {"metadata": "metadata[a]"}
     for template, methods in found["paths"].items():
@@ -339,17 +343,22 @@ async def test_queries_have_the_parameters_of_the_document(
             vector_store_id=store,
             batch_id=batch,
             container_id=container,
+            prompt_id=prompt,
+            version="1",
             upload_id="upload_none",
             completion_id=completion,
         )
         for parameter in methods.get("get", {}).get("parameters", ()):
-            name = parameter["name"]
+            name, schema = parameter["name"], parameter["schema"]
             if parameter["in"] != "query" or name in ("include", "stream"):
                 continue
-            query = {
-                written.get(name, name): values[name],
-                **({"stream": "true"} if name == "starting_after" else {}),
-            }
+            value = values[name]
+            if value not in schema.get("enum", (value,)):
+                value = schema["enum"][0]
+            elif not value and schema.get("type") == "integer":
+                value = "0"
+            of_streams = name in ("starting_after", "include_obfuscation")
+            query = {written.get(name, name): value, **({"stream": "true"} if of_streams else {})}
             reply = await client.get(path, params=query)
             assert reply.status_code == 200 and HEADER not in reply.headers, (path, name, reply.text)
 

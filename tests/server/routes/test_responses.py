@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -475,3 +476,14 @@ async def test_every_output_item_is_taken_back_unchanged(api: Api) -> None:
     again = await api.create([*items, {"role": "user", "content": "say ok"}])
     listed = (await api.input_items(again["id"], order="asc"))["data"]
     assert listed[: len(items)] == items
+
+
+async def test_the_log_tells_persons_apart(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "antiphon.runs")
+    for body in ({"safety_identifier": "a"}, {"user": "a"}, {"safety_identifier": "b"}, {}):
+        await api.create("say hi", **body)
+    said = [vars(record) for record in caplog.records]
+    told = [each["safety_identifier"] for each in said if "safety_identifier" in each]
+    assert len(told) == 4
+    assert told[0] == told[1] != told[2] and told[3] is None
+    assert "a" not in told

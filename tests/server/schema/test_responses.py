@@ -133,7 +133,7 @@ def test_the_echo_has_everything_at_its_effective_value() -> None:
         request = parse_create(body)
     echoed = echo(request, model="resolved", temperature=0.5, top_p=0.9)
     check_echo(echoed)
-    assert ignored.header() == "user,text.verbosity,reasoning.summary,reasoning.unheard"
+    assert ignored.header() == "text.verbosity,reasoning.summary,reasoning.unheard"
     assert echoed["conversation"] == {"id": "conv_1"}
     assert echoed["service_tier"] == "flex"
     assert echoed["reasoning"]["effort"] == "high" and echoed["reasoning"]["summary"] is None
@@ -183,7 +183,6 @@ def test_the_echo_has_everything_at_its_effective_value() -> None:
             "missing_required_parameter",
         ),
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
-        ({"input": "x", "prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"input": "x", "guided_json": 5}, "guided_json", "invalid_type"),
         ({"input": "x", "conversation": {"id": 1}}, "conversation.id", "invalid_type"),
         ({"input": "x", "conversation": 1}, "conversation", "invalid_type"),

@@ -336,8 +336,8 @@ MISSPELT: Json = {"type": "object", "properties": {"a": {"typ": "string"}}}
 
 HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
     (create, {"prompt_cache_retention": "24h"}, ""),
-    (create, {"safety_identifier": "s"}, "safety_identifier"),
-    (create, {"user": "u"}, "user"),
+    (create, {"safety_identifier": "s"}, ""),
+    (create, {"user": "u"}, ""),
     (create, {"text": {"verbosity": "low"}}, "text.verbosity"),
     (create, {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
     (create, {"service_tier": "scale"}, "service_tier"),
@@ -346,7 +346,7 @@ HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
     (
         create,
         {"stream": True, "stream_options": {"include_obfuscation": True}},
-        "stream_options.include_obfuscation",
+        "",
     ),
     (
         create,

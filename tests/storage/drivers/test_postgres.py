@@ -19,6 +19,7 @@ from sqlalchemy import Connection, select, text
 from storage import (
     PATIENCE_S,
     BadText,
+    ConversationChange,
     NotFound,
     RunAppend,
     Storage,
@@ -306,7 +307,7 @@ async def test_a_row_that_is_held_stops_only_who_needs_it(where: str, a: Storage
     try:
         async with holder.transaction():
             await holder.execute("SELECT * FROM conversations FOR UPDATE")
-            held = asyncio.create_task(a.update_conversation(OWNER, "c1", b'{"a":1}'))
+            held = asyncio.create_task(a.update_conversation(OWNER, "c1", ConversationChange(b'{"a":1}')))
             others = [asyncio.create_task(a.start_response(new(f"r{number}"))) for number in range(8)]
             await asyncio.gather(*others)
             assert not held.done()
