@@ -221,7 +221,8 @@ def check(where: Path | str) -> None:
 
 _ORPHANS = {
     "a conversation that takes something else than its items": """
-        SELECT c.id FROM conversations c WHERE c.num_bytes <> 256 + length(c.metadata) + coalesce(
+        SELECT c.id FROM conversations c WHERE c.num_bytes <> 256 + length(c.metadata)
+          + length(coalesce(c.title, '')) + coalesce(
           (SELECT sum(128 + length(i.body) + coalesce(length(i.private), 0)) FROM conversation_items t
            JOIN items i ON i.owner = t.owner AND i.id = t.item_id WHERE t.conversation_id = c.id), 0)
           AND c.deleted_at IS NULL""",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage import ItemConflict, NotFound, Storage
+from storage import ConversationArchived, ConversationChange, ItemConflict, NewFork, NotFound, Storage
 from tests.support.making import OWNER, message, new, now, turn
 
 
@@ -14,12 +14,12 @@ async def test_create_read_update_delete(storage: Storage) -> None:
     )
     assert (created.id, created.created_at, created.head, created.active_response_id) == ("c1", 123, 2, None)
     assert await storage.get_conversation(OWNER, "c1") == created
-    updated = await storage.update_conversation(OWNER, "c1", b"{}")
+    updated = await storage.update_conversation(OWNER, "c1", ConversationChange(b"{}"))
     assert updated.metadata == b"{}" and await storage.get_conversation(OWNER, "c1") == updated
     await storage.delete_conversation(OWNER, "c1", now())
     for verb in (
         storage.get_conversation(OWNER, "c1"),
-        storage.update_conversation(OWNER, "c1", b"{}"),
+        storage.update_conversation(OWNER, "c1", ConversationChange(b"{}")),
         storage.delete_conversation(OWNER, "c1", now()),
         storage.add_conversation_items(OWNER, "c1", [message("m3")]),
         storage.list_conversation_items(OWNER, "c1", limit=1),
@@ -32,6 +32,44 @@ async def test_create_read_update_delete(storage: Storage) -> None:
             await verb
         assert missing.value.kind == "conversation"
     assert await storage.get_items(OWNER, ["m1"]) == {}
+
+
+async def test_titles_and_states_of_conversations(storage: Storage) -> None:
+    for number, name in enumerate(("c1", "c2", "c3")):
+        await storage.create_conversation(OWNER, name, number + 1, b"{}", title=name.upper())
+    archived = await storage.update_conversation(OWNER, "c2", ConversationChange(archived=True), at := now())
+    assert (archived.title, archived.archived_at, archived.used_at) == ("C2", at, at)
+    for wanted, names in ((None, ["c3", "c2", "c1"]), (True, ["c2"]), (False, ["c3", "c1"])):
+        page = await storage.list_conversations(OWNER, limit=5, archived=wanted)
+        assert ([one.id for one in page.data], page.has_more) == (names, False)
+    page = await storage.list_conversations(OWNER, limit=1, order="asc", after="c1")
+    assert ([one.id for one in page.data], page.has_more) == (["c2"], True)
+    with pytest.raises(NotFound):
+        await storage.list_conversations(OWNER, limit=1, after="c9")
+    for add in (
+        storage.add_conversation_items(OWNER, "c2", [message("m1")]),
+        storage.start_response(new("r1", conversation="c2")),
+    ):
+        with pytest.raises(ConversationArchived):
+            await add
+    active = await storage.update_conversation(OWNER, "c2", ConversationChange(archived=False, title=""))
+    assert (active.title, active.archived_at) == (None, None)
+    assert await storage.add_conversation_items(OWNER, "c2", [message("m1")])
+
+
+async def test_all_items_are_taken_out_also_of_forks(storage: Storage) -> None:
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("m1"), message("m2")])
+    fork = NewFork("c2", now())
+    await storage.fork_conversation(OWNER, "c1", fork)
+    await storage.add_conversation_items(OWNER, "c2", [message("m3")])
+    cleared = await storage.clear_conversation(OWNER, "c2", now())
+    assert cleared.epoch > 0
+    for name in ("c1", "c2"):
+        assert (await storage.list_conversation_items(OWNER, name, limit=5)).data == ()
+    await storage.add_conversation_items(OWNER, "c2", [message("m4")])
+    places = await storage.list_conversation_places(OWNER, "c2", limit=5)
+    assert [place.item.id for place in places.data] == ["m4"]
+    assert await storage.get_items(OWNER, ["m1", "m3"]) == {}
 
 
 async def test_items_page_both_ways(storage: Storage) -> None:

@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from storage import (
     ClosedItem,
+    ConversationChange,
     ConversationFull,
     EventsExpired,
     Limits,
@@ -155,7 +156,7 @@ async def test_what_an_owner_stores_is_what_its_responses_and_conversations_take
     await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("seed", big)])
     assert (await storage.usage(OWNER)).held == 10_000 + 128 + 256 + 2
     await storage.add_conversation_items(OWNER, "c1", [message("more", big), message("seed", big)])
-    await storage.update_conversation(OWNER, "c1", b'{"a":"b"}')
+    await storage.update_conversation(OWNER, "c1", ConversationChange(b'{"a":"b"}'))
     in_c1 = 2 * (10_000 + 128) + 256 + 9
     assert (await storage.usage(OWNER)).held == in_c1
     await turn(storage, "t1", message("m1", big), conversation="c1", outputs=[])
@@ -208,7 +209,7 @@ async def test_idle_conversations_go_and_those_in_use_stay(storage: Storage) -> 
         await storage.create_conversation(OWNER, id, begun, b"{}", [message(f"in {id}")])
     await storage.start_response(new("r1", conversation="busy", created_at=begun))
     await storage.add_conversation_items(OWNER, "added", [message("late")], at(50))
-    await storage.update_conversation(OWNER, "renamed", b'{"a":"b"}', at(60))
+    await storage.update_conversation(OWNER, "renamed", ConversationChange(b'{"a":"b"}'), at(60))
     assert await sweep(storage, at(100)) == Swept()
     assert await sweep(storage, at(99), conversation_age=100 * SECOND) == Swept()
     assert await sweep(storage, at(100), conversation_age=100 * SECOND) == Swept(
