@@ -62,14 +62,10 @@ class ChatStreamOptions(StreamOptions):
     continuous_usage_stats: bool = False
 
     def name_ignored(self, body: Mapping[str, Any]) -> None:
-        """See `StreamOptions.name_ignored`."""
+        """See `StreamOptions.name_ignored`. Chunks are not padded, whatever is asked."""
         super().name_ignored(body)
         if self.continuous_usage_stats and not self.include_usage:
             ignore("stream_options.continuous_usage_stats")
-
-    def name_ignored(self, body: Mapping[str, Any]) -> None:
-        """The same. Chunks are not padded, whatever is asked."""
-        super().name_ignored(body)
         if self.include_obfuscation:
             ignore("stream_options.include_obfuscation")
 

@@ -132,8 +132,14 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
 
 def back_to_0018(database_url: str) -> None:
     """Take away what revisions after 0018 added."""
-    for table in ("chat_completions", "chat_completion_metadata"):
+    for table in ("chat_completions", "chat_completion_metadata", "prompts", "prompt_versions"):
         query(database_url, f"DROP TABLE {table}")
+    for table, columns in {
+        "conversations": ("title", "archived_at"),
+        "conversation_items": ("created_at",),
+    }.items():
+        for column in columns:
+            query(database_url, f"ALTER TABLE {table} DROP COLUMN {column}")
     for index in ("responses_by_fork", "conversations_by_parent", "conversation_items_deleted"):
         query(database_url, f"DROP INDEX {index}")
     for table, columns in FORKS.items():

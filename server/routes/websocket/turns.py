@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.websockets import WebSocketDisconnect
 
 from server.config import THREADED_BYTES
+from server.event_profiles import View
 from server.http import actor, limited, owner, principal
 from server.ignored import Ignored, collecting, ignore
 from server.routes.responses import asking, name_in_vain, unstored, with_prompt
