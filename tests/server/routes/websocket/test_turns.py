@@ -39,6 +39,24 @@ async def test_stream_goes_without_saying(live_server: Running) -> None:
         assert headers == {"x-antiphon-ignored": "stream,nonsense"}
 
 
+async def test_a_prompt_template_and_padding(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with live_app(tmp_path, engine) as running, http_client(running) as http:
+        template = {"instructions": "You live in {{city}}."}
+        prompt = (await http.post("/v1/prompts", json={"template": template})).json()["id"]
+        async with line(running.base_url) as socket:
+            asked = {"id": prompt, "variables": {"city": "Turku"}}
+            padded = {"stream_options": {"include_obfuscation": True}}
+            response = await socket.turn("say hello", prompt=asked, **padded)
+            assert "You live in Turku." in prompts(engine)[-1]
+            assert response["prompt"] == {**asked, "version": "1"}
+            deltas = [frame for frame in socket.frames if frame["type"].endswith(".delta")]
+            assert deltas
+            assert all(frame["obfuscation"] for frame in deltas)
+            wrong = await socket.refused("missing_required_parameter", input="x", prompt={"id": prompt})
+            assert wrong["error"]["param"] == "prompt.variables.city"
+
+
 async def test_a_chain_that_is_not_stored(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with live_app(tmp_path, engine) as running, line(running.base_url) as socket:
