@@ -75,8 +75,7 @@ listed whole. They are taken, and named as ignored."""
 # What a template gets from us; a client's argument of the same name would collide with it.
 _TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "conversation", "chat_template", "add_generation_prompt", "tokenize",
-     "continue_final_message", "return_dict", "return_tensors", "self",
-     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+     "continue_final_message", "return_dict", "return_tensors", "self"}
 )  # fmt: skip
 
 Text = Annotated[str, Field(max_length=10_485_760)]

@@ -121,7 +121,10 @@ async def foreign(form: Form, report: Report) -> None:
             )
             report.breaks(f"{method} {path} {body or ''}: {line}" for line in lines)
             tried += 1
-        for kind in ("responses", "conversations", "files", "containers", "vector_stores", "batches"):
+        for kind in (
+            *("responses", "conversations", "chat/completions", "prompts"),
+            *("files", "containers", "vector_stores", "batches"),
+        ):
             path = f"/v1/{kind}"
             text = (await theirs.get(path)).text
             report.holds(not any(id in text for id in names.values()), f"I5 {path} lists another tenant's")
@@ -142,7 +145,12 @@ async def _belongings(api: Api) -> dict[str, str]:
     response = await api.create(call(), tools=[WEATHER])
     conversation = await api.conversation({"role": "user", "content": "hi"})
     items = await api.conversation_items(conversation)
+    asked: Json = {"messages": [{"role": "user", "content": "say hi"}], "store": True}
+    completion = (await api.http.post("/v1/chat/completions", json=asked)).json()
+    prompt = (await api.http.post("/v1/prompts", json={"template": {"instructions": "Be brief."}})).json()
     return {
+        "completion_id": completion["id"],
+        "prompt_id": prompt["id"],
         "response_id": response["id"],
         "conversation_id": conversation,
         "item_id": items[0]["id"],
@@ -198,6 +206,8 @@ async def _whole(client: httpx.AsyncClient, names: Mapping[str, str]) -> list[An
         f"{container}/files/{names['container_file_id']}/content",
         f"{store}/files?filter=cancelled",
         "/v1/conversations/" + names["conversation_id"],
+        "/v1/chat/completions/" + names["completion_id"],
+        f"/v1/prompts/{names['prompt_id']}/versions",
     ):
         reply = await client.get(path)
         found.append((reply.status_code, reply.text))
@@ -213,7 +223,7 @@ def _routes(names: dict[str, str]) -> list[tuple[str, str, Json]]:
             continue
         if route.path.startswith(_OF_NO_OWNER):
             continue
-        path = route.path
+        path = route.path.replace("{version}", "1")
         for family, name, of_family in _NAMES:
             if path.startswith(family):
                 path = path.replace(name, of_family)
@@ -250,6 +260,8 @@ _BODIES: dict[str, Json] = {
     "/v1/vector_stores/{vector_store_id}/files": {"file_id": "{own_file_id}"},
     "/v1/vector_stores/{vector_store_id}/files/{file_id}": {"attributes": {"of": "them"}},
     "/v1/vector_stores/{vector_store_id}/file_batches": {"file_ids": ["{own_file_id}"]},
+    "/v1/chat/completions/{completion_id}": {"metadata": {"of": "them"}},
+    "/v1/prompts/{prompt_id}": {"name": "theirs"},
     "/v1/conversations/{conversation_id}": {"metadata": {}},
     "/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "x"}]},
     "/v1/responses/{response_id}/tool_outputs": {"tool_outputs": [{"call_id": "{call_id}", "output": "x"}]},
@@ -266,6 +278,7 @@ def _fields() -> list[tuple[str, str, Json]]:
         {"input": answered, "previous_response_id": "{response_id}"},
         {"input": "hi", "conversation": "{conversation_id}"},
         {"input": "hi", "conversation": {"id": "{conversation_id}"}},
+        {"input": "hi", "prompt": {"id": "{prompt_id}"}},
         {"input": reference},
         {"input": [{"type": "item_reference", "id": "{output_id}"}]},
         {"input": message},
@@ -310,6 +323,8 @@ _CURSORS = (
     "/v1/vector_stores?before={vector_store_id}",
     "/v1/vector_stores/{own_vector_store_id}/files?after={file_id}",
     "/v1/batches?after={batch_id}",
+    "/v1/chat/completions?after={completion_id}",
+    "/v1/prompts?after={prompt_id}",
 )
 
 _FORMS: tuple[Json, ...] = ({}, {"stream": True}, {"background": True}, {"store": False})
