@@ -666,7 +666,7 @@ COMMANDS = {
         ),
     ),
     "prompts": Command(
-        "create, list, show, change and delete prompt templates of a running server",
+        "create, list, show, change and delete prompt templates",
         _prompts,
         _add_prompts,
         (

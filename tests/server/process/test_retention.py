@@ -14,6 +14,7 @@ import pytest
 from engine import ScriptedEngine
 from server.clock import now_us
 from server.config import Config
+from server.event_profiles import View
 from server.http.sse import StreamCut
 from server.process import retention
 from server.process.retention import Pace, Retention, limits
@@ -92,7 +93,7 @@ async def test_a_reader_whose_log_is_pruned_under_it_is_cut(tmp_path: Path) -> N
         storage.records = partial(storage.records, limit_bytes=1)  # a page is one record
         reader, stored = await server.context.runs.follow("local", done["id"])
         assert stored.log_erased_at is None
-        events, stream = reader.events(ended=True), _frames(reader, -1, True, False)
+        events, stream = reader.events(ended=True), _frames(reader, View("openai"), True, False)
         await anext(events)
         await anext(stream)
         await sweep(server)

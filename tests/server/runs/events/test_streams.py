@@ -149,7 +149,7 @@ async def test_a_slow_reader_falls_back_to_the_log(tmp_path: Path, monkeypatch: 
             seen += more.bodies
         reader.close()
         assert len(seen) > 2
-        assert frames(seen) == await api.replay(begun["id"])
+        assert frames(enumerate(seen)) == await api.replay(begun["id"])
         assert text(ended) == "one two" + " w" * 300
 
 
@@ -187,7 +187,7 @@ async def test_a_stream_that_ended_meanwhile_is_read_to_its_end(server_app: Runn
         behind.publish(record)
     reader = feed.join(stored.id)
     seen = [body async for events in reader.events(ended=True) for body in events.bodies]
-    assert frames(seen) == live.raw
+    assert frames(enumerate(seen)) == live.raw
     reader.close()
     feed.release(stored.id)
 
