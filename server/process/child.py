@@ -28,8 +28,16 @@ from engine import Engine, EngineHost, PoolingEngine, load_late_modules
 from server.config import Config, load
 from server.model_registry import build_engine, build_pooling
 from server.process.lifecycle import note_pooling
-from server.process.seat import ENGINE, HandedConnections, Seat, announce, engine_socket, tell_metrics
-from server.process.serve import ENGINE_DIED, reasons, refuse, serve, set_up_logging, tune_process
+from server.process.seat import (
+    ENGINE,
+    HandedConnections,
+    Seat,
+    announce,
+    announce_refusal,
+    engine_socket,
+    tell_metrics,
+)
+from server.process.serve import ENGINE_DIED, reasons, serve, set_up_logging, tune_process
 
 log = logging.getLogger("antiphon")
 
@@ -91,7 +99,7 @@ async def _host(config: Config, folder: Path) -> int:
             await asyncio.gather(starting, return_exceptions=True)
             return 0
         if (failure := starting.exception()) is not None:
-            return refuse(*reasons(failure))
+            return announce_refusal(*reasons(failure))
         engine, pooling = starting.result()
         gc.freeze()
         serving = EngineHost(engine_socket(folder), cast(Any, engine), pooling)

@@ -22,6 +22,9 @@ from server.telemetry import Telemetry
 ENGINE = "engine"
 """The name of the engine's process."""
 
+REFUSED = 2
+"""The exit code of a process that does not start."""
+
 SIBLING_S = 1.0
 """How long a scrape waits for another process; one that does not answer is missing on the page."""
 
@@ -137,6 +140,13 @@ def engine_socket(folder: Path) -> Path:
 def announce(banner: str) -> None:
     """Tell who started this process that it is ready, and what it would print."""
     os.write(1, orjson.dumps({"ready": banner}) + b"\n")
+
+
+def announce_refusal(*reasons: str) -> int:
+    """Tell who started this process why it does not start; returns the exit code that says so. Several
+    processes often have the same reason, which only who started them can print once."""
+    os.write(1, orjson.dumps({"refused": reasons}) + b"\n")
+    return REFUSED
 
 
 async def tell_metrics(folder: Path, name: str, page: Callable[[], bytes]) -> asyncio.Server:

@@ -41,7 +41,7 @@ from server.http.websocket import BoundedWebSocket
 from server.process.app import create_app
 from server.process.lifecycle import Refused, ServerLifecycle
 from server.process.log_lines import Lines, json_lines
-from server.process.seat import HandedConnections, Seat
+from server.process.seat import REFUSED, HandedConnections, Seat, announce_refusal
 from server.process.sockets import Listener, raise_descriptor_limit, room
 from server.process.tls import CertificateError, Tls
 from server.telemetry import TracingError
@@ -49,7 +49,6 @@ from storage import StorageError
 
 log = logging.getLogger("antiphon")
 
-REFUSED = 2
 ENGINE_DIED = 70  # EX_SOFTWARE
 
 LATE_MODULES = (
@@ -124,6 +123,7 @@ class _Process:
         seat: Seat | None = None,
     ) -> None:
         self._seat = seat
+        self._refuse = refuse if seat is None else announce_refusal
         self._config = config
         self._began = began
         self._engine = engine
@@ -140,19 +140,19 @@ class _Process:
         try:
             self._tls = Tls(self._config) if self._config.ssl_certfile is not None else None
         except CertificateError as exc:
-            return refuse(str(exc))
+            return self._refuse(str(exc))
         if unreachable := _unreachable(self._config):
-            return refuse(unreachable)
+            return self._refuse(unreachable)
         sock: socket.socket | HandedConnections
         try:
             sock = bind(self._config.host, self._config.port) if self._seat is None else self._seat.handed
         except OSError as exc:
-            return refuse(cannot_listen(self._config, exc))
+            return self._refuse(cannot_listen(self._config, exc))
         try:
             life = ServerLifecycle(self._config, engine=self._engine, seat=self._seat)
         except TracingError as exc:
             sock.close()
-            return refuse(str(exc))
+            return self._refuse(str(exc))
         server = web_server(create_app(life), self._config, self._tls)
         life.num_connections = lambda: len(server.server_state.connections)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -226,7 +226,7 @@ class _Process:
             _backstop(DEATH_S, ENGINE_DIED)
             await asyncio.sleep(DEATH_NOTICE_S)
         elif failure is not None:
-            self._code = refuse(*reasons(failure))
+            self._code = self._refuse(*reasons(failure))
         else:
             grace = self._config.drain_grace_s
             _backstop(grace + CLOSING_S, 1)

@@ -121,6 +121,7 @@ class _Supervisor:
         self._first_signal: float | None = None
         self._started = False  # all were ready once: what ends now is started again
         self._code = 0
+        self._reasons: set[str] = set()  # why processes did not start, each printed once
         self._turn = 0
         self._unhanded: socket.socket | None = None
         self._others: list[asyncio.Task[None]] = []
@@ -235,14 +236,21 @@ class _Supervisor:
             self._detach(member)
 
     def _said(self, member: _Member, line: bytes) -> None:
-        """A process has printed a line: that it is ready, or what a tool of it prints."""
+        """A process has printed a line: it is ready, or why it does not start, or what a tool of it says."""
         try:
-            member.banner = orjson.loads(line)["ready"]
-        except (ValueError, TypeError, KeyError):
-            sys.stdout.buffer.write(line)
-            sys.stdout.flush()
-        else:
-            member.ready.set()
+            told = orjson.loads(line)
+        except ValueError:
+            told = None
+        match told:
+            case {"ready": str(banner)}:
+                member.banner = banner
+                member.ready.set()
+            case {"refused": [*reasons]}:
+                refuse(*(reason for reason in reasons if reason not in self._reasons))
+                self._reasons.update(reasons)
+            case _:
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
 
     # -- connections -----------------------------------------------------------------------------------------
 
