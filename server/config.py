@@ -289,6 +289,7 @@ class Config(BaseModel):
     )
 
     docs: bool = _setting(True, "show the reference of the API at /docs and /openapi.json")
+    console: bool = _setting(True, "show the web console at /")
 
     # What it keeps
     store: bool = _setting(

@@ -56,6 +56,7 @@ ORDERS = {
     "server": (
         *(
             "clock",
+            "console",
             "threads",
             "errors",
             "limits",

@@ -7,7 +7,15 @@ exceptions into error replies, and streams.
 from __future__ import annotations
 
 from server.http.arrivals import Arrivals
-from server.http.authentication import INSIDE, OPEN_PATHS, SCOPE, Admission, declared_scope, presented_key
+from server.http.authentication import (
+    CONSOLE_PATHS,
+    INSIDE,
+    OPEN_PATHS,
+    SCOPE,
+    Admission,
+    declared_scope,
+    presented_key,
+)
 from server.http.body import parse_object, read_as, read_body
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
@@ -25,6 +33,7 @@ from server.http.query_params import (
     number,
     page_args,
     query_text,
+    require_known,
     texts,
     timestamp,
 )
@@ -54,6 +63,7 @@ from server.http.sse import EventStream, StreamCut
 from server.http.state import Context, Phase, ServerState
 
 __all__ = [
+    "CONSOLE_PATHS",
     "INSIDE",
     "MAX_PAGE",
     "OPEN_PATHS",
@@ -102,6 +112,7 @@ __all__ = [
     "query_text",
     "read_as",
     "read_body",
+    "require_known",
     "require_stored_bytes",
     "standing_of",
     "stored_completion_json",

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from server.http.state import ServerState
 
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/version", "/openapi.json", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/version", "/openapi.json", "/docs", "/"})
+CONSOLE_PATHS = "/console/"
+"""Below it lie the files of the console, which anybody may have."""
+
 METRICS_PATH = "/metrics"
 ADMIN_PATHS = "/admin/"
 ORGANIZATION_PATHS = "/v1/organization/"
@@ -105,6 +108,7 @@ class Admission:
         path = scope["path"]
         return scope["type"] == "http" and (
             path in OPEN_PATHS
+            or path.startswith(CONSOLE_PATHS)
             or (path == METRICS_PATH and self._life.config.loopback and self._here.has_client(scope))
         )
 

@@ -84,6 +84,12 @@ class Directory:
         found = {index: approvals.why(tool) for index, tool in enumerate(tools) if tool["type"] == "mcp"}
         return {index: why for index, why in found.items() if why is not None}
 
+    def named(self, owner: str) -> list[dict[str, str]]:
+        """The servers that an owner's requests reach by name, this server's own tools first: the
+        `server_label` and `server_url` of a tool."""
+        names = ["", *(name for name, each in self._settings.servers.items() if _allows(each, owner))]
+        return [{"server_label": name or "builtin", "server_url": f"{BUILTIN_URL}{name}"} for name in names]
+
     def _find(self, tool: Mapping[str, Any], secret: Mapping[str, Any], owner: str, path: str) -> McpServer:
         url, connector = secret.get("server_url") or tool.get("server_url", ""), tool.get("connector_id")
         if tool.get("tunnel_id") is not None:

@@ -28,7 +28,7 @@ from server.http import (
 )
 from server.http.contents import EndsIntake
 from server.process.lifecycle import ServerLifecycle
-from server.routes import REFERENCE, ROUTERS
+from server.routes import CONSOLE, REFERENCE, ROUTERS
 
 
 def create_app(life: ServerLifecycle) -> FastAPI:
@@ -43,7 +43,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
         expose_headers=["*"],
     )
     proxies = Middleware(ProxyHeadersMiddleware, trusted_hosts=trusted_hosts(config.trusted_proxy))
-    routers = (*ROUTERS, *([REFERENCE] if config.docs else []))
+    routers = (*ROUTERS, *([REFERENCE] if config.docs else []), *([CONSOLE] if config.console else []))
     routes = [route for router in routers for route in router.routes]
     app = FastAPI(
         title="Antiphon",

@@ -18,6 +18,8 @@ from server.routes import (
     tokenize,
     webhooks,
 )
+from server.routes.console import PAGES as CONSOLE
+from server.routes.console import ROUTERS as OF_CONSOLE
 from server.routes.files import ROUTERS as FILES
 from server.routes.operator import ROUTERS as OPERATOR
 from server.routes.organization import ROUTERS as ORGANIZATION
@@ -33,6 +35,7 @@ ROUTERS: tuple[APIRouter, ...] = (
             *(completions, stored_completions, batches, tokenize, webhooks),
         )
     ),
+    *OF_CONSOLE,
     *OPERATOR,
     *POOLING,
     *FILES,
@@ -44,4 +47,4 @@ ROUTERS: tuple[APIRouter, ...] = (
 REFERENCE: APIRouter = reference.router
 """The document of the others, where it is wanted."""
 
-__all__ = ["REFERENCE", "ROUTERS"]
+__all__ = ["CONSOLE", "REFERENCE", "ROUTERS"]

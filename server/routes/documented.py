@@ -39,6 +39,11 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     ),
     "purpose": ({"type": "string"}, "Only files of this purpose."),
     "status": ({"enum": [*STATUSES]}, "Only those that are in this state."),
+    "status:responses": (
+        {"enum": [*STATUSES, "waiting"]},
+        "Only those that are in this state; `waiting`: in progress, and somebody has to answer a call.",
+    ),
+    "conversation": ({"type": "string"}, "Only those of the conversation with this id."),
     "status:conversations": ({"enum": ["active", "archived"]}, "Only those that are in this state."),
     "timestamps": ({"type": "boolean"}, "Each item says when it came, in Unix seconds."),
     "after:event": (

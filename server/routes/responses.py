@@ -41,8 +41,10 @@ from server.http import (
     page_args,
     page_json,
     principal,
+    query_text,
     read_as,
     read_body,
+    require_known,
     require_stored_bytes,
     standing_of,
     timestamp,
@@ -84,6 +86,12 @@ from storage import EventsExpired, HistoryItem, NotFound, StoredItem, StoredResp
 router = APIRouter(prefix="/v1/responses")
 
 STATUSES = ("queued", "in_progress", *sorted(TERMINAL))
+
+WAITING = "waiting"
+LIST_FILTERS = (
+    *("limit", "order", "after", "status", "conversation", "model", "created_after", "created_before"),
+)
+"""Parameters of the list of responses."""
 
 MAX_WAIT_S = 300.0
 """How long a GET may ask to wait for the end of a response."""
@@ -376,17 +384,22 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
     **documented(
         "Responses",
         "responses.read",
-        query=(*PAGE, "status", "created_after", "created_before"),
+        query=(*PAGE, "status:responses", "conversation", "model", "created_after", "created_before"),
         headers=("X-Antiphon-Profile",),
     ),
 )
 async def list_responses(request: Request) -> Response:
-    """The owner's stored responses, newest first (extension)."""
+    """The owner's stored responses, newest first (extension). The `status` `waiting` is that of responses in
+    progress that wait for somebody. A parameter that is unknown here is refused: the list would hold more than
+    was meant."""
     query, here, view = request.query_params, context(request), View(_profile(request))
+    require_known(query, LIST_FILTERS)
     page = await here.storage.list_responses(
         owner(request),
         **page_args(query),
-        status=choice(query, "status", STATUSES),
+        status=choice(query, "status", (*STATUSES, WAITING)),
+        conversation_id=query_text(query, "conversation"),
+        model=query_text(query, "model"),
         created_after=timestamp(query, "created_after"),
         created_before=timestamp(query, "created_before"),
     )

@@ -472,6 +472,10 @@ class Runs:
             if (end := unkept_memory(tool, limits)) is not None:
                 ignore(f"{path}.{end}")
 
+    def servers_of(self, owner: str) -> list[dict[str, str]]:
+        """The MCP servers that an owner's requests reach by name, as their tools would write them."""
+        return self._directory.named(owner)
+
     def asking(self, tools: Sequence[Item]) -> dict[int, str]:
         """The tools of a request whose calls its client may have to approve: index -> why, as sentences."""
         return self._directory.asking(tools)

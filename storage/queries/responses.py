@@ -102,7 +102,9 @@ def list_(
         else:
             query = query.where(or_(created < at, and_(created == at, id < after)))
     if status is not None:
-        query = query.where(responses.c.status == status)
+        # A run that waits is still in progress; one that has been given all outputs is queued, not waiting.
+        of_run = runs.c.state == "waiting"
+        query = query.where(of_run if status == "waiting" else responses.c.status == status)
     if created_after is not None:
         query = query.where(created > created_after)
     if created_before is not None:

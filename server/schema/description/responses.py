@@ -532,6 +532,21 @@ _REPLIES: Mapping[str, Schema] = {
             ),
         },
     ),
+    "OfferedTools": of(
+        {
+            "object": {"const": "list"},
+            "data": listed(
+                of(
+                    {
+                        "object": {"const": "tool"},
+                        "tool": OBJECT,
+                        "available": {"type": "boolean"},
+                        "reason": {"type": ["string", "null"]},
+                    }
+                )
+            ),
+        }
+    ),
     "Models": of({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Items": page_of(ref("Item")),
     "Conversations": page_of(ref("Conversation")),

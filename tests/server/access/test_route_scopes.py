@@ -16,12 +16,12 @@ from server.access import ADMIN, ADMIN_READS, LOAD, OPEN, OPERATOR, OPERATOR_ONL
 from server.access.scopes import HALVES
 from server.admin import keys
 from server.errors import ApiError
-from server.http import OPEN_PATHS, Admission, declared_scope
-from server.routes import REFERENCE, ROUTERS
+from server.http import CONSOLE_PATHS, OPEN_PATHS, Admission, declared_scope
+from server.routes import CONSOLE, REFERENCE, ROUTERS
 from tests.support.running import Running, running_app
 from tests.support.wire import Json
 
-ROUTES: list[BaseRoute] = [route for router in (*ROUTERS, REFERENCE) for route in router.routes]
+ROUTES: list[BaseRoute] = [route for router in (*ROUTERS, REFERENCE, CONSOLE) for route in router.routes]
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
@@ -41,7 +41,8 @@ KEYED = [row for row in ROWS if row[2] not in (OPEN, OPERATOR_ONLY)]
 def test_every_route_declares_a_scope_that_there_is() -> None:
     known = {OPEN, OPERATOR_ONLY, ADMIN, LOAD, *HALVES}
     assert [row for row in ROWS if row[2] not in known] == []
-    assert {path for _, path, scope in ROWS if scope == OPEN} == OPEN_PATHS
+    opened = {path for _, path, scope in ROWS if scope == OPEN}
+    assert opened == {*OPEN_PATHS, CONSOLE_PATHS + "{path:path}"}
     assert all((scope == OPERATOR_ONLY) == path.startswith("/admin/") for _, path, scope in ROWS)
     of_admins = (ADMIN, ADMIN_READS)
     assert all((scope in of_admins) == path.startswith("/v1/organization/") for _, path, scope in ROWS)
