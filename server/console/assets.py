@@ -57,10 +57,9 @@ HEADERS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file: its bytes, the same by gzip, its media type and its entity tag."""
+    """A file: its bytes, its media type and its entity tag."""
 
     body: bytes
-    packed: bytes
     media_type: str
     tag: str
 
@@ -71,12 +70,18 @@ class Asset:
 
     def content(self, accepts: str) -> bytes:
         """The bytes for a client that accepts these encodings."""
-        return self.packed if _takes_gzip(accepts) else self.body
+        return _packed(self.body) if _takes_gzip(accepts) else self.body
 
     def is_known(self, if_none_match: str) -> bool:
         """Whether a client that sends this header has the file as it is."""
         known = (tag.strip().removeprefix("W/").strip('"') for tag in if_none_match.split(","))
         return any(tag in (self.tag, "*") for tag in known)
+
+
+@cache
+def _packed(body: bytes) -> bytes:
+    """A file by gzip, once it is asked for: all of them at once would hold the first request up."""
+    return gzip.compress(body, 6, mtime=0)
 
 
 def _takes_gzip(accepts: str) -> bool:
@@ -97,4 +102,4 @@ def assets() -> Mapping[str, Asset]:
 def _read(file: Path) -> Asset:
     body = file.read_bytes()
     tag = hashlib.sha256(body).hexdigest()[:32]
-    return Asset(body, gzip.compress(body, 9, mtime=0), MEDIA_TYPES[file.suffix], tag)
+    return Asset(body, MEDIA_TYPES[file.suffix], tag)

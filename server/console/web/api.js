@@ -1,0 +1,188 @@
+// The one way to the server: requests with the key of this tab, errors as one class, and what the replies say of
+// limits. Nothing here knows of pages.
+
+const KEY = "antiphon.key";
+
+/** Where the server's paths begin, also behind a proxy that shows it under a path of its own. */
+export const base = new URL(".", document.baseURI);
+
+/** An error that the server answered with; `code` and `param` are those of its body. */
+export class ApiError extends Error {
+  constructor(status, error, retryAfter) {
+    super(error?.message || `The server answered with status ${status}.`);
+    this.status = status;
+    this.code = error?.code ?? null;
+    this.param = error?.param ?? null;
+    this.retryAfter = retryAfter;
+  }
+}
+
+/** The server could not be reached, or went away in the middle of its answer. */
+export class Offline extends Error {
+  constructor() {
+    super("The server cannot be reached.");
+  }
+}
+
+/** A value that components can watch. */
+export function watched(value) {
+  const listeners = new Set();
+  return {
+    get: () => value,
+    set(next) {
+      if (next === value) return;
+      value = next;
+      for (const listener of [...listeners]) listener(next);
+    },
+    watch(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+}
+
+/** "online", "offline", or "starting": the server answers, and is not ready yet. */
+export const connection = watched("online");
+/** The key of this tab; empty where none is needed or none was given. */
+export const key = watched(sessionStorage.getItem(KEY) || "");
+/** Set to the server's words when it has refused a request for want of a good key. */
+export const refused = watched(null);
+/** What the latest reply with such headers said of limits, by the headers' names. */
+export const limits = watched({});
+
+export function useKey(value) {
+  if (value) sessionStorage.setItem(KEY, value);
+  else sessionStorage.removeItem(KEY);
+  refused.set(null);
+  key.set(value);
+}
+
+export function url(path, query = {}) {
+  const made = new URL(path.replace(/^\//, ""), base);
+  for (const [name, value] of Object.entries(query)) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== undefined && each !== null && each !== "") made.searchParams.append(name, each);
+    }
+  }
+  return made;
+}
+
+/** A fetch with the key. Raises ApiError for a refusal, and Offline where nothing answers. */
+export async function request(method, path, { query, body, form, headers, signal, as } = {}) {
+  const sent = { ...headers };
+  const own = as ?? key.get();
+  if (own) sent.authorization = `Bearer ${own}`;
+  if (body !== undefined) sent["content-type"] = "application/json";
+  let reply;
+  try {
+    reply = await fetch(url(path, query), {
+      method,
+      headers: sent,
+      body: form ?? (body === undefined ? undefined : JSON.stringify(body)),
+      signal,
+      cache: "no-store",
+      credentials: "omit",
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    lost();
+    throw new Offline();
+  }
+  note(reply);
+  if (reply.ok) return reply;
+  const error = new ApiError(reply.status, (await reply.json().catch(() => ({}))).error, after(reply));
+  if (reply.status === 401) refused.set(error.message);
+  throw error;
+}
+
+function after(reply) {
+  const seconds = Number(reply.headers.get("retry-after"));
+  return Number.isFinite(seconds) && seconds > 0 ? seconds : null;
+}
+
+function note(reply) {
+  if (reply.status === 503) lost("starting");
+  else connection.set("online");
+  const said = {};
+  for (const [name, value] of reply.headers) {
+    if (name.startsWith("x-ratelimit-")) said[name] = value;
+  }
+  if (Object.keys(said).length) limits.set({ ...limits.get(), ...said });
+}
+
+let asking = false;
+
+/** Ask until the server is ready again; readers wait for `connection` instead of each asking by itself. */
+async function lost(state = "offline") {
+  connection.set(state);
+  if (asking) return;
+  asking = true;
+  for (let wait = 250; connection.get() !== "online"; wait = Math.min(wait * 1.5, 3000)) {
+    await sleep(wait);
+    try {
+      const reply = await fetch(url("ready"), { cache: "no-store", credentials: "omit" });
+      connection.set(reply.ok ? "online" : "starting");
+    } catch {
+      connection.set("offline");
+    }
+  }
+  asking = false;
+}
+
+export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** Resolves when the server can be reached, at once if it can now. */
+export function online(signal) {
+  return new Promise((resolve, reject) => {
+    if (connection.get() === "online") return resolve();
+    const stop = connection.watch((state) => {
+      if (state !== "online") return;
+      stop();
+      resolve();
+    });
+    signal?.addEventListener("abort", () => {
+      stop();
+      reject(signal.reason);
+    });
+  });
+}
+
+const json = async (...args) => (await request(...args)).json();
+export const get = (path, query, more) => json("GET", path, { query, ...more });
+export const post = (path, body, more) => json("POST", path, { body, ...more });
+export const remove = (path, more) => json("DELETE", path, more);
+
+/** All of a list, page by page, `most` at most. */
+export async function all(path, query = {}, most = 1000) {
+  const found = [];
+  for (let after; ; ) {
+    const page = await get(path, { limit: 100, ...query, after });
+    found.push(...page.data);
+    if (!page.has_more || found.length >= most) return found;
+    after = page.last_id;
+  }
+}
+
+/** A fresh name for a request that may have to be sent again. */
+export function idempotencyKey() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return `console-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** Upload a file; its official object. */
+export function upload(file, purpose = "user_data") {
+  const form = new FormData();
+  form.append("purpose", purpose);
+  form.append("file", file, file.name || "file");
+  return json("POST", "v1/files", { form });
+}
+
+/** Have the browser save what stands at a path, which it could not ask for with a key by itself. */
+export async function download(path, name) {
+  const blob = await (await request("GET", path)).blob();
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name.split("/").pop() || "file";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}

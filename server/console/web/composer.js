@@ -1,0 +1,215 @@
+// What is said next: the text, its attachments, the model, its tools and how it is to answer.
+
+import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
+import { get, key, upload } from "./api.js";
+import { Button, Field, Icon, Popover, size } from "./elements.js";
+import { notify, useKept, useLoaded, useWatched } from "./state.js";
+
+const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
+
+const NAMES = { web_search: "Web search", file_search: "File search", code_interpreter: "Python", image_generation: "Images" };
+
+/** How the next turn is to be made: {value, body()}, and what changes it. Kept for this tab. */
+export function useSettings() {
+  const [value, keep] = useKept("settings", {});
+  const settings = useMemo(() => ({ value, body: () => bodyOf(value) }), [value]);
+  return [settings, keep];
+}
+
+function bodyOf(value) {
+  const body = { model: value.model };
+  if (value.instructions?.trim()) body.instructions = value.instructions;
+  if (value.effort) body.reasoning = { effort: value.effort };
+  for (const name of ["temperature", "max_output_tokens"]) {
+    if (value[name] !== undefined && value[name] !== "") body[name] = Number(value[name]);
+  }
+  const tools = [...(value.tools ?? []).map((tool) => prepared(tool, value)), ...functionsOf(value.functions).tools];
+  if (tools.length) Object.assign(body, { tools, await_tool_outputs: true, tool_timeout_s: TOOL_WAIT_S });
+  return body;
+}
+
+function prepared(tool, value) {
+  if (tool.type === "mcp") return { ...tool, require_approval: value.ask ? "always" : "never" };
+  if (tool.type === "file_search") return { ...tool, vector_store_ids: value.stores ?? [] };
+  return tool;
+}
+
+/** The functions that somebody wrote as JSON: {tools, error}. */
+function functionsOf(text) {
+  if (!text?.trim()) return { tools: [], error: null };
+  try {
+    const given = JSON.parse(text);
+    const tools = (Array.isArray(given) ? given : [given]).map((tool) => ({ type: "function", strict: false, ...tool }));
+    return { tools, error: null };
+  } catch (error) {
+    return { tools: [], error: error.message };
+  }
+}
+
+export function Composer({ send, working, stop, canStop, disabled, settings, keep, draft }) {
+  const [text, setText] = useState("");
+  const [files, setFiles] = useState([]);
+  const [sending, setSending] = useState(false);
+  const [over, setOver] = useState(false);
+  const area = useRef();
+  const picker = useRef();
+  const owner = useWatched(key);
+  const models = useLoaded(async () => (await get("v1/models")).data.filter((each) => each.max_model_len && !each.pooling), [owner]);
+
+  useEffect(() => {
+    if (!draft) return;
+    setText(draft.text);
+    area.current.focus();
+  }, [draft]);
+  useEffect(() => {
+    const names = models.value?.map((each) => each.id);
+    if (names?.length && !names.includes(settings.value.model)) keep((before) => ({ ...before, model: names[0] }));
+  }, [models.value]);
+  useEffect(() => {
+    if (window.matchMedia("(min-width: 820px)").matches) area.current.focus();
+  }, []);
+
+  const attach = async (chosen) => {
+    for (const file of chosen) {
+      const entry = { name: file.name, bytes: file.size, image: file.type.startsWith("image/"), id: null };
+      setFiles((before) => [...before, entry]);
+      try {
+        entry.id = (await upload(file)).id;
+        setFiles((before) => [...before]);
+      } catch (error) {
+        notify(`${file.name}: ${error.message}`, "error");
+        setFiles((before) => before.filter((each) => each !== entry));
+      }
+    }
+  };
+  const waits = files.some((file) => !file.id);
+  const ready = (text.trim() || files.length) && !waits && !working && !sending && !disabled;
+  const submit = async (event) => {
+    event?.preventDefault();
+    if (!ready) return;
+    const parts = files.map((file) => ({ type: file.image ? "input_image" : "input_file", file_id: file.id }));
+    const content = [...parts, ...(text.trim() ? [{ type: "input_text", text }] : [])];
+    setSending(true);
+    setText("");
+    setFiles([]);
+    try {
+      await send(content);
+    } catch {
+      setText(text);
+      setFiles(files);
+    }
+    setSending(false);
+    area.current?.focus();
+  };
+  const keys = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+  };
+  const dropped = (event) => {
+    event.preventDefault();
+    setOver(false);
+    attach([...event.dataTransfer.files]);
+  };
+  const change = (name, value) => keep((before) => ({ ...before, [name]: value }));
+  return html`<form
+    class=${`composer ${over ? "over" : ""}`}
+    aria-label="Message"
+    onSubmit=${submit}
+    onDragOver=${(event) => (event.preventDefault(), setOver(true))}
+    onDragLeave=${() => setOver(false)}
+    onDrop=${dropped}
+  >
+    ${files.length > 0 &&
+    html`<ul class="attached" aria-label="Attachments">
+      ${files.map((file) => html`<li class="chip">
+        <${Icon} name="file" />${file.name}<small class="faint">${file.id ? size(file.bytes) : "uploading…"}</small>
+        <${Button} icon="close" kind="quiet" label=${`Take ${file.name} away`} onClick=${() => setFiles(files.filter((each) => each !== file))} />
+      </li>`)}
+    </ul>`}
+    <textarea
+      ref=${area}
+      id="composer"
+      rows="1"
+      aria-label="Message"
+      placeholder=${disabled ? "This conversation is archived." : "Message"}
+      disabled=${disabled}
+      value=${text}
+      onInput=${(event) => setText(event.target.value)}
+      onKeyDown=${keys}
+      onPaste=${(event) => event.clipboardData.files.length && (event.preventDefault(), attach([...event.clipboardData.files]))}
+    ></textarea>
+    <div class="composer-bar">
+      <input ref=${picker} type="file" multiple hidden onChange=${(event) => (attach([...event.target.files]), (event.target.value = ""))} />
+      <${Button} icon="clip" kind="quiet" label="Attach files" onClick=${() => picker.current.click()} />
+      <${Tools} value=${settings.value} change=${change} />
+      <${Options} value=${settings.value} change=${change} />
+      <label class="model"><span class="out-of-sight">Model</span>
+        <select value=${settings.value.model} onChange=${(event) => change("model", event.target.value)}>
+          ${(models.value ?? []).map((each) => html`<option value=${each.id} selected=${each.id === settings.value.model}>${each.id}</option>`)}
+        </select></label>
+      <span class="grow"></span>
+      ${working
+        ? html`<button type="button" class="button round" aria-label="Stop" title="Stop" disabled=${!canStop} onClick=${stop}><${Icon} name="stop" /></button>`
+        : html`<button type="submit" class="button round primary" aria-label="Send" title="Send (Enter)" disabled=${!ready}><${Icon} name="send" /></button>`}
+    </div>
+  </form>`;
+}
+
+const labelOf = (tool) => (tool.type === "mcp" ? (tool.server_label === "builtin" ? "Built-in tools" : tool.server_label) : NAMES[tool.type] ?? tool.type);
+const same = (one, other) => one.type === other.type && one.server_url === other.server_url;
+
+function Tools({ value, change }) {
+  const owner = useWatched(key);
+  const offered = useLoaded(async () => (await get("v1/tools")).data, [owner]);
+  const chosen = value.tools ?? [];
+  const searches = chosen.some((tool) => tool.type === "file_search");
+  const stores = useLoaded(async () => (searches ? (await get("v1/vector_stores", { limit: 100 })).data : []), [owner, searches]);
+  const { tools: functions, error } = functionsOf(value.functions);
+  const toggle = (tool) =>
+    change("tools", chosen.some((each) => same(each, tool)) ? chosen.filter((each) => !same(each, tool)) : [...chosen, tool]);
+  const count = chosen.length + functions.length;
+  const flip = (id) => {
+    const now = value.stores ?? [];
+    change("stores", now.includes(id) ? now.filter((each) => each !== id) : [...now, id]);
+  };
+  return html`<${Popover} icon="tool" label="Tools" text=${count ? String(count) : null} up>
+    ${() => html`<h3>Tools</h3>
+      ${(offered.value ?? []).map(
+        ({ tool, available, reason }) => html`<label class="check" title=${reason}>
+          <input type="checkbox" disabled=${!available} checked=${chosen.some((each) => same(each, tool))} onChange=${() => toggle(tool)} />
+          <span>${labelOf(tool)}${!available && html`<small class="faint block">${reason}</small>`}</span>
+        </label>`,
+      )}
+      ${searches &&
+      html`<fieldset><legend>Stores to search</legend>
+        ${(stores.value ?? []).map((store) => html`<label class="check">
+          <input type="checkbox" checked=${(value.stores ?? []).includes(store.id)} onChange=${() => flip(store.id)} /><span>${store.name || store.id}</span>
+        </label>`)}
+        ${stores.value?.length === 0 && html`<small class="faint">There is none yet.</small>`}
+      </fieldset>`}
+      <label class="check"><input type="checkbox" checked=${Boolean(value.ask)} onChange=${(event) => change("ask", event.target.checked)} />
+        <span>Ask me before each call of a server's tool</span></label>
+      <${Field} label="Functions that you answer" hint=${error ?? "JSON: one function, or a list. The answer waits for what you say a call gave."}>
+        <textarea rows="4" class="mono" spellcheck="false" value=${value.functions ?? ""} aria-invalid=${Boolean(error)} onInput=${(event) => change("functions", event.target.value)}
+          placeholder='{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}'></textarea>
+      <//>`}
+  <//>`;
+}
+
+function Options({ value, change }) {
+  const set = [value.instructions, value.effort, value.temperature, value.max_output_tokens].filter(Boolean).length;
+  return html`<${Popover} icon="sliders" label="How to answer" text=${set ? String(set) : null} up>
+    ${() => html`<h3>How to answer</h3>
+      <${Field} label="Instructions">
+        <textarea rows="3" value=${value.instructions ?? ""} onInput=${(event) => change("instructions", event.target.value)}></textarea>
+      <//>
+      <${Field} label="Reasoning">
+        <select onChange=${(event) => change("effort", event.target.value)}>
+          ${["", "none", "minimal", "low", "medium", "high"].map((each) => html`<option value=${each} selected=${(value.effort ?? "") === each}>${each || "as the model has it"}</option>`)}
+        </select>
+      <//>
+      <div class="pair">
+        <${Field} label="Temperature"><input type="number" min="0" max="2" step="0.1" value=${value.temperature ?? ""} onInput=${(event) => change("temperature", event.target.value)} /><//>
+        <${Field} label="Tokens at most"><input type="number" min="16" step="1" value=${value.max_output_tokens ?? ""} onInput=${(event) => change("max_output_tokens", event.target.value)} /><//>
+      </div>`}
+  <//>`;
+}

@@ -1,0 +1,199 @@
+// The frame around all pages: navigation, the state of the connection, the key, shortcuts, notices.
+
+import { html, render, useEffect, useState } from "./vendor/standalone.module.js";
+import { connection, get, key, refused, request, useKey } from "./api.js";
+import { Button, Dialog, Field, Icon } from "./elements.js";
+import { dismiss, go, href, notices, route, useLoaded, useWatched } from "./state.js";
+import { Palette, useShortcuts } from "./palette.js";
+import { Chat } from "./pages/chat.js";
+import { Containers } from "./pages/containers.js";
+import { Conversations } from "./pages/conversations.js";
+import { Engine } from "./pages/engine.js";
+import { Files } from "./pages/files.js";
+import { Keys } from "./pages/keys.js";
+import { Run } from "./pages/run.js";
+import { Runs } from "./pages/runs.js";
+import { Stores } from "./pages/stores.js";
+import { Usage } from "./pages/usage.js";
+import { Waiting } from "./pages/waiting.js";
+
+const WAITING_MS = 5000;
+
+/** Every page: its name in the address, what it is called, its icon, the letter behind `g`, what shows it. */
+export const PAGES = [
+  { name: "chat", title: "Chat", icon: "chat", letter: "c", group: "Talk", view: Chat },
+  { name: "waiting", title: "Waiting", icon: "waiting", letter: "w", group: "Talk", view: Waiting },
+  { name: "conversations", title: "Conversations", icon: "tree", letter: "t", group: "Talk", view: Conversations },
+  { name: "runs", title: "Runs", icon: "runs", letter: "r", group: "Talk", view: ({ id }) => (id ? html`<${Run} key=${id} id=${id} />` : html`<${Runs} />`) },
+  { name: "files", title: "Files", icon: "file", letter: "f", group: "Data", view: Files },
+  { name: "stores", title: "Vector stores", icon: "store", letter: "v", group: "Data", view: Stores },
+  { name: "containers", title: "Containers", icon: "box", letter: "b", group: "Data", view: Containers },
+  { name: "usage", title: "Usage", icon: "usage", letter: "u", group: "Server", view: Usage },
+  { name: "keys", title: "Keys", icon: "key", letter: "k", group: "Server", view: Keys },
+  { name: "engine", title: "Engine", icon: "engine", letter: "e", group: "Server", view: Engine },
+];
+
+function App() {
+  const at = useWatched(route);
+  const state = useWatched(connection);
+  const denied = useWatched(refused);
+  const [menu, setMenu] = useState(false);
+  const [dialog, open] = useState(null);
+  const page = PAGES.find((each) => each.name === at.page) ?? PAGES[0];
+  const commands = commandsOf({ open });
+  useShortcuts({
+    palette: () => open("palette"),
+    help: () => open("help"),
+    pages: PAGES,
+  });
+  useEffect(() => {
+    setMenu(false);
+    document.title = `${page.title} · Antiphon`;
+  }, [at]);
+  useEffect(() => {
+    if (denied) open("key");
+  }, [denied]);
+  const close = () => open(null);
+  return html`<div class=${`shell ${menu ? "menu-open" : ""}`}>
+    <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.querySelector("main").focus())}>To the content</a>
+    <header class="top">
+      <${Button} icon="menu" kind="quiet" label="Menu" aria-expanded=${menu} onClick=${() => setMenu(!menu)} />
+      <strong>${page.title}</strong>
+      <${Connection} state=${state} />
+    </header>
+    <${Navigation} current=${page.name} state=${state} open=${open} />
+    ${menu && html`<div class="shade" onClick=${() => setMenu(false)}></div>`}
+    <main tabindex="-1" id="main">
+      ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. Trying again."}</div>`}
+      <${page.view} key=${page.name} id=${at.id} query=${at.query} />
+    </main>
+    <${Notices} />
+    ${dialog === "key" && html`<${KeyDialog} close=${close} why=${denied} />`}
+    ${dialog === "help" && html`<${Help} close=${close} />`}
+    ${dialog === "palette" && html`<${Palette} close=${close} commands=${commands} />`}
+  </div>`;
+}
+
+const commandsOf = ({ open }) => [
+  { title: "New chat", icon: "plus", run: () => go("chat") },
+  ...PAGES.map((page) => ({ title: `Go to ${page.title}`, icon: page.icon, hint: `g ${page.letter}`, run: () => go(page.name) })),
+  { title: "Use a key", icon: "key", run: () => setTimeout(() => open("key")) },
+  { title: "Light, dark or as the system", icon: "sun", run: () => nextTheme() },
+  { title: "Shortcuts", icon: "thought", hint: "?", run: () => setTimeout(() => open("help")) },
+];
+
+function Navigation({ current, state, open }) {
+  const owner = useWatched(key);
+  const version = useLoaded(() => get("version"), []);
+  const count = async () => (await get("v1/responses", { status: "waiting", limit: 100 })).data.length;
+  const waiting = useLoaded(count, [owner], WAITING_MS);
+  return html`<nav class="nav" aria-label="Pages">
+    <a class="brand" href="#/chat"><img src="console/icon.svg" alt="" width="22" height="22" /><span>Antiphon</span></a>
+    <button type="button" class="find" onClick=${() => open("palette")}><${Icon} name="search" /><span>Find</span><kbd>⌘K</kbd></button>
+    ${["Talk", "Data", "Server"].map((group) => html`<section aria-labelledby=${`nav-${group}`}>
+      <h2 id=${`nav-${group}`}>${group}</h2>
+      <ul>
+        ${PAGES.filter((page) => page.group === group).map((page) => html`<li>
+          <a href=${href(page.name)} aria-current=${page.name === current ? "page" : undefined}>
+            <${Icon} name=${page.icon} /><span>${page.title}</span>
+            ${page.name === "waiting" && waiting.value > 0 && html`<b class="count" aria-label=${`${waiting.value} waiting`}>${waiting.value}</b>`}
+          </a>
+        </li>`)}
+      </ul>
+    </section>`)}
+    <div class="nav-foot">
+      <${Connection} state=${state} />
+      <div>
+        <${Theme} />
+        <${Button} icon="key" kind="quiet" label=${owner ? "Another key" : "Use a key"} onClick=${() => open("key")} />
+        <${Button} kind="quiet" aria-label="Shortcuts" onClick=${() => open("help")}>?<//>
+      </div>
+      ${version.value && html`<a class="faint version" href="docs" target="_blank" rel="noopener">${version.value.version} · API</a>`}
+    </div>
+  </nav>`;
+}
+
+const WORDS = { online: "Connected", offline: "Reconnecting", starting: "Starting" };
+const Connection = ({ state }) => html`<span class=${`connection ${state}`} role="status"><i aria-hidden="true"></i>${WORDS[state]}</span>`;
+
+// --- the look
+
+const THEMES = ["auto", "light", "dark"];
+const themeOf = () => localStorage.getItem("antiphon.theme") || "auto";
+
+function applyTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+}
+
+function nextTheme() {
+  const next = THEMES[(THEMES.indexOf(themeOf()) + 1) % THEMES.length];
+  localStorage.setItem("antiphon.theme", next);
+  applyTheme(next);
+  return next;
+}
+
+function Theme() {
+  const [theme, set] = useState(themeOf());
+  const icons = { auto: "auto", light: "sun", dark: "moon" };
+  return html`<${Button} icon=${icons[theme]} kind="quiet" label=${`Colours: ${theme === "auto" ? "as the system" : theme}`} onClick=${() => set(nextTheme())} />`;
+}
+
+// --- dialogs
+
+function KeyDialog({ close, why }) {
+  const [value, setValue] = useState("");
+  const [problem, setProblem] = useState(why);
+  const submit = async (event) => {
+    event.preventDefault();
+    try {
+      if (value) await request("GET", "v1/models", { as: value.trim() });
+      useKey(value.trim());
+      close();
+    } catch (error) {
+      // A key that may not list models is a good key all the same.
+      if (error.status !== 403) return setProblem(error.message);
+      useKey(value.trim());
+      close();
+    }
+  };
+  return html`<${Dialog} title="Key" close=${close}>
+    <form onSubmit=${submit}>
+      ${problem && html`<p class="notice bad" role="alert">${problem}</p>`}
+      <${Field} label="API key" hint="Kept in this tab alone, until it is closed. A server on this machine may need none.">
+        <input type="password" autocomplete="off" spellcheck="false" autofocus value=${value} onInput=${(event) => setValue(event.target.value)} />
+      <//>
+      <footer>
+        ${key.get() && html`<${Button} small=${false} onClick=${() => (useKey(""), close())}>Forget the key<//>`}
+        <button type="submit" class="button primary" disabled=${!value.trim()}>Use it</button>
+      </footer>
+    </form>
+  <//>`;
+}
+
+function Help({ close }) {
+  const rows = [
+    ["⌘K or Ctrl K", "Find a page or a command"],
+    ["n", "New chat"],
+    ["/", "Write a message"],
+    ...PAGES.map((page) => [`g ${page.letter}`, page.title]),
+    ["Enter", "Send"],
+    ["Shift Enter", "A new line"],
+    ["Esc", "Close what is open"],
+  ];
+  return html`<${Dialog} title="Shortcuts" close=${close}>
+    <table class="shortcuts"><tbody>${rows.map(([keys, what]) => html`<tr><th scope="row"><kbd>${keys}</kbd></th><td>${what}</td></tr>`)}</tbody></table>
+  <//>`;
+}
+
+function Notices() {
+  const found = useWatched(notices);
+  return html`<div class="notices" role="status" aria-live="polite">
+    ${found.map((notice) => html`<div key=${notice.id} class=${`toast ${notice.kind}`}>
+      <span>${notice.text}</span><${Button} icon="close" kind="quiet" label="Close" onClick=${() => dismiss(notice.id)} />
+    </div>`)}
+  </div>`;
+}
+
+applyTheme(themeOf());
+render(html`<${App} />`, document.getElementById("app"));

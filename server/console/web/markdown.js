@@ -1,0 +1,145 @@
+// Text of models as rich text. Everything goes through DOMPurify, which hands over nodes and never markup; what is
+// left of a link opens elsewhere and tells that page nothing, and images are shown only if they are in the text.
+
+import { html, useLayoutEffect, useRef } from "./vendor/standalone.module.js";
+import { Marked } from "./vendor/marked.esm.js";
+import DOMPurify from "./vendor/purify.es.mjs";
+
+const MOST_MARKDOWN = 64_000; // characters of one stretch without a break: longer ones are shown as they are
+const STRETCH = 2_000; // characters after which a break ends a stretch
+
+const marked = new Marked({ gfm: true, breaks: true, async: false });
+
+const ALLOWED = {
+  RETURN_DOM_FRAGMENT: true,
+  ALLOWED_TAGS: (
+    "a b blockquote br code del em h1 h2 h3 h4 h5 h6 hr i img input kbd li ol p pre s strong sub sup table tbody td " +
+    "th thead tr ul"
+  ).split(" "),
+  ALLOWED_ATTR: ["align", "alt", "checked", "class", "disabled", "href", "src", "start", "title", "type"],
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/(?:png|jpeg|gif|webp);base64,)/i,
+};
+
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.tagName === "A") {
+    node.setAttribute("target", "_blank");
+    node.setAttribute("rel", "noopener noreferrer nofollow");
+  }
+  if (node.tagName === "IMG" && !/^data:image\//i.test(node.getAttribute("src") ?? "")) {
+    const said = document.createElement("span");
+    said.className = "absent-image";
+    said.textContent = `[image: ${node.getAttribute("alt") || node.getAttribute("src") || "without a name"}]`;
+    node.replaceWith(said);
+  }
+  if (node.tagName === "INPUT" && node.getAttribute("type") !== "checkbox") node.remove();
+  if (node.hasAttribute?.("class") && !/^language-[\w+#.-]+$/.test(node.getAttribute("class"))) {
+    node.removeAttribute("class");
+  }
+});
+
+/** Markdown as nodes that are safe to show. */
+export function toNodes(text) {
+  const nodes = DOMPurify.sanitize(marked.parse(text), ALLOWED);
+  for (const pre of nodes.querySelectorAll("pre")) frame(pre);
+  for (const table of nodes.querySelectorAll("table")) {
+    const around = document.createElement("div");
+    around.className = "table-frame";
+    around.tabIndex = 0;
+    around.setAttribute("role", "region");
+    around.setAttribute("aria-label", "Table");
+    table.replaceWith(around);
+    around.append(table);
+  }
+  for (const box of nodes.querySelectorAll("input")) box.setAttribute("aria-label", "Task");
+  return nodes;
+}
+
+/** Put a block of code into a frame that names its language and copies it. */
+function frame(pre) {
+  const language = /language-(\S+)/.exec(pre.querySelector("code")?.className ?? "")?.[1] ?? "";
+  const around = document.createElement("div");
+  around.className = "code-frame";
+  const bar = document.createElement("div");
+  bar.className = "code-bar";
+  const name = document.createElement("span");
+  name.textContent = language || "text";
+  const copy = document.createElement("button");
+  copy.type = "button";
+  copy.className = "button small quiet";
+  copy.textContent = "Copy";
+  copy.dataset.copies = "";
+  bar.append(name, copy);
+  pre.replaceWith(around);
+  pre.tabIndex = 0;
+  pre.setAttribute("role", "region");
+  pre.setAttribute("aria-label", language ? `Code, ${language}` : "Code");
+  around.append(bar, pre);
+}
+
+/** Copy a text; whether it worked. Where the page may not use the clipboard, by a selection. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = document.createElement("textarea");
+    area.value = text;
+    area.className = "out-of-sight";
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.("button[data-copies]");
+  if (!button) return;
+  const done = await copyText(button.closest(".code-frame").querySelector("pre").textContent);
+  button.textContent = done ? "Copied" : "Not copied";
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+});
+
+/** A text cut where blocks end, so that only the last stretch of a growing text is read anew. */
+export function stretches(text) {
+  const found = [];
+  let from = 0;
+  let fence = null;
+  let at = 0;
+  while (at < text.length) {
+    let end = text.indexOf("\n", at);
+    if (end < 0) end = text.length;
+    const line = text.slice(at, Math.min(end, at + 200));
+    const mark = /^ {0,3}(`{3,}|~{3,})/.exec(line)?.[1];
+    if (mark && fence === null) fence = mark;
+    else if (mark && mark[0] === fence[0] && mark.length >= fence.length) fence = null;
+    const next = text.slice(end + 1, end + 8);
+    const goesOn = /^(\s|[-*+>|]|\d+[.)])/.test(next); // a list, a quote or a table may go on behind a blank line
+    if (fence === null && line.trim() === "" && end - from > STRETCH && next && !goesOn) {
+      found.push(text.slice(from, end));
+      from = end + 1;
+    }
+    at = end + 1;
+  }
+  found.push(text.slice(from));
+  return found;
+}
+
+function Stretch({ text }) {
+  const ref = useRef();
+  const plain = text.length > MOST_MARKDOWN;
+  useLayoutEffect(() => {
+    if (plain) ref.current.textContent = text;
+    else ref.current.replaceChildren(toNodes(text));
+  }, [text]);
+  return html`<div ref=${ref} class=${plain ? "stretch plain" : "stretch"}></div>`;
+}
+
+/** A text of a model. */
+export function Markdown({ text }) {
+  return html`<div class="prose">
+    ${stretches(text).map((each, index) => html`<${Stretch} key=${index} text=${each} />`)}
+  </div>`;
+}
+

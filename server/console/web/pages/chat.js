@@ -1,0 +1,408 @@
+// Chat: conversations, the turns of one of them, and what is said next.
+
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
+import { get, key, post, remove } from "../api.js";
+import { Ago, Button, Copy, Failure, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
+import { isOutput, textOf } from "../fold.js";
+import { Item, outputsOf } from "../items.js";
+import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
+import { answer, begin, forget, hasEnded, resume, stop, turnOf, watchTurns } from "../turns.js";
+import { Composer, useSettings } from "../composer.js";
+
+const PAGE = 100; // items that are shown at first, and more by the button
+const WATCH_MS = 3000; // between two looks for what other tabs and clients did
+
+export function Chat({ id }) {
+  const [listed, list] = useState(false);
+  useEffect(() => list(false), [id]);
+  return html`<div class=${`chat ${listed ? "listed" : ""}`}>
+    <${Conversations} id=${id} />
+    <${Thread} key=${id ?? "new"} id=${id} list=${() => list(!listed)} />
+  </div>`;
+}
+
+// --- the conversations at the side
+
+function Conversations({ id }) {
+  const owner = useWatched(key);
+  const [search, setSearch] = useState("");
+  const load = async () => (await get("v1/conversations", { limit: 100, status: "active" })).data;
+  const loaded = useLoaded(load, [owner, id], 8000);
+  const wanted = (each) => (each.title ?? each.id).toLowerCase().includes(search.toLowerCase());
+  const busy = useRedraw();
+  useEffect(() => watchTurns(busy), []);
+  return html`<nav class="side" aria-label="Conversations">
+    <div class="side-head">
+      <a class="button primary" href="#/chat"><${Icon} name="plus" /><span>New chat</span></a>
+      <input type="search" value=${search} onInput=${(event) => setSearch(event.target.value)} placeholder="Search" aria-label="Search conversations" />
+    </div>
+    <${Loaded} of=${loaded}>
+      ${(found) => html`<ul class="side-list">
+        ${found
+          .filter(wanted)
+          .sort((one, other) => other.updated_at - one.updated_at)
+          .map((each) => {
+            const turn = turnOf(each.id);
+            return html`<li key=${each.id}>
+              <a href=${href("chat", each.id)} aria-current=${each.id === id ? "page" : undefined}>
+                <span class="clip">${each.forked_from && html`<${Icon} name="fork" />`}${each.title || "Untitled"}</span>
+                ${turn && !turn.ended ? html`<i class="pulse" aria-label="being answered"></i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
+              </a>
+            </li>`;
+          })}
+        ${!found.length && html`<li class="faint side-empty">No conversations yet.</li>`}
+      </ul>`}
+    <//>
+  </nav>`;
+}
+
+// --- one conversation
+
+/** All that a thread shows of a conversation which is stored. */
+async function history(id, most) {
+  const [conversation, items, responses] = await Promise.all([
+    get(`v1/conversations/${id}`),
+    get(`v1/conversations/${id}/items`, { limit: Math.min(most, 100), order: "desc" }),
+    get("v1/responses", { conversation: id, limit: 20 }).catch(() => ({ data: [] })),
+  ]);
+  const found = [...items.data];
+  let more = items.has_more;
+  while (more && found.length < most) {
+    const next = await get(`v1/conversations/${id}/items`, { limit: 100, after: found[found.length - 1].id });
+    found.push(...next.data);
+    more = next.has_more;
+  }
+  const newest = responses.data[0];
+  let left = null; // the latest turn, where it ended without becoming part of the conversation
+  if (newest && (newest.status === "failed" || newest.status === "cancelled")) {
+    const input = await get(`v1/responses/${newest.id}/input_items`, { order: "asc", limit: 100 }).catch(() => ({ data: [] }));
+    left = { response: newest, input: input.data };
+  }
+  return { conversation, items: found.reverse(), more, responses: responses.data, newest, left };
+}
+
+function Thread({ id, list }) {
+  const owner = useWatched(key);
+  const redraw = useRedraw();
+  const [settings, keep] = useSettings();
+  const [most, setMost] = useState(PAGE);
+  const [editing, edit] = useState(null);
+  const [error, setError] = useState(null);
+  const [draft, setDraft] = useState(null);
+  const loaded = useLoaded(() => (id ? history(id, most) : null), [id, owner, most]);
+  const found = loaded.value;
+  const turn = id ? turnOf(id) : null;
+
+  useEffect(() => watchTurns((each) => each.conversation === id && redraw()), [id]);
+
+  // What is being made, be it after a reload or by another client, is read from its beginning on.
+  useEffect(() => {
+    const newest = found?.newest;
+    if (newest && !hasEnded(newest)) resume(id, newest);
+  }, [found]);
+  useEffect(() => {
+    if (!id || !found) return undefined;
+    const look = async () => {
+      if (document.visibilityState !== "visible" || turnOf(id)) return;
+      const now = await get(`v1/conversations/${id}`).catch(() => null);
+      const [running] = (await get("v1/responses", { conversation: id, status: "in_progress", limit: 1 }).catch(() => ({ data: [] }))).data;
+      if (turnOf(id)) return;
+      if (running) resume(id, running);
+      else if (now && now.updated_at > found.conversation.updated_at) loaded.reload();
+    };
+    const timer = setInterval(look, WATCH_MS);
+    return () => clearInterval(timer);
+  }, [id, found]);
+
+  // A turn that has ended is shown as it was until the stored conversation has it.
+  const ended = turn?.ended && turn;
+  useEffect(() => {
+    if (!ended || ended.error) return;
+    loaded.reload().then(() => {
+      forget(ended);
+      redraw();
+    });
+  }, [ended]);
+
+  const send = async (content) => {
+    setError(null);
+    const input = [{ type: "message", role: "user", content }];
+    try {
+      let where = id;
+      if (!where) where = (await post("v1/conversations", { title: titleOf(content) })).id;
+      begin(where, settings.body(), input);
+      if (!id) go("chat", where);
+    } catch (problem) {
+      setError(problem);
+      throw problem;
+    }
+  };
+
+  /** Go on from before an item in a conversation of its own, with other words or the same ones again. */
+  const branch = async (item, content) => {
+    const items = found.items;
+    const at = items.findIndex((each) => each.id === item.id);
+    const before = content ? items[at - 1] : items[at];
+    const made = before
+      ? await post(`v1/conversations/${id}/fork`, { after: before.id })
+      : await post("v1/conversations", { title: titleOf(content) });
+    begin(made.id, settings.body(), content ? [{ type: "message", role: "user", content }] : []);
+    go("chat", made.id);
+  };
+
+  const again = async (input) => {
+    if (turn) forget(turn);
+    begin(id, settings.body(), input.map(({ id: _, status: __, ...item }) => item));
+    redraw();
+  };
+
+  const working = turn && !turn.ended;
+  const title = found?.conversation.title || (id ? "Untitled" : "New chat");
+  return html`<section class="thread" aria-labelledby="title">
+    <header class="thread-head">
+      <${Button} icon="menu" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${list} />
+      <h1 id="title" tabindex="-1" class="clip">${title}</h1>
+      ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}><${Icon} name="fork" />forked</a>`}
+      <div class="actions">
+        ${turn?.connection === "reconnecting" && html`<${State} name="reconnecting" />`}
+        ${id && html`<${ThreadMenu} conversation=${found?.conversation} reload=${loaded.reload} />`}
+      </div>
+    </header>
+    <${Scroller} key=${id} watch=${[found, turn?.state, turn?.state.items.length]} working=${working}>
+      ${!id && html`<${Welcome} pick=${setDraft} />`}
+      ${id && html`<${Loaded} of=${loaded}>${() => null}<//>`}
+      ${found?.more && html`<div class="centre"><${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
+      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} />`}
+      ${found?.left && !turn && html`<${Left} left=${found.left} again=${again} />`}
+      ${turn && html`<${Live} turn=${turn} redraw=${redraw} again=${again} />`}
+      ${error && html`<${Failure} error=${error} />`}
+    <//>
+    <${Composer}
+      send=${send}
+      draft=${draft}
+      working=${working}
+      stop=${() => attempt(() => stop(turn))}
+      canStop=${Boolean(turn?.id)}
+      disabled=${found?.conversation.status === "archived"}
+      settings=${settings}
+      keep=${keep}
+    />
+  </section>`;
+}
+
+const titleOf = (content) => {
+  const text = content?.find((part) => part.type === "input_text")?.text ?? content?.find((part) => part.filename)?.filename ?? "Chat";
+  return text.replace(/\s+/g, " ").trim().slice(0, 80) || "Chat";
+};
+
+function Welcome({ pick }) {
+  const ideas = ["Count from 1 to 40.", "What is 12 times 34?", "My name is Anna. Say hello to me.", "Write a table with two rows."];
+  return html`<div class="welcome">
+    <h2>What shall we talk about?</h2>
+    <p class="faint">The server keeps what is said. Close this tab, end the server, come back: the answer goes on.</p>
+    <div class="ideas">${ideas.map((idea) => html`<button type="button" class="idea" onClick=${() => pick({ text: idea })}>${idea}</button>`)}</div>
+  </div>`;
+}
+
+function ThreadMenu({ conversation, reload }) {
+  if (!conversation) return null;
+  const rename = async (event, close) => {
+    event.preventDefault();
+    const title = new FormData(event.target).get("title").trim();
+    close();
+    if (await attempt(() => post(`v1/conversations/${conversation.id}`, { title: title || null }))) reload();
+  };
+  const fork = () => attempt(async () => go("chat", (await post(`v1/conversations/${conversation.id}/fork`, {})).id), "Forked");
+  const archive = async () => {
+    const status = conversation.status === "archived" ? "active" : "archived";
+    if (await attempt(() => post(`v1/conversations/${conversation.id}`, { status }))) reload();
+  };
+  const erase = () => attempt(() => remove(`v1/conversations/${conversation.id}`), "Deleted").then((done) => done && go("chat"));
+  return html`<${Popover} icon="edit" label="Rename" align="right">
+      ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>
+        <label class="field"><span>Title</span><input name="title" maxlength="512" value=${conversation.title ?? ""} /></label>
+        <div class="ask-foot"><button type="submit" class="button small primary">Rename</button></div>
+      </form>`}
+    <//>
+    <${Button} icon="fork" kind="quiet" label="Fork" onClick=${fork} />
+    <${Button} icon="archive" kind="quiet" label=${conversation.status === "archived" ? "Take out of the archive" : "Archive"} onClick=${archive} />
+    <${Sure} icon="trash" label="Delete conversation" question="The conversation and its items are deleted. Forks of it stay." onYes=${erase} />`;
+}
+
+// --- turns
+
+/** Items in groups: what one side said before the other did. */
+function groups(items) {
+  const found = [];
+  for (const item of items) {
+    const role = item.type === "message" ? (item.role === "assistant" ? "assistant" : item.role) : "assistant";
+    const last = found[found.length - 1];
+    if (last && last.role === role && role === "assistant") last.items.push(item);
+    else found.push({ role, items: [item] });
+  }
+  return found;
+}
+
+function Turns({ found, editing, edit, branch, id, working }) {
+  const outputs = useMemo(() => outputsOf(found.items), [found]);
+  const made = useMemo(() => {
+    const byItem = new Map();
+    for (const response of found.responses) for (const item of response.output) byItem.set(item.id, response);
+    return byItem;
+  }, [found]);
+  const all_ = groups(found.items.filter((item) => !isOutput(item) || item.type === "mcp_approval_response"));
+  const lastUser = [...found.items].reverse().find((item) => item.type === "message" && item.role === "user");
+  return all_.map((group, index) => {
+    const [first] = group.items;
+    if (group.role !== "assistant") {
+      return html`<${Said}
+        key=${first.id}
+        item=${first}
+        editing=${editing === first.id}
+        edit=${edit}
+        branch=${branch}
+        disabled=${working}
+      />`;
+    }
+    const response = group.items.map((item) => made.get(item.id)).find(Boolean);
+    const last = index === all_.length - 1;
+    return html`<article key=${first.id} class="turn assistant" aria-label="Answer">
+      ${group.items.map((item) => html`<${Item} key=${item.id} item=${item} outputs=${outputs} tools=${response?.tools} />`)}
+      <footer class="turn-foot">
+        <${Copy} text=${() => group.items.filter((item) => item.type === "message").map(textOf).join("\n\n")} label="Copy answer" />
+        ${last && lastUser && html`<${Button} icon="again" kind="quiet" label="Answer anew in a fork" disabled=${working} onClick=${() => branch(lastUser, null)} />`}
+        <${Button} icon="fork" kind="quiet" label="Fork behind this answer" onClick=${() => forkAt(id, group.items[group.items.length - 1])} />
+        <${Meta} response=${response} />
+      </footer>
+    </article>`;
+  });
+}
+
+const forkAt = (id, item) =>
+  attempt(async () => go("chat", (await post(`v1/conversations/${id}/fork`, { after: item.id })).id), "Forked: what you say now is said there alone");
+
+function Meta({ response }) {
+  if (!response) return null;
+  const { usage } = response;
+  const lasted = response.completed_at && response.completed_at - response.created_at;
+  return html`<a class="meta faint" href=${href("runs", response.id)} title="Open this run">
+    <span>${response.model}</span>
+    ${usage && html`<span>${number(usage.output_tokens)} tokens</span>`}
+    ${lasted > 0 && html`<span>${seconds(lasted)}</span>`}
+    ${response.status !== "completed" && html`<${State} name=${response.status} />`}
+  </a>`;
+}
+
+function Said({ item, editing, edit, branch, disabled }) {
+  const [text, setText] = useState("");
+  const words = textOf(item);
+  const begin_ = () => {
+    setText(words);
+    edit(item.id);
+  };
+  const save = (event) => {
+    event.preventDefault();
+    const rest = typeof item.content === "string" ? [] : item.content.filter((part) => part.type !== "input_text").map(again);
+    edit(null);
+    branch(item, [...rest, { type: "input_text", text }]);
+  };
+  const keys = (event) => {
+    if (event.key === "Escape") edit(null);
+    if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) save(event);
+  };
+  if (editing) {
+    return html`<form class="turn user editing" onSubmit=${save}>
+      <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
+        <textarea rows="4" ref=${(area) => area && !area.dataset.seen && ((area.dataset.seen = "1"), area.focus())} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}></textarea></label>
+      <div class="ask-foot">
+        <${Button} onClick=${() => edit(null)}>Cancel<//>
+        <button type="submit" class="button small primary" disabled=${!text.trim()}>Send in a fork</button>
+      </div>
+    </form>`;
+  }
+  return html`<article class=${`turn ${item.role}`} aria-label=${item.role === "user" ? "You" : item.role}>
+    ${item.role !== "user" && html`<small class="faint">${item.role}</small>`}
+    <div class="bubble"><${Item} item=${item} /></div>
+    <footer class="turn-foot">
+      <${Copy} text=${words} label="Copy message" />
+      ${item.role === "user" && edit && html`<${Button} icon="edit" kind="quiet" label="Edit and fork" disabled=${disabled} onClick=${begin_} />`}
+    </footer>
+  </article>`;
+}
+
+/** A part of a message as it is sent again: by the file's id alone where it has one. */
+const again = (part) => (part.file_id ? { type: part.type, file_id: part.file_id } : part);
+
+/** A turn that is being made, or that has just ended. */
+function Live({ turn, redraw, again: retry }) {
+  const { state } = turn;
+  const { pending } = turn;
+  const outputs = outputsOf(state.items);
+  const send = async (outputs_) => {
+    await attempt(() => answer(turn.id, outputs_));
+    redraw();
+  };
+  const shown = state.items.filter((item) => item && !isOutput(item));
+  const quiet = !turn.ended && !pending.size && !shown.some((item) => item.type === "message" && textOf(item));
+  return html`${turn.input.map((item, index) => item.type === "message" && html`<${Said} key=${`in${index}`} item=${item} />`)}
+    <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
+      ${state.items.map((item, index) => item && html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
+      ${quiet && html`<div class="dots" role="status"><i></i><i></i><i></i><span class="out-of-sight">${state.status === "queued" ? "Queued" : "Being answered"}</span></div>`}
+      ${turn.connection === "reconnecting" && html`<div class="notice ask" role="status">The server is away. Reconnecting; the answer goes on where it stopped.</div>`}
+      ${turn.error && html`<${Failure} error=${turn.error} /><${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
+      <${Outcome} response=${turn.ended ? state.response : null} />
+    </article>`;
+}
+
+function Outcome({ response }) {
+  if (response?.status === "failed") return html`<div class="notice bad" role="alert">${response.error?.message ?? "The response failed."}</div>`;
+  if (response?.status === "cancelled") return html`<div class="notice">Stopped. This turn is not part of the conversation.</div>`;
+  if (response?.status === "incomplete") return html`<div class="notice ask">Ended early: ${response.incomplete_details?.reason?.replaceAll("_", " ")}.</div>`;
+  return null;
+}
+
+/** A turn that failed or was stopped: it is not part of the conversation. */
+function Left({ left, again: retry }) {
+  const { response, input } = left;
+  const outputs = outputsOf(response.output);
+  return html`${input.map((item) => item.type === "message" && html`<${Said} key=${item.id} item=${item} />`)}
+    <article class="turn assistant left" aria-label="Answer that ended early">
+      ${response.output.map((item) => html`<${Item} key=${item.id} item=${item} outputs=${outputs} />`)}
+      <${Outcome} response=${response} />
+      <footer class="turn-foot shown">
+        <${Button} icon="again" onClick=${() => retry(input)}>Try again<//>
+        <${Meta} response=${response} />
+      </footer>
+    </article>`;
+}
+
+// --- scrolling
+
+/** Keeps the end in sight while somebody is there. */
+function Scroller({ children, watch, working }) {
+  const ref = useRef();
+  const inner = useRef();
+  const stuck = useRef(true);
+  const [away, setAway] = useState(false);
+  const toEnd = () => {
+    ref.current.scrollTop = ref.current.scrollHeight;
+  };
+  useLayoutEffect(() => {
+    const observer = new ResizeObserver(() => stuck.current && toEnd());
+    observer.observe(inner.current);
+    return () => observer.disconnect();
+  }, []);
+  useLayoutEffect(() => {
+    if (stuck.current) toEnd();
+  }, watch);
+  const scrolled = () => {
+    const box = ref.current;
+    stuck.current = box.scrollHeight - box.scrollTop - box.clientHeight < 60;
+    setAway(!stuck.current);
+  };
+  return html`<div class="scroller" ref=${ref} onScroll=${scrolled} tabindex="0" role="log" aria-label="Messages" aria-live=${working ? "off" : "polite"}>
+    <div class="column" ref=${inner}>${children}</div>
+    ${away && html`<${Button} icon="down" class="button small to-end" label="To the end" onClick=${() => { stuck.current = true; toEnd(); }} />`}
+  </div>`;
+}
+

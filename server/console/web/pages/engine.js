@@ -1,0 +1,134 @@
+// Engine: what the model does now, from the figures that the server shows to monitors.
+
+import { html, useEffect, useState } from "../vendor/standalone.module.js";
+import { key, request } from "../api.js";
+import { Line } from "../chart.js";
+import { Failure, Page, number, short, size } from "../elements.js";
+import { useWatched } from "../state.js";
+
+const EVERY_MS = 2000;
+const KEPT = 90; // readings, three minutes of them
+
+/** Figures in the text format of Prometheus: name -> [{labels, value}]. */
+export function readMetrics(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const match = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/.exec(line);
+    if (!match || match[1].endsWith("_bucket")) continue;
+    const labels = Object.fromEntries([...(match[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map((each) => [each[1], each[2]]));
+    if (!found.has(match[1])) found.set(match[1], []);
+    found.get(match[1]).push({ labels, value: Number(match[3]) });
+  }
+  return found;
+}
+
+/** The sum of a figure, of one model alone where one is named. */
+const sum = (reading, name, want = {}) =>
+  (reading.figures.get(name) ?? [])
+    .filter(({ labels }) => Object.entries(want).every(([label, value]) => labels[label] === undefined || labels[label] === value))
+    .reduce((total, { value }) => total + value, 0);
+
+/** How fast a counter rises, by the second, from reading to reading. */
+const rates = (readings, name, want) =>
+  readings.slice(1).map((now, index) => {
+    const before = readings[index];
+    return Math.max(0, (sum(now, name, want) - sum(before, name, want)) / Math.max((now.at - before.at) / 1000, 0.001));
+  });
+const values = (readings, name, want) => readings.map((reading) => sum(reading, name, want));
+
+export function Engine() {
+  const owner = useWatched(key);
+  const [readings, set] = useState([]);
+  const [error, setError] = useState(null);
+  const [model, setModel] = useState("");
+  useEffect(() => {
+    let gone = false;
+    const read = async () => {
+      if (document.visibilityState !== "visible") return;
+      try {
+        const figures = readMetrics(await (await request("GET", "metrics")).text());
+        if (gone) return;
+        setError(null);
+        set((before) => [...before, { at: performance.now(), figures }].slice(-KEPT));
+      } catch (problem) {
+        if (!gone) setError(problem);
+      }
+    };
+    set([]);
+    read();
+    const timer = setInterval(read, EVERY_MS);
+    return () => {
+      gone = true;
+      clearInterval(timer);
+    };
+  }, [owner]);
+  const last = readings[readings.length - 1];
+  const models = [...new Set((last?.figures.get("antiphon_engine_running") ?? []).map((each) => each.labels.model))];
+  const want = model ? { model } : {};
+  return html`<${Page} title="Engine" wide note="The last three minutes, read every two seconds."
+    actions=${models.length > 1 && html`<label><span class="out-of-sight">Model</span><select onChange=${(event) => setModel(event.target.value)}><option value="">All models</option>${models.map((each) => html`<option value=${each} selected=${each === model}>${each}</option>`)}</select></label>`}>
+    ${error && html`<${Failure} error=${error} />`}
+    ${!last && !error && html`<div class="loading" role="status"><i></i><i></i><i></i><span class="out-of-sight">Loading</span></div>`}
+    ${last && html`<${Charts} readings=${readings} last=${last} want=${want} models=${models} />`}
+  <//>`;
+}
+
+function Charts({ readings, last, want, models }) {
+  const now = (name, more) => sum(last, name, { ...want, ...more });
+  const blocks = now("antiphon_engine_kv_blocks");
+  const charts = [
+    ["Output", rates(readings, "antiphon_engine_output_tokens_total", want), "tokens/s", short],
+    ["Prompts", rates(readings, "antiphon_engine_prompt_tokens_total", want), "tokens/s", short],
+    ["Running", values(readings, "antiphon_engine_running", want), "requests", number],
+    ["Waiting for a place", values(readings, "antiphon_engine_waiting", want), "requests", number],
+    ["Steps", rates(readings, "antiphon_engine_steps_total", want), "per second", short],
+    ["Streams read", values(readings, "antiphon_sse_readers"), "readers", number],
+  ];
+  const computed = now("antiphon_engine_prompt_tokens_total");
+  const hits = (tier) => now("antiphon_kv_hit_tokens_total", { tier });
+  const tiers = [
+    { name: "memory", value: hits("pool") },
+    { name: "disk", value: hits("disk") },
+    { name: "computed", value: Math.max(0, computed - hits("pool") - hits("disk")) },
+  ];
+  const whole = tiers.reduce((total, tier) => total + tier.value, 0);
+  const states = ["queued", "running", "waiting"].map((name) => [name, now(`antiphon_runs_${name}`)]);
+  return html`
+    <div class="stats">
+      ${states.map(([name, value]) => html`<a class="stat" href=${`#/runs?status=${name === "running" ? "in_progress" : name}`}><span>Runs ${name}</span><strong>${number(value)}</strong></a>`)}
+      <div class="stat"><span>Memory of the process</span><strong>${size(now("process_resident_memory_bytes"))}</strong></div>
+      <div class="stat"><span>Connections</span><strong>${number(now("antiphon_http_connections"))}</strong></div>
+      <div class="stat"><span>${models.length === 1 ? "Model" : "Models"}</span><strong class="small-text clip">${models.join(", ") || "none"}</strong></div>
+    </div>
+    <div class="panels small">
+      ${charts.map(([title, found, unit, show]) => html`<section class="panel-card chart"><header><h2>${title}</h2><p><strong>${show(found[found.length - 1] ?? 0)}</strong> <span class="faint">${unit}</span></p></header>
+        <${Line} values=${found} label=${`${title}: ${show(found[found.length - 1] ?? 0)} ${unit}`} /></section>`)}
+    </div>
+    <div class="panels">
+      <section class="panel-card"><h2>KV cache in memory</h2>
+        ${blocks > 0
+          ? html`<${Shares} label="Blocks of the KV cache" parts=${[
+              { name: "in use", value: now("antiphon_engine_kv_blocks_used") },
+              { name: "kept for prefixes", value: now("antiphon_engine_kv_blocks_cached") },
+              { name: "free", value: Math.max(0, blocks - now("antiphon_engine_kv_blocks_used") - now("antiphon_engine_kv_blocks_cached")) },
+            ]} />
+            <p class="faint">${number(blocks)} blocks, ${size(now("antiphon_engine_kv_bytes"))}</p>`
+          : html`<p class="faint">This engine has none.</p>`}</section>
+      <section class="panel-card"><h2>Where prompts came from</h2>
+        ${whole > 0 ? html`<${Shares} label="Tokens of prompts by tier" parts=${tiers} /><p class="faint">${number(whole)} tokens of prompts since the start</p>` : html`<p class="faint">No prompt has been read yet.</p>`}</section>
+      <section class="panel-card"><h2>KV on disk</h2>
+        ${last.figures.has("antiphon_kv_disk_bytes")
+          ? html`<meter min="0" max=${now("antiphon_kv_disk_bytes_limit") || 1} value=${now("antiphon_kv_disk_bytes")} aria-label="Bytes on disk"></meter>
+              <p class="faint">${size(now("antiphon_kv_disk_bytes"))} of ${size(now("antiphon_kv_disk_bytes_limit"))}, ${number(now("antiphon_kv_disk_blocks"))} blocks in ${number(now("antiphon_kv_disk_files"))} files</p>`
+          : html`<p class="faint">Nothing is kept on disk.</p>`}</section>
+    </div>`;
+}
+
+function Shares({ parts, label }) {
+  const whole = parts.reduce((total, part) => total + part.value, 0) || 1;
+  const said = parts.map((part) => `${part.name} ${Math.round((part.value / whole) * 100)} %`).join(", ");
+  return html`<div class="shares" role="img" aria-label=${`${label}: ${said}`}>
+      ${parts.map((part, index) => part.value > 0 && html`<i class=${`c${index}`} style=${{ width: `${(part.value / whole) * 100}%` }}></i>`)}
+    </div>
+    <ul class="legend">${parts.map((part, index) => html`<li><i class=${`c${index}`} aria-hidden="true"></i>${part.name} <span class="faint">${short(part.value)}</span></li>`)}</ul>`;
+}

@@ -1,0 +1,58 @@
+// Files: what was uploaded, to be attached to messages, searched, or worked on.
+
+import { html, useRef, useState } from "../vendor/standalone.module.js";
+import { download, get, key, remove, upload } from "../api.js";
+import { Ago, Button, Empty, Id, Loaded, Page, Sure, size } from "../elements.js";
+import { attempt, useLoaded, useWatched } from "../state.js";
+
+const PAGE = 200;
+
+export function Files() {
+  const owner = useWatched(key);
+  const [over, setOver] = useState(false);
+  const [busy, setBusy] = useState(0);
+  const [most, setMost] = useState(PAGE);
+  const picker = useRef();
+  const loaded = useLoaded(() => get("v1/files", { limit: most, order: "desc" }), [owner, most]);
+  const bring = async (files) => {
+    setBusy(files.length);
+    for (const [index, file] of files.entries()) {
+      await attempt(() => upload(file), `${file.name} is uploaded`);
+      setBusy(files.length - index - 1);
+    }
+    loaded.reload();
+  };
+  const erase = async (file) => {
+    if (await attempt(() => remove(`v1/files/${file.id}`), `${file.filename} is deleted`)) loaded.reload();
+  };
+  return html`<div
+    class=${`drop ${over ? "over" : ""}`}
+    onDragOver=${(event) => (event.preventDefault(), setOver(true))}
+    onDragLeave=${() => setOver(false)}
+    onDrop=${(event) => (event.preventDefault(), setOver(false), bring([...event.dataTransfer.files]))}
+  >
+    <${Page} title="Files" note="Drop files anywhere on this page." wide
+      actions=${html`<input ref=${picker} type="file" multiple hidden onChange=${(event) => bring([...event.target.files])} />
+        <${Button} icon="plus" kind="primary" disabled=${busy > 0} onClick=${() => picker.current.click()}>${busy ? `Uploading ${busy}…` : "Upload"}<//>`}>
+      <${Loaded} of=${loaded}>
+        ${({ data, has_more: more }) => (data.length
+          ? html`<div class="table-frame"><table class="list">
+                <thead><tr><th scope="col">Name</th><th scope="col">Id</th><th scope="col">Purpose</th><th scope="col" class="figure">Size</th><th scope="col" class="figure">Uploaded</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+                <tbody>${data.map((file) => html`<tr key=${file.id}>
+                  <td class="main"><span class="clip">${file.filename}</span></td>
+                  <td><${Id} value=${file.id} /></td>
+                  <td class="faint">${file.purpose}</td>
+                  <td class="figure">${size(file.bytes)}</td>
+                  <td class="figure faint"><${Ago} at=${file.created_at} /></td>
+                  <td class="row-actions">
+                    <${Button} icon="save" kind="quiet" label=${`Download ${file.filename}`} onClick=${() => attempt(() => download(`v1/files/${file.id}/content`, file.filename))} />
+                    <${Sure} icon="trash" label=${`Delete ${file.filename}`} question="The file is deleted, also from the stores that have it." onYes=${() => erase(file)} />
+                  </td>
+                </tr>`)}</tbody>
+              </table></div>
+              ${more && html`<div class="centre"><${Button} kind="quiet" onClick=${() => setMost(most + PAGE)}>Show more<//></div>`}`
+          : html`<${Empty} icon="file" title="No files yet">Attach one to a message, or upload it here.<//>`)}
+      <//>
+    <//>
+  </div>`;
+}

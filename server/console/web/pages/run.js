@@ -1,0 +1,255 @@
+// One run: its timeline as it is written, its items, what it used, and what can be done to it.
+
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
+import { get, key, post, remove } from "../api.js";
+import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, number, seconds, size } from "../elements.js";
+import { empty, take } from "../fold.js";
+import { Item, outputsOf } from "../items.js";
+import { follow } from "../stream.js";
+import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
+import { answer, hasEnded, pendingOf } from "../turns.js";
+
+const ROW = 28; // pixels of a row of the timeline, as in the stylesheet
+const TABS = ["timeline", "items", "input", "usage", "raw"];
+
+/** The events of a run from behind `after` on, and what they come to. */
+function useEvents(id, after, turn, whole) {
+  const redraw = useRedraw();
+  const [found, set] = useState(() => ({ rows: [], state: empty(), connection: "live", error: null, done: false }));
+  useEffect(() => {
+    const abort = new AbortController();
+    const now = { rows: [], state: empty(), connection: "live", error: null, done: false, began: performance.now() };
+    set(now);
+    const handlers = {
+      signal: abort.signal,
+      onEvent: ({ event, raw, bytes }) => {
+        now.rows.push({ seq: event.sequence_number, type: event.type, at: performance.now() - now.began, bytes, raw });
+        if (after < 0) take(now.state, event);
+        redraw();
+      },
+      onState: (connection) => {
+        now.connection = connection;
+        redraw();
+      },
+    };
+    follow(id, handlers, after)
+      .catch((error) => {
+        if (!abort.signal.aborted) now.error = error;
+      })
+      .finally(() => {
+        now.done = true;
+        if (!abort.signal.aborted) {
+          redraw();
+          whole();
+        }
+      });
+    return () => abort.abort(new DOMException("left", "AbortError"));
+  }, [id, after, turn]);
+  return found;
+}
+
+export function Run({ id }) {
+  const owner = useWatched(key);
+  const [after, setAfter] = useState(-1);
+  const [turn, setTurn] = useState(0);
+  const [tab, setTab] = useState("timeline");
+  const loaded = useLoaded(() => get(`v1/responses/${id}`), [id, owner], 0);
+  const events = useEvents(id, after, `${turn} ${owner}`, loaded.reload);
+  const input = useLoaded(async () => (await get(`v1/responses/${id}/input_items`, { order: "asc", limit: 100 })).data, [id, owner]);
+  const stored = loaded.value;
+  const seen = events.state.response;
+  const response = seen && !hasEnded(stored ?? {}) ? { ...seen, status: events.state.status, output: events.state.items.filter(Boolean) } : stored;
+  const pending = useMemo(() => (response && !hasEnded(response) ? pendingOf(response.output) : new Set()), [response?.status, response?.output.length, events.rows.length]);
+
+  const cancel = () => attempt(() => post(`v1/responses/${id}/cancel`, {}), "Cancelled").then(() => loaded.reload());
+  const fork = (body = {}) => attempt(async () => go("runs", (await post(`v1/responses/${id}/fork`, body)).id), "Forked");
+  const erase = () => attempt(() => remove(`v1/responses/${id}`), "Deleted").then((done) => done && go("runs"));
+  const replay = (number_) => {
+    setAfter(number_ - 1);
+    setTurn(turn + 1);
+    setTab("timeline");
+  };
+  const state = pending.size ? "waiting" : response?.status;
+  const running = response && !hasEnded(response);
+  return html`<${Page}
+    wide
+    title=${html`<a class="up" href="#/runs">Runs</a> <span class="mono">${id.slice(0, 14)}…</span>`}
+    actions=${html`
+      ${events.connection === "reconnecting" && html`<${State} name="reconnecting" />`}
+      ${running && html`<${Button} icon="stop" onClick=${cancel}>Cancel<//>`}
+      ${response && html`<${Button} icon="fork" onClick=${() => fork()}>Fork<//>`}
+      ${response && html`<${Sure} icon="trash" label="Delete run" question="The response, its events and what only it refers to are deleted." onYes=${erase} />`}
+    `}
+  >
+    <${Loaded} of=${loaded}>
+      ${() => html`
+        <${Facts} response=${response} state=${state} />
+        ${response.error && html`<${Failure} error=${response.error} />`}
+        <div class="tabs" role="tablist" aria-label="Parts of the run">
+          ${TABS.map((name) => html`<button type="button" role="tab" id=${`tab-${name}`} aria-controls="panel" aria-selected=${name === tab} tabindex=${name === tab ? 0 : -1}
+            onClick=${() => setTab(name)}
+            onKeyDown=${(event) => {
+              const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+              if (!step) return;
+              const next = TABS[(TABS.indexOf(name) + step + TABS.length) % TABS.length];
+              setTab(next);
+              document.getElementById(`tab-${next}`).focus();
+            }}>${name}${name === "timeline" && events.rows.length > 0 && html`<small>${number(events.rows.length)}</small>`}</button>`)}
+        </div>
+        <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`} tabindex="0" class="panel">
+          ${tab === "timeline" && html`<${Timeline} events=${events} replay=${replay} fork=${(seq) => fork({ starting_after: seq })} after=${after} running=${running} />`}
+          ${tab === "items" && html`<${Items} items=${response.output} pending=${pending} tools=${response.tools} busy=${running} answer=${(outputs) => attempt(() => answer(id, outputs))} fork=${(item) => fork({ after: item.id })} />`}
+          ${tab === "input" && html`<${Loaded} of=${input}>${(items) => html`<${Items} items=${items} />`}<//>`}
+          ${tab === "usage" && html`<${Used} usage=${response.usage} />`}
+          ${tab === "raw" && html`<${Json} value=${response} label="the response" />`}
+        </div>
+      `}
+    <//>
+  <//>`;
+}
+
+function Facts({ response, state }) {
+  const lasted = (response.completed_at ?? (hasEnded(response) ? NaN : Date.now() / 1000)) - response.created_at;
+  const facts = [
+    ["State", html`<${State} name=${state} />`],
+    ["Model", response.model],
+    ["Begun", html`<${Ago} at=${response.created_at} />`],
+    ["Took", seconds(lasted)],
+    ["Tokens", response.usage ? `${number(response.usage.input_tokens)} + ${number(response.usage.output_tokens)}` : "–"],
+    ["Attempt", response.attempt ?? "–"],
+    ["Id", html`<${Id} value=${response.id} />`],
+  ];
+  if (response.conversation) facts.push(["Conversation", html`<a href=${href("chat", response.conversation.id)}>open</a>`]);
+  if (response.previous_response_id) facts.push(["Goes on from", html`<a href=${href("runs", response.previous_response_id)}>open</a>`]);
+  if (response.forked_from) facts.push(["Forked from", html`<a href=${href("runs", response.forked_from.response_id)}>open</a>`]);
+  return html`<dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+/** The events, of which only those in sight are drawn. */
+function Timeline({ events, replay, fork, after, running }) {
+  const box = useRef();
+  const [top, setTop] = useState(0);
+  const [picked, pick] = useState(null);
+  const [from, setFrom] = useState(String(after + 1));
+  const [filter, setFilter] = useState("");
+  const following = useRef(true);
+  const rows = useMemo(
+    () => (filter ? events.rows.filter((row) => row.type.includes(filter)) : events.rows),
+    [filter, events.rows, events.rows.length],
+  );
+  const height = box.current?.clientHeight || 480;
+  const first = Math.max(0, Math.floor(top / ROW) - 10);
+  const shown = rows.slice(first, first + Math.ceil(height / ROW) + 20);
+  const bytes = events.rows.reduce((sum, row) => sum + row.bytes, 0);
+  const largest = Math.max(1, ...shown.map((row) => row.bytes));
+  useEffect(() => {
+    if (running && following.current && box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [rows.length]);
+  const scrolled = (event) => {
+    const { scrollTop, scrollHeight, clientHeight } = event.target;
+    following.current = scrollHeight - scrollTop - clientHeight < ROW * 2;
+    setTop(scrollTop);
+  };
+  const keys = (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || !rows.length) return;
+    event.preventDefault();
+    const at = rows.indexOf(picked);
+    const next = Math.min(rows.length - 1, Math.max(0, at + step));
+    pick(rows[next]);
+    const y = next * ROW;
+    if (y < box.current.scrollTop) box.current.scrollTop = y;
+    else if (y + ROW > box.current.scrollTop + height) box.current.scrollTop = y + ROW - height;
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    replay(Math.max(0, Number(from) || 0));
+  };
+  if (events.error) return html`<${NoEvents} error=${events.error} />`;
+  return html`<div class=${`timeline ${picked ? "picked" : ""}`}>
+    <div class="timeline-bar">
+      <form class="replay" onSubmit=${submit}>
+        <label>Replay from <input type="number" min="0" step="1" value=${from} onInput=${(event) => setFrom(event.target.value)} aria-label="Replay from event" /></label>
+        <button type="submit" class="button small"><span>Replay</span></button>
+      </form>
+      <input type="search" placeholder="Filter by type" aria-label="Filter events by type" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
+      <span class="faint" role="status">${number(events.rows.length)} events, ${size(bytes)}${events.connection === "reconnecting" ? ", reconnecting" : !events.done ? ", live" : ""}</span>
+    </div>
+    <div class="events" ref=${box} onScroll=${scrolled} onKeyDown=${keys} tabindex="0" role="listbox" aria-label="Events" aria-activedescendant=${picked ? `event-${picked.seq}` : undefined}>
+      <div class="events-inner" style=${{ height: `${rows.length * ROW}px` }}>
+        ${shown.map((row, index) => html`<div
+          key=${row.seq}
+          id=${`event-${row.seq}`}
+          class=${`event ${kindOf(row.type)}`}
+          style=${{ transform: `translateY(${(first + index) * ROW}px)` }}
+          role="option"
+          aria-selected=${picked === row}
+          onClick=${() => pick(picked === row ? null : row)}
+        >
+          <span class="seq">${row.seq}</span>
+          <span class="at">${row.at < 1000 ? `${row.at.toFixed(0)} ms` : `${(row.at / 1000).toFixed(2)} s`}</span>
+          <span class="type clip">${row.type.replace(/^response\./, "")}</span>
+          <span class="bar" aria-hidden="true"><i style=${{ width: `${Math.max(2, (row.bytes / largest) * 100)}%` }}></i></span>
+          <span class="bytes">${size(row.bytes)}</span>
+        </div>`)}
+      </div>
+    </div>
+    ${picked && html`<aside class="event-detail" aria-label=${`Event ${picked.seq}`}>
+      <div class="row"><strong>Event ${picked.seq}</strong><span class="grow"></span>
+        <${Button} icon="again" kind="quiet" onClick=${() => replay(picked.seq)}>Replay from here<//>
+        <${Button} icon="fork" kind="quiet" onClick=${() => fork(picked.seq)}>Fork here<//>
+        <${Button} icon="close" kind="quiet" label="Close" onClick=${() => pick(null)} /></div>
+      <${Json} value=${picked.raw} label=${`event ${picked.seq}`} />
+    </aside>`}
+  </div>
+  <p class="faint small-print">The time is that of an event's arrival at this page, from the moment that it began to read; a run that has ended is replayed as fast as the server sends it.</p>`;
+}
+
+function NoEvents({ error }) {
+  if (error.code === "no_events") return html`<p class="notice">A fork was not run, so it has no events of its own.</p>`;
+  if (error.code === "events_expired") return html`<p class="notice">The events of this run are not kept any more. Everything else of it is here.</p>`;
+  return html`<${Failure} error=${error} />`;
+}
+
+const kindOf = (type) => {
+  if (/\.(failed|error)$/.test(type) || type === "error") return "bad";
+  if (/\.delta$/.test(type)) return "delta";
+  if (/^response\.(created|queued|in_progress|completed|incomplete|cancelled)$/.test(type)) return "whole";
+  return "step";
+};
+
+function Items({ items, pending, tools, busy, answer: send, fork }) {
+  const outputs = outputsOf(items);
+  if (!items.length) return html`<p class="faint">Nothing yet.</p>`;
+  return html`<div class="item-list">
+    ${items.filter(Boolean).map((item, index) => html`<article key=${item.id ?? index} class="item-row">
+      <header><span class="faint">${index}</span><strong>${item.type}</strong>${item.role && html`<span class="chip">${item.role}</span>`}<span class="grow"></span>
+        ${item.id && html`<${Id} value=${item.id} />`}
+        ${fork && item.id && !busy && html`<${Button} icon="fork" kind="quiet" label="Fork behind this item" onClick=${() => fork(item)} />`}</header>
+      <${Item} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${tools} busy=${busy} />
+      <details class="fold slight"><summary>JSON</summary><${Json} value=${item} label=${`item ${index}`} /></details>
+    </article>`)}
+  </div>`;
+}
+
+function Used({ usage }) {
+  if (!usage) return html`<p class="faint">Nothing has been used yet.</p>`;
+  const turns = usage.input_tokens_per_turn ?? [];
+  return html`<dl class="facts">
+      <div><dt>Input</dt><dd>${number(usage.input_tokens)}</dd></div>
+      <div><dt>of it cached</dt><dd>${number(usage.input_tokens_details?.cached_tokens)}</dd></div>
+      <div><dt>Output</dt><dd>${number(usage.output_tokens)}</dd></div>
+      <div><dt>of it reasoning</dt><dd>${number(usage.output_tokens_details?.reasoning_tokens)}</dd></div>
+      <div><dt>Total</dt><dd>${number(usage.total_tokens)}</dd></div>
+    </dl>
+    ${turns.length > 0 && html`<div class="table-frame"><table class="list">
+      <thead><tr><th scope="col">Generation</th><th scope="col" class="figure">Input</th><th scope="col" class="figure">Cached</th><th scope="col" class="figure">Output</th><th scope="col" class="figure">Tool outputs</th></tr></thead>
+      <tbody>${turns.map((_, index) => html`<tr>
+        <td>${index + 1}</td>
+        <td class="figure">${number(usage.input_tokens_per_turn[index])}</td>
+        <td class="figure">${number(usage.cached_tokens_per_turn?.[index])}</td>
+        <td class="figure">${number(usage.output_tokens_per_turn?.[index])}</td>
+        <td class="figure">${number(usage.tool_output_tokens_per_turn?.[index])}</td>
+      </tr>`)}</tbody>
+    </table></div>`}`;
+}

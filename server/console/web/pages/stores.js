@@ -1,0 +1,113 @@
+// Vector stores: what is in them, and a search of one.
+
+import { html, useState } from "../vendor/standalone.module.js";
+import { get, key, post, remove } from "../api.js";
+import { Ago, Button, Dialog, Empty, Field, Icon, Id, Loaded, Page, State, Sure, number, size } from "../elements.js";
+import { attempt, go, href, useLoaded, useWatched } from "../state.js";
+
+const EVERY_MS = 4000;
+
+export function Stores({ id }) {
+  return id ? html`<${Store} key=${id} id=${id} />` : html`<${List} />`;
+}
+
+function List() {
+  const owner = useWatched(key);
+  const [making, make] = useState(false);
+  const loaded = useLoaded(async () => (await get("v1/vector_stores", { limit: 100 })).data, [owner], EVERY_MS);
+  const submit = async (event) => {
+    event.preventDefault();
+    const name = new FormData(event.target).get("name").trim();
+    make(false);
+    await attempt(async () => go("stores", (await post("v1/vector_stores", { name })).id));
+  };
+  return html`<${Page} title="Vector stores" wide note="Documents that a model searches and cites."
+    actions=${html`<${Button} icon="plus" kind="primary" onClick=${() => make(true)}>New store<//>`}>
+    ${making && html`<${Dialog} title="New store" close=${() => make(false)}>
+      <form onSubmit=${submit}><${Field} label="Name"><input name="name" required maxlength="256" /><//>
+        <footer><button type="submit" class="button primary">Make it</button></footer></form>
+    <//>`}
+    <${Loaded} of=${loaded}>
+      ${(found) => (found.length
+        ? html`<div class="table-frame"><table class="list">
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col">Id</th><th scope="col" class="figure">Files</th><th scope="col" class="figure">Size</th><th scope="col" class="figure">Used</th></tr></thead>
+            <tbody>${found.map((each) => html`<tr key=${each.id}>
+              <td class="main"><a class="cover clip" href=${href("stores", each.id)}>${each.name || "Untitled"}</a></td>
+              <td><${State} name=${each.status} /></td>
+              <td><${Id} value=${each.id} /></td>
+              <td class="figure">${number(each.file_counts.total)}</td>
+              <td class="figure">${size(each.usage_bytes)}</td>
+              <td class="figure faint"><${Ago} at=${each.last_active_at} /></td>
+            </tr>`)}</tbody>
+          </table></div>`
+        : html`<${Empty} icon="store" title="No stores yet">Make one, put files into it, and let a model search them.<//>`)}
+    <//>
+  <//>`;
+}
+
+function Store({ id }) {
+  const owner = useWatched(key);
+  const store = useLoaded(() => get(`v1/vector_stores/${id}`), [id, owner], EVERY_MS);
+  const files = useLoaded(async () => (await get(`v1/vector_stores/${id}/files`, { limit: 100 })).data, [id, owner], EVERY_MS);
+  const known = useLoaded(async () => (await get("v1/files", { limit: 500, order: "desc" })).data, [owner]);
+  const [hits, setHits] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const names = Object.fromEntries((known.value ?? []).map((file) => [file.id, file.filename]));
+  const there = new Set((files.value ?? []).map((file) => file.id));
+  const add = async (event) => {
+    const chosen = event.target.value;
+    event.target.value = "";
+    if (chosen && (await attempt(() => post(`v1/vector_stores/${id}/files`, { file_id: chosen })))) files.reload();
+  };
+  const take = async (file) => {
+    if (await attempt(() => remove(`v1/vector_stores/${id}/files/${file.id}`))) files.reload();
+  };
+  const search = async (event) => {
+    event.preventDefault();
+    const query = new FormData(event.target).get("query").trim();
+    setBusy(true);
+    await attempt(async () => setHits((await post(`v1/vector_stores/${id}/search`, { query, max_num_results: 10 })).data));
+    setBusy(false);
+  };
+  const erase = () => attempt(() => remove(`v1/vector_stores/${id}`), "Deleted").then((done) => done && go("stores"));
+  return html`<${Page} wide title=${html`<a class="up" href="#/stores">Vector stores</a> ${store.value?.name ?? ""}`}
+    actions=${html`<${Id} value=${id} /><${Sure} icon="trash" label="Delete store" question="The store is deleted. Its files stay." onYes=${erase} />`}>
+    <${Loaded} of=${store}>
+      ${(found) => html`<dl class="facts">
+        <div><dt>State</dt><dd><${State} name=${found.status} /></dd></div>
+        <div><dt>Files</dt><dd>${number(found.file_counts.total)}</dd></div>
+        <div><dt>being read</dt><dd>${number(found.file_counts.in_progress)}</dd></div>
+        <div><dt>Size</dt><dd>${size(found.usage_bytes)}</dd></div>
+        ${found.embedding && html`<div><dt>Vectors</dt><dd>${found.embedding.completed} of ${found.embedding.total}</dd></div>`}
+      </dl>`}
+    <//>
+    <form class="search-row" onSubmit=${search} role="search">
+      <input name="query" type="search" required placeholder="Search this store" aria-label="Search this store" />
+      <button type="submit" class="button primary" disabled=${busy}><${Icon} name="search" /><span>Search</span></button>
+    </form>
+    ${hits && html`<section aria-label="Results" aria-live="polite">
+      ${hits.map((hit) => html`<article class="hit"><header><strong class="clip">${hit.filename}</strong><span class="faint">${hit.score.toFixed(3)}</span></header>
+        <p>${hit.content.map((part) => part.text).join("\n").slice(0, 800)}</p></article>`)}
+      ${!hits.length && html`<p class="faint">Nothing was found.</p>`}
+    </section>`}
+    <div class="section-head"><h2>Files</h2>
+      <label><span class="out-of-sight">Add a file</span><select onChange=${add}><option value="">Add a file…</option>
+        ${(known.value ?? []).filter((file) => !there.has(file.id)).map((file) => html`<option value=${file.id}>${file.filename}</option>`)}
+      </select></label></div>
+    <${Loaded} of=${files}>
+      ${(found) => (found.length
+        ? html`<div class="table-frame"><table class="list">
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="figure">Size</th><th scope="col" class="figure">Added</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+            <tbody>${found.map((file) => html`<tr key=${file.id}>
+              <td class="main"><span class="clip">${names[file.id] ?? file.id}</span>${file.last_error && html`<small class="bad-text">${file.last_error.message}</small>`}</td>
+              <td><${State} name=${file.status} /></td>
+              <td class="figure">${size(file.usage_bytes)}</td>
+              <td class="figure faint"><${Ago} at=${file.created_at} /></td>
+              <td class="row-actions"><${Sure} icon="trash" label="Take out of the store" yes="Take out" question="The file leaves this store, and stays among the files." onYes=${() => take(file)} /></td>
+            </tr>`)}</tbody>
+          </table></div>`
+        : html`<p class="faint">No files are in it yet. Upload them under <a href="#/files">Files</a>, and add them here.</p>`)}
+    <//>
+  <//>`;
+}
+

@@ -1,0 +1,134 @@
+// What pages share: hooks for watched values, polling and the address, and notices.
+
+import { useCallback, useEffect, useRef, useState } from "./vendor/standalone.module.js";
+import { watched } from "./api.js";
+
+/** The value of something watched, in a component. */
+export function useWatched(source) {
+  const [value, set] = useState(source.get());
+  useEffect(() => {
+    set(() => source.get());
+    return source.watch((next) => set(() => next));
+  }, [source]);
+  return value;
+}
+
+// --- the address: #/page/id?filters
+
+const read = () => {
+  const [path, query = ""] = (location.hash.slice(1) || "/chat").split("?");
+  const [page, ...rest] = path.split("/").filter(Boolean);
+  return { page: page || "chat", id: rest.map(decodeURIComponent).join("/") || null, query: new URLSearchParams(query) };
+};
+
+export const route = watched(read());
+window.addEventListener("hashchange", () => route.set(read()));
+
+export const href = (page, id, query) => {
+  const text = new URLSearchParams(query ?? {}).toString();
+  return `#/${page}${id ? `/${encodeURIComponent(id)}` : ""}${text ? `?${text}` : ""}`;
+};
+export const go = (...args) => {
+  location.hash = href(...args);
+};
+/** Change the address without a step in the history. */
+export const replace = (...args) => {
+  history.replaceState(null, "", href(...args));
+  route.set(read());
+};
+
+// --- what a page loads
+
+/** What `load` resolves to: {value, error, loading, reload}. every: milliseconds between two loads while the page is
+ * seen; 0 loads once. What was loaded stays while it is loaded again. */
+export function useLoaded(load, inputs, every = 0) {
+  const [state, set] = useState({ value: null, error: null, loading: true });
+  const turn = useRef(0);
+  const again = useCallback(async () => {
+    const mine = ++turn.current;
+    try {
+      const value = await load();
+      if (mine === turn.current) set({ value, error: null, loading: false });
+    } catch (error) {
+      if (mine === turn.current) set((before) => ({ value: before.value, error, loading: false }));
+    }
+  }, inputs);
+  useEffect(() => {
+    set({ value: null, error: null, loading: true });
+    again();
+    return () => {
+      turn.current++;
+    };
+  }, [again]);
+  useEffect(() => {
+    if (!every) return undefined;
+    const seen = () => document.visibilityState === "visible";
+    const timer = setInterval(() => seen() && again(), every);
+    const back = () => seen() && again();
+    document.addEventListener("visibilitychange", back);
+    return () => {
+      clearInterval(timer);
+      document.removeEventListener("visibilitychange", back);
+    };
+  }, [again, every]);
+  return { ...state, reload: again };
+}
+
+/** A function that has the component drawn again, once a frame at most. */
+export function useRedraw() {
+  const [, set] = useState(0);
+  const asked = useRef(0);
+  useEffect(() => () => cancelAnimationFrame(asked.current), []);
+  return useCallback(() => {
+    if (asked.current) return;
+    asked.current = requestAnimationFrame(() => {
+      asked.current = 0;
+      set((count) => count + 1);
+    });
+  }, []);
+}
+
+// --- notices
+
+export const notices = watched([]);
+let count = 0;
+
+/** Say something for some seconds, to screen readers as well. kind: "info", or "error". */
+export function notify(text, kind = "info") {
+  const notice = { id: ++count, text, kind };
+  notices.set([...notices.get().slice(-3), notice]);
+  setTimeout(() => dismiss(notice.id), kind === "error" ? 9000 : 3500);
+}
+
+export const dismiss = (id) => notices.set(notices.get().filter((notice) => notice.id !== id));
+
+/** Do something, and say so if it fails; whether it worked. */
+export async function attempt(doing, done) {
+  try {
+    await doing();
+    if (done) notify(done);
+    return true;
+  } catch (error) {
+    notify(error.message, "error");
+    return false;
+  }
+}
+
+/** A value that this browser remembers for this tab. */
+export function useKept(name, initial) {
+  const [value, set] = useState(() => {
+    try {
+      return JSON.parse(sessionStorage.getItem(`antiphon.${name}`)) ?? initial;
+    } catch {
+      return initial;
+    }
+  });
+  const keep = useCallback((next) => {
+    set((before) => {
+      const made = typeof next === "function" ? next(before) : next;
+      sessionStorage.setItem(`antiphon.${name}`, JSON.stringify(made));
+      return made;
+    });
+  }, [name]);
+  return [value, keep];
+}
