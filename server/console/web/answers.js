@@ -15,15 +15,15 @@ export function Approval({ item, answered, open, answer }) {
     await answer([reason && !approve ? { ...said, reason } : said]);
     send(false);
   };
-  return html`<div class=${`ask ${open ? "open" : ""}`} role="group" aria-label=${`Approval of ${item.name}`}>
-    <div class="ask-head">
+  return html`<div class=${`call-card ${open ? "open" : ""}`} role="group" aria-label=${`Approval of ${item.name}`}>
+    <div class="call-head">
       <${Icon} name="tool" /><strong>${item.name}</strong><span class="faint">of ${item.server_label}</span>
       ${answered ? html`<${State} name=${answered.approve ? "approved" : "declined"} />` : html`<${State} name=${open ? "waiting" : "not answered"} />`}
     </div>
     <${Arguments} text=${item.arguments} />
     ${open &&
     answer &&
-    html`<div class="ask-foot">
+    html`<div class="foot">
       <input value=${reason} onInput=${(event) => setReason(event.target.value)} aria-label="Reason, if you decline" placeholder="Reason, if you decline" />
       <${Button} disabled=${sending} onClick=${() => decide(false)}>Decline<//>
       <${Button} kind="primary" icon="check" disabled=${sending} onClick=${() => decide(true)}>Approve<//>
@@ -67,7 +67,7 @@ export function Answer({ item, answer, tool }) {
       ? html`<label class="field"><span>Output of the tool</span>
           <textarea rows="3" required value=${value} onInput=${(event) => setValue(event.target.value)}></textarea></label>`
       : html`<${SchemaForm} schema=${schema} value=${value} change=${setValue} name="Output of the tool" />`}
-    <div class="ask-foot">
+    <div class="foot">
       ${schema && html`<${Button} kind="quiet" onClick=${swap}>${text ? "As a form" : "As text"}<//>`}
       <button type="submit" class="button small primary" disabled=${sending}><${Icon} name="send" /><span>Send output</span></button>
     </div>

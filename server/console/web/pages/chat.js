@@ -221,7 +221,7 @@ function ThreadMenu({ conversation, reload }) {
   return html`<${Popover} icon="edit" label="Rename" align="right">
       ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>
         <label class="field"><span>Title</span><input name="title" maxlength="512" value=${conversation.title ?? ""} /></label>
-        <div class="ask-foot"><button type="submit" class="button small primary">Rename</button></div>
+        <div class="foot"><button type="submit" class="button small primary">Rename</button></div>
       </form>`}
     <//>
     <${Button} icon="fork" kind="quiet" label="Fork" onClick=${fork} />
@@ -314,7 +314,7 @@ function Said({ item, editing, edit, branch, disabled }) {
     return html`<form class="turn user editing" onSubmit=${save}>
       <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
         <textarea rows="4" ref=${(area) => area && !area.dataset.seen && ((area.dataset.seen = "1"), area.focus())} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}></textarea></label>
-      <div class="ask-foot">
+      <div class="foot">
         <${Button} onClick=${() => edit(null)}>Cancel<//>
         <button type="submit" class="button small primary" disabled=${!text.trim()}>Send in a fork</button>
       </div>

@@ -47,8 +47,8 @@ function Waits({ response, reload }) {
         return html`<${Approval} key=${item.id} item=${item} open answered=${outputs[item.id]} answer=${(said) => send(item.id, said)} />`;
       }
       const tool = response.tools?.find((each) => each.name === item.name);
-      return html`<div key=${item.call_id} class="ask open" role="group" aria-label=${`Call of ${nameOf(item)}`}>
-        <div class="ask-head"><${Icon} name="tool" /><strong>${nameOf(item)}</strong><span class="faint clip">${tool?.description}</span></div>
+      return html`<div key=${item.call_id} class="call-card open" role="group" aria-label=${`Call of ${nameOf(item)}`}>
+        <div class="call-head"><${Icon} name="tool" /><strong>${nameOf(item)}</strong><span class="faint clip">${tool?.description}</span></div>
         <${Arguments} text=${item.arguments ?? item.input ?? JSON.stringify(item.action ?? item.operation ?? {})} />
         <${Answer} item=${item} tool=${tool} answer=${(said) => send(item.call_id, said)} />
       </div>`;

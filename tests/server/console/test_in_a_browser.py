@@ -1,0 +1,575 @@
+"""The console in a real browser: what it shows over reloads, other tabs and the end of its server, and that
+no text of a model becomes anything but text.
+
+One server and one browser serve all tests; the test that ends the server starts it again at the same port.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.support.processes import ROOT, free_port
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+CHROMIUM = os.environ.get("ANTIPHON_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        CHROMIUM is None,
+        reason="no Chromium found: install the package chromium, or set ANTIPHON_TEST_CHROMIUM to its path",
+    ),
+]
+
+PATIENCE_MS = 20_000
+
+SERVE = """
+import functools, sys
+import engine
+from engine.backends.script import Say, obey
+
+def script(request, prompt):
+    if "a long story" not in prompt:
+        yield from obey(request, prompt)
+        return
+    for number in range(260):
+        lines = (f"Line {number}.{line} of *text*. " + "x" * 180 for line in range(20))
+        yield Say("".join(line + "\\n\\n" for line in lines), whole=True)
+
+engine.ScriptedEngine = functools.partial(engine.ScriptedEngine, script, max_model_len=3_000_000)
+from server.cli import main
+sys.exit(main())
+"""
+"""The server's own entry, whose model tells stories of a megabyte, too."""
+
+
+@dataclass
+class Server:
+    """`antiphon serve` at a port that stays the same over its ends."""
+
+    data: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it; whoever needs it to be ready waits for that."""
+        arguments = ("serve", "--engine", "scripted", "--port", str(self.port), "--data", str(self.data))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def wait(self) -> None:
+        """Wait until it is ready."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{self.url}/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError("the server did not start")
+
+    def kill(self) -> None:
+        """End it as `kill -9` does."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask the server for something by its API."""
+        reply = httpx.post(f"{self.url}{path}", json=body, timeout=30)
+        assert reply.status_code == 200, reply.text
+        found: dict[str, Any] = reply.json()
+        return found
+
+    def get(self, path: str) -> dict[str, Any]:
+        """What stands at a path."""
+        found: dict[str, Any] = httpx.get(f"{self.url}{path}", timeout=30).json()
+        return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("data"), free_port())
+    made.start()
+    made.wait()
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Visit:
+    """Pages of one visitor, and what went wrong in them."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self._context = context
+        self._url = url
+        self.problems: list[str] = []
+        self.elsewhere: list[str] = []
+
+    def page(self, where: str = "#/chat", ready: str = "h1") -> Page:
+        """Open a page; every error of its scripts and every request to another host is kept."""
+        page = self._context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", self._hear)
+        page.on("request", self._see)
+        page.goto(f"{self._url}/{where}")
+        page.wait_for_selector(ready)
+        return page
+
+    def _hear(self, message: Any) -> None:
+        # That a server is away, or refuses, is told by the browser itself, and no fault of the page.
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+            self.problems.append(message.text)
+
+    def _see(self, request: Any) -> None:
+        if not request.url.startswith((self._url, "data:", "blob:")):
+            self.elsewhere.append(request.url)
+
+
+@pytest.fixture
+def visit(browser: Browser, server: Server) -> Iterator[Visit]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    visitor = Visit(context, server.url)
+    yield visitor
+    context.close()
+    assert visitor.problems == [] and visitor.elsewhere == []
+
+
+def until(page: Page, script: str, arg: object = None) -> None:
+    """Wait until a script says true. Playwright's own way of waiting is forbidden by the page's policy."""
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while not page.evaluate(script, arg):
+        assert time.monotonic() < deadline, (
+            f"{script} ({arg!r}) has not come true:\n{page.inner_text('body')[:2000]}"
+        )
+        page.wait_for_timeout(40)
+
+
+def ask(page: Page, text: str) -> None:
+    """Send a message, and wait until its answer has begun."""
+    page.fill("#composer", text)
+    page.press("#composer", "Enter")
+    page.wait_for_selector(".turn.assistant")
+    until(page, "location.hash.includes('conv_')")
+
+
+def counted(number: int) -> str:
+    return " ".join(str(each) for each in range(1, number + 1))
+
+
+def says(page: Page, text: str) -> None:
+    """Wait until the last answer is this one, and has ended."""
+    until(
+        page,
+        """(text) => {
+          const turns = [...document.querySelectorAll('.turn.assistant')];
+          const prose = turns.at(-1)?.querySelector('.prose');
+          return prose?.textContent.trim() === text && !document.querySelector('[aria-label=Stop]');
+        }""",
+        arg=text,
+    )
+
+
+def begun(page: Page) -> None:
+    """Wait until some, and not all, of an answer is shown."""
+    until(page, "document.querySelector('.turn.assistant .prose')?.textContent.length > 10")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Answers
+
+
+def test_an_answer_is_streamed_and_goes_on_after_a_reload_and_in_another_tab(visit: Visit) -> None:
+    page = visit.page()
+    ask(page, "tick 25\ncount 60")
+    begun(page)
+    other = visit.page(page.evaluate("location.hash"))
+    page.reload()
+    says(page, counted(60))
+    says(other, counted(60))
+    assert page.locator(".turn.user").count() == 1
+    # What one tab says now, the other one is shown without a reload.
+    ask(other, "tick 1\nsay said elsewhere")
+    says(other, "said elsewhere")
+    says(page, "said elsewhere")
+
+
+def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None:
+    answered, asking, runs = visit.page(), visit.page(), visit.page("#/runs")
+    ask(asking, "say first")
+    says(asking, "first")
+    ask(answered, "tick 25\ncount 80")
+    begun(answered)
+    server.kill()
+    answered.wait_for_selector("text=Reconnecting; the answer goes on")
+    before = answered.inner_text(".turn.assistant .prose")
+    assert 10 < len(before) < len(counted(80))
+    # A message that is sent now is carried out once there is a server again, and once.
+    asking.fill("#composer", "say second")
+    asking.press("#composer", "Enter")
+    for page in (asking, runs):
+        page.wait_for_selector(".banner >> text=cannot be reached")
+    runs.wait_for_selector("nav .connection >> text=Reconnecting")
+    server.start()
+    says(answered, counted(80))
+    assert answered.locator("text=Reconnecting").count() == 0
+    says(asking, "second")
+    conversation = re.search(r"conv_\w+", asking.url)
+    assert conversation is not None
+    items = server.get(f"/v1/conversations/{conversation[0]}/items")["data"]
+    assert [item["role"] for item in items] == ["assistant", "user", "assistant", "user"]
+    runs.wait_for_selector(".banner", state="detached")
+    runs.wait_for_selector("nav .connection >> text=Connected")
+
+
+def test_an_answer_is_stopped_and_tried_again(visit: Visit) -> None:
+    page = visit.page()
+    ask(page, "tick 30\ncount 4000")
+    begun(page)
+    page.click("[aria-label=Stop]")
+    page.wait_for_selector("text=This turn is not part of the conversation")
+    page.reload()
+    page.wait_for_selector("text=This turn is not part of the conversation")
+    page.click("text=Try again")
+    begun(page)
+    page.wait_for_selector("[aria-label=Stop]:not([disabled])")
+    page.click("[aria-label=Stop]")
+    page.wait_for_selector("text=This turn is not part of the conversation")
+
+
+def test_a_megabyte_is_shown_while_it_comes(visit: Visit) -> None:
+    page = visit.page()
+    ask(page, "Tell me a long story.")
+    until(page, "document.querySelector('.turn.assistant .prose')?.textContent.includes('Line 259.19')")
+    until(page, "!document.querySelector('[aria-label=Stop]')")
+    text = "document.querySelector('.turn.assistant .prose').textContent.length"
+    assert page.evaluate(text) > 1_000_000
+    assert page.locator(".prose em").count() == 260 * 20
+    began = time.monotonic()
+    page.fill("#composer", "still quick")
+    assert page.input_value("#composer") == "still quick"
+    assert time.monotonic() - began < 2
+
+
+def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    ask(page, "say one")
+    says(page, "one")
+    ask(page, "say two")
+    says(page, "two")
+    first = page.url
+    page.locator(".turn.user").nth(1).hover()
+    page.locator("[aria-label='Edit and fork']").nth(1).click()
+    page.fill(".editing textarea", "say three")
+    page.click("text=Send in a fork")
+    page.wait_for_url(lambda url: url != first)
+    says(page, "three")
+    until(page, "document.querySelectorAll('.turn.user').length === 2")
+    assert page.locator(".turn.user").all_inner_texts() == ["say one", "say three"]
+    page.click("[aria-label='Answer anew in a fork']")
+    until(page, "(before) => location.href !== before", arg=page.url)
+    says(page, "three")
+    page.goto(first)
+    says(page, "two")
+    tree = visit.page("#/conversations", ".tree li")
+    assert tree.locator(".tree li[style*='--depth: 2']").count() >= 1
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Files, tools and approvals
+
+
+def test_a_file_is_attached(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    content = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"The cellar is dry."}
+    page.set_input_files("input[type=file]", content)
+    page.wait_for_selector(".attached >> text=18 B")
+    ask(page, "What is it?")
+    until(page, "document.querySelector('.turn.assistant .prose')?.textContent.includes('cellar')")
+    assert page.locator(".turn.user .chip").inner_text() == "notes.txt"
+    files = visit.page("#/files", "text=notes.txt")
+    with files.expect_download() as downloading:
+        files.click("[aria-label='Download notes.txt']")
+    assert Path(downloading.value.path()).read_bytes() == b"The cellar is dry."
+
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "strict": False,
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "output_schema": {
+        "type": "object",
+        "required": ["sky", "degrees"],
+        "properties": {"sky": {"enum": ["clear", "grey"]}, "degrees": {"type": "integer"}},
+    },
+}
+
+
+def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    page.click("[aria-label=Tools]")
+    page.check("text=Built-in tools")
+    page.check("text=Ask me before each call")
+    page.fill("[role=dialog] textarea", json.dumps(WEATHER))
+    page.keyboard.press("Escape")
+    ask(page, 'call calculator {"expression": "6*7"}')
+    page.click("text=Approve")
+    says(page, "The tool said: 42")
+    ask(page, 'call get_weather {"city": "Oslo"}')
+    page.wait_for_selector("form.answer")
+    # It waits without anybody, and over the end of the server.
+    waiting = visit.page("#/waiting", "form.answer")
+    assert waiting.locator(".count").inner_text() == "1"
+    waiting.select_option("form.answer select", "grey")
+    waiting.fill("form.answer input[type=number]", "-3")
+    waiting.click("text=Send output")
+    waiting.wait_for_selector("text=Nothing waits")
+    says(page, 'The tool said: {"sky":"grey","degrees":-3}')
+
+
+def test_a_call_is_declined(visit: Visit, server: Server) -> None:
+    tool = {"type": "mcp", "server_label": "here", "server_url": "builtin:", "require_approval": "always"}
+    body = {"input": 'call calculator {"expression": "1"}', "tools": [tool], "background": True}
+    response = server.post("/v1/responses", {**body, "await_tool_outputs": True})
+    page = visit.page("#/waiting", "text=Decline")
+    page.fill("[aria-label='Reason, if you decline']", "No sums.")
+    page.click("text=Decline")
+    page.wait_for_selector("text=Nothing waits")
+    ended = server.get(f"/v1/responses/{response['id']}?wait=20")
+    (answer,) = [item for item in ended["output"] if item["type"] == "mcp_approval_response"]
+    assert (answer["approve"], answer["reason"]) == (False, "No sums.")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) -> None:
+    body = {"input": "tick 40\ncount 2000", "background": True}
+    response = server.post("/v1/responses", body)
+    runs = visit.page("#/runs?status=in_progress", "a.cover")
+    runs.click(f"[aria-label='Run {response['id']}']")
+    runs.wait_for_selector(".event >> text=output_text.delta")
+    until(runs, "parseInt(document.querySelector('[role=tab] small').textContent) > 20")
+    runs.click("text=Cancel")
+    runs.wait_for_selector(".facts >> text=cancelled")
+    runs.fill("[aria-label='Replay from event']", "7")
+    runs.click(".replay button")
+    until(runs, "document.querySelector('.event .seq')?.textContent === '7'")
+    number = runs.inner_text(".event >> nth=0 >> .seq")
+    runs.click(".event >> nth=0")
+    shown = json.loads(runs.inner_text(".event-detail pre"))
+    stored = server.get(f"/v1/responses/{response['id']}/events?after=6&limit=1")["data"][0]
+    assert (number, shown) == ("7", stored)
+    runs.click("#tab-items")
+    runs.wait_for_selector(".item-row >> text=message")
+    runs.click("#tab-usage")
+    runs.wait_for_selector("text=Tool outputs")
+    runs.click(".page-head >> text=Fork")
+    runs.wait_for_selector("text=A fork was not run")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Text is text
+
+HOSTILE = (
+    "<script>window.hit = 1</script>",
+    "<img src=x onerror='window.hit = 1'>",
+    "<svg onload='window.hit = 1'><a xlink:href='javascript:window.hit=1'><text>x</text></a></svg>",
+    "[a](javascript:window.hit=1) [b](JaVaScRiPt:window.hit=1)",
+    "[c](data:text/html,<script>window.hit=1</script>)",
+    "[d](\x01javascript:window.hit=1) <a href='java&#10;script:window.hit=1'>e</a> [f](vbscript:hit)",
+    "<iframe srcdoc='<script>parent.hit = 1</script>'></iframe><object data=x></object><embed src=x>",
+    "<math><mtext><table><mglyph><style><!--</style>"
+    "<img title='--&gt;&lt;img src=1 onerror=window.hit=1&gt;'>",
+    "<form action='https://evil.example/'><button formaction='javascript:window.hit=1'>x</button></form>",
+    "<style>@import 'https://evil.example/x.css'; * { background: url(https://evil.example/y) }</style>",
+    "<div style='background: url(https://evil.example/z)' class='banner' id='app'>styled</div>",
+    "![exfiltrated](https://evil.example/secret.png) ![](//evil.example/p) <img src='/v1/models'>",
+    "<base href='https://evil.example/'><meta http-equiv=refresh content='0;url=https://evil.example/'>",
+    "<link rel=stylesheet href=https://evil.example/a.css>",
+    "<video src=https://evil.example/v autoplay></video>",
+    "<details open ontoggle='window.hit = 1'><summary>x</summary></details>",
+    "<input autofocus onfocus='window.hit=1'>",
+    '```html\n<script>window.hit = 1</script>\n```\n```"onmouseover=window.hit=1\ncode\n```',
+    "<a href='https://evil.example/' target='_self' rel='opener'>out</a> https://auto.example/link",
+    "<template><script>window.hit=1</script></template>",
+    "<noscript><p title='</noscript><img src=x onerror=hit=1>'>",
+    "<a name=body><a id=cookie name=cookie><form name=location><input name=href></form>",
+)
+
+
+def test_what_a_model_writes_can_do_nothing(visit: Visit, server: Server) -> None:
+    title = "<img src=x onerror='window.hit = 1'>"
+    items = [
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+        for text in HOSTILE
+    ]
+    conversation = server.post("/v1/conversations", {"items": items, "title": title})
+    call = {
+        "type": "function_call",
+        "call_id": "call_1",
+        "name": "get",
+        "arguments": '{"a": "<script>window.hit=1</script>"}',
+    }
+    output = {"type": "function_call_output", "call_id": "call_1", "output": HOSTILE[1]}
+    server.post(f"/v1/conversations/{conversation['id']}/items", {"items": [call, output]})
+    page = visit.page(f"#/chat/{conversation['id']}", ".turn.assistant")
+    page.click("details.call summary")
+    kept = page.evaluate(
+        """() => {
+          const thread = document.querySelector('.thread');
+          const texts = [...thread.querySelectorAll('.prose')];
+          const inside = (what) => texts.flatMap((text) => [...text.querySelectorAll(what)]);
+          const all = inside('*');
+          return {
+            tags: [...new Set(all.map((each) => each.tagName.toLowerCase()))].sort(),
+            handlers: all
+              .flatMap((each) => [...each.attributes])
+              .filter((each) => /^on|style|^id$|^name$/.test(each.name)).length,
+            links: inside('a').map((each) => [each.getAttribute('href'), each.rel, each.target]),
+            images: inside('img').map((each) => each.src),
+            foreign: inside('[class*=banner]').length,
+            title: document.querySelector('#title').textContent,
+            bases: document.querySelectorAll('base, meta[http-equiv], .thread link').length,
+          };
+        }"""
+    )
+    bad = {
+        "script",
+        "style",
+        "iframe",
+        "object",
+        "embed",
+        "form",
+        "svg",
+        "math",
+        "link",
+        "meta",
+        "base",
+        "video",
+    }
+    assert bad.isdisjoint(kept["tags"]) and "img" not in kept["tags"]
+    assert kept["handlers"] == 0 and kept["images"] == [] and kept["foreign"] == 0 and kept["bases"] == 0
+    assert kept["title"] == title
+    for address, rel, target in kept["links"]:
+        assert address is None or address.startswith("https://"), address
+        assert (rel, target) == ("noopener noreferrer nofollow", "_blank")
+    assert len([address for address, *_ in kept["links"] if address]) == 2
+    runs = visit.page(f"#/conversations/{conversation['id']}", ".steps li")
+    for opened in (page, runs):
+        opened.mouse.move(640, 400)
+        assert opened.evaluate("window.hit") is None
+
+
+def test_markdown_is_shown_and_code_is_copied(visit: Visit, server: Server, browser: Browser) -> None:
+    text = "# Head\n\n* one\n* **two**\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
+    text += "```python\nprint('hi')\n```\n\n- [x] done"
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+    conversation = server.post("/v1/conversations", {"items": [item]})
+    visit._context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = visit.page(f"#/chat/{conversation['id']}", ".code-frame")
+    assert page.locator(".prose h1, .prose strong, .prose td, .prose input[checked]").count() == 5
+    assert page.inner_text(".code-bar span") == "python"
+    page.click(".code-bar button")
+    page.wait_for_selector("text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "print('hi')\n"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# For everybody
+
+PAGES = (
+    "chat",
+    "waiting",
+    "conversations",
+    "runs",
+    "files",
+    "stores",
+    "containers",
+    "usage",
+    "keys",
+    "engine",
+)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, scheme: str) -> None:
+    import axe_playwright_python
+
+    axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+    page = visit.page()
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.evaluate(axe)
+    for name in PAGES:
+        page.goto(f"{page.url.partition('#')[0]}#/{name}")
+        until(page, "(name) => location.hash.startsWith('#/' + name)", arg=name)
+        page.wait_for_selector("main h1")
+        until(page, "!document.querySelector('.loading')")
+        rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+        found = page.evaluate("(rules) => axe.run(document, rules)", rules)
+        problems = [
+            (each["id"], [node["html"][:150] for node in each["nodes"]]) for each in found["violations"]
+        ]
+        assert problems == [], (name, scheme)
+        page.set_viewport_size({"width": 360, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+        assert page.evaluate("document.querySelector('main').scrollWidth") <= 360, name
+        page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_the_keyboard_is_enough(visit: Visit) -> None:
+    page = visit.page()
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    page.wait_for_selector("h1 >> text=Runs")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("engine")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1 >> text=Engine")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open] >> text=Shortcuts")
+    page.keyboard.press("Escape")
+    assert page.locator("dialog[open]").count() == 0
+    page.keyboard.press("n")
+    page.wait_for_selector("#composer:focus")
