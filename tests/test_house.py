@@ -313,7 +313,8 @@ def test_what_a_wheel_holds(tmp_path: Path) -> None:
         *(ROOT / "engine" / "kernels" / "cpu").glob("*.cpp"),
         *(ROOT / "engine" / "kernels" / "cpu").glob("*.h"),
     ]
-    for shipped in (*(ROOT / "engine" / "tiny" / "checkpoint").rglob("*"), *sources):
+    console = (ROOT / "server" / "console" / "web").rglob("*")
+    for shipped in (*(ROOT / "engine" / "tiny" / "checkpoint").rglob("*"), *sources, *console):
         if shipped.is_file():
             assert str(shipped.relative_to(ROOT)) in names
     assert not any("__pycache__" in name or name.endswith((".pyc", ".db")) for name in names)

@@ -486,4 +486,5 @@ def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> 
         f"Antiphon {__version__} listens on {url} and serves {model.name} "
         f"({model.info.max_model_len} tokens, dialect {model.info.dialect}), ready after {seconds:.1f} s.\n"
         f"Try: curl {url}/v1/responses{key} -H 'content-type: application/json' -d '{body}'"
+        + (f"\nConsole: {url}/" if life.config.console else "")
     )
