@@ -390,8 +390,8 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
 )
 async def list_responses(request: Request) -> Response:
     """The owner's stored responses, newest first (extension). The `status` `waiting` is that of responses in
-    progress that wait for somebody. A parameter that is unknown here is refused: the list would hold more than
-    was meant."""
+    progress that wait for somebody. A parameter that is unknown here is refused: the list would hold more
+    than was meant."""
     query, here, view = request.query_params, context(request), View(_profile(request))
     require_known(query, LIST_FILTERS)
     page = await here.storage.list_responses(

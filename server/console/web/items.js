@@ -1,11 +1,12 @@
 // How an item of a response or a conversation looks: messages, thoughts, calls and their outputs, approvals.
 
-import { html } from "./vendor/standalone.module.js";
-import { download } from "./api.js";
+import { html, useEffect, useState } from "./vendor/standalone.module.js";
+import { download, get } from "./api.js";
 import { Markdown } from "./markdown.js";
 import { Icon, Json, State, pretty } from "./elements.js";
 import { Approval, Answer } from "./answers.js";
 import { isOutput, textOf } from "./fold.js";
+import { notify } from "./state.js";
 
 const NAMES = {
   web_search_call: "Web search",
@@ -65,7 +66,7 @@ function Message({ item }) {
 
 function Part({ part, role }) {
   if (!part) return null;
-  if (part.type === "input_file") return html`<span class="chip"><${Icon} name="file" />${part.filename ?? part.file_id ?? "file"}</span>`;
+  if (part.type === "input_file") return html`<${Attached} part=${part} />`;
   if (part.type === "input_image") return html`<${Picture} part=${part} />`;
   if (part.type === "refusal") return html`<div class="notice bad">${part.refusal}</div>`;
   if (role === "user") return html`<div class="said">${part.text}</div>`;
@@ -75,7 +76,23 @@ function Part({ part, role }) {
 
 function Picture({ part }) {
   if (part.image_url?.startsWith("data:image/")) return html`<img class="picture" src=${part.image_url} alt="Attached image" />`;
-  return html`<span class="chip"><${Icon} name="file" />${part.file_id ?? part.image_url ?? "image"}</span>`;
+  return html`<${Attached} part=${part} />`;
+}
+
+const files = new Map(); // id -> what the server says of a file, asked once
+
+/** A file that is named by its id, with its name as soon as that is known. */
+function Attached({ part }) {
+  const id = part.file_id;
+  const [name, setName] = useState(part.filename ?? id ?? part.file_url ?? part.image_url ?? "file");
+  useEffect(() => {
+    if (!id || part.filename) return;
+    if (!files.has(id)) files.set(id, get(`v1/files/${id}`).catch(() => null));
+    files.get(id).then((file) => file && setName(file.filename));
+  }, [id]);
+  if (!id) return html`<span class="chip"><${Icon} name="file" />${name}</span>`;
+  const save = () => download(`v1/files/${id}/content`, name).catch((error) => notify(error.message, "error"));
+  return html`<button type="button" class="chip" title="Download" onClick=${save}><${Icon} name="file" />${name}</button>`;
 }
 
 function Sources({ annotations }) {

@@ -17,6 +17,7 @@ const ALLOWED = {
     "th thead tr ul"
   ).split(" "),
   ALLOWED_ATTR: ["align", "alt", "checked", "class", "disabled", "href", "src", "start", "title", "type"],
+  ADD_URI_SAFE_ATTR: ["align", "checked", "disabled", "start", "type"], // no addresses, whatever they say
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/(?:png|jpeg|gif|webp);base64,)/i,
 };
 

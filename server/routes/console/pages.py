@@ -1,7 +1,7 @@
 """GET / and /console/...: the console's page and the files that it loads.
 
-They are open to all, as they hold nothing of the server's; what they show, they ask by the API with the key of
-whoever uses them. The setting `console` takes them away.
+They are open to all, as they hold nothing of the server's; what they show, they ask by the API with the
+key of whoever uses them. The setting `console` takes them away.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The console's files: all of them plain, none of them from elsewhere, and the vendored ones as they were made."""
+"""The console's files: all of them plain, none of them from elsewhere, and the vendored ones unchanged."""
 
 from __future__ import annotations
 

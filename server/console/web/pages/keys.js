@@ -42,7 +42,7 @@ export function Keys() {
     if (await attempt(() => remove(`v1/organization/projects/${project.id}/api_keys/${each.id}`), "Revoked")) loaded.reload();
   };
   if (denied) {
-    return html`<${Page} title="Keys"><${Empty} icon="key" title="For administrators">This page needs a key with the scope admin, or the admin token that lies in the server's data folder. Use it by the key at the lower left.<//><//>`;
+    return html`<${Page} title="Keys"><${Empty} icon="key" title="For administrators">This page needs a key with the scopes all and admin: antiphon keys create --scope all --scope admin. Use it by the key at the lower left.<//><//>`;
   }
   return html`<${Page} title="Keys" wide note="Who may use this server, and for what."
     actions=${html`<${Button} icon="plus" onClick=${() => make("owner")}>New owner<//>`}>
