@@ -160,7 +160,7 @@ function Call({ item, output, open, answer, tools }) {
 
 /** The arguments of a call in one line. */
 export function brief(item) {
-  const given = item.arguments ?? item.input ?? item.code ?? item.queries ?? item.action ?? item.operation ?? "";
+  const given = item.arguments ?? item.input ?? item.code ?? item.queries ?? item.action ?? item.operation ?? item.output ?? "";
   const text = typeof given === "string" ? given : JSON.stringify(given);
   return text.replace(/\s+/g, " ").slice(0, 200);
 }

@@ -58,7 +58,7 @@ function App() {
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.querySelector("main").focus())}>To the content</a>
     <header class="top">
       <${Button} icon="menu" kind="quiet" label="Menu" aria-expanded=${menu} onClick=${() => setMenu(!menu)} />
-      <strong>${page.title}</strong>
+      <a class="brand" href="#/chat"><img src="console/icon.svg" alt="" width="20" height="20" /><span>Antiphon</span></a>
       <${Connection} state=${state} />
     </header>
     <${Navigation} current=${page.name} state=${state} open=${open} />

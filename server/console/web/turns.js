@@ -1,9 +1,11 @@
-// Turns under way, by conversation. They go on being read while other pages are shown, and are found again after a
-// reload, because the server makes them without anybody who reads.
+// Turns under way, by conversation. The server makes them without anybody who reads, so one is read only while it is
+// shown: a browser has few connections to one server, and those are shared by all of its tabs.
 
 import { get, post } from "./api.js";
 import { TERMINAL, follow, start } from "./stream.js";
 import { empty, isOutput, take } from "./fold.js";
+
+const HIDDEN_MS = 15_000; // after which a tab that nobody sees gives its connection back
 
 const turns = new Map();
 const listeners = new Set();
@@ -18,6 +20,7 @@ class Turn {
     this.connection = "live"; // or "reconnecting"
     this.error = null;
     this.ended = false;
+    this.after = -1; // the last event that was seen
     this.abort = new AbortController();
   }
 
@@ -29,6 +32,7 @@ class Turn {
         tell(this);
       },
       onEvent: ({ event }) => {
+        this.after = event.sequence_number ?? this.after;
         take(this.state, event);
         tell(this);
       },
@@ -40,16 +44,30 @@ class Turn {
   }
 
   async run(reading) {
+    const { signal } = this.abort;
     turns.set(this.conversation, this);
     tell(this);
     try {
       await reading;
     } catch (error) {
-      if (!this.abort.signal.aborted) this.error = error;
+      if (signal.aborted) return; // nobody reads on, and the server makes it all the same
+      this.error = error;
     }
     this.ended = true;
     this.connection = "live";
     tell(this);
+  }
+
+  /** Stop reading, if what is being made can be found again. */
+  pause() {
+    if (this.id && !this.ended) this.abort.abort(new DOMException("paused", "AbortError"));
+  }
+
+  /** Read on behind the last event that was seen. */
+  unpause() {
+    if (!this.abort.signal.aborted || this.ended) return;
+    this.abort = new AbortController();
+    this.run(follow(this.id, this.handlers(), this.after));
   }
 
   /** The calls and approvals that wait for somebody, by the id that answers them. */
@@ -86,6 +104,22 @@ export function watchTurns(listener) {
 export const turnOf = (conversation) => turns.get(conversation) ?? null;
 export const forget = (turn) => turns.get(turn.conversation) === turn && turns.delete(turn.conversation);
 
+/** Stop reading the turn of a conversation that is not shown any more. */
+export function leave(conversation) {
+  const turn = turns.get(conversation);
+  if (!turn?.id || turn.ended) return;
+  turn.pause();
+  turns.delete(conversation);
+}
+
+let hiding = 0;
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(hiding);
+  const all = [...turns.values()];
+  if (document.visibilityState === "visible") for (const turn of all) turn.unpause();
+  else hiding = setTimeout(() => all.forEach((turn) => turn.pause()), HIDDEN_MS);
+});
+
 /** Begin a turn. body: of the request, without what is said here. */
 export function begin(conversation, body, input) {
   const turn = new Turn(conversation, input);
@@ -111,6 +145,7 @@ export async function resume(conversation, response) {
   turns.set(conversation, turn);
   const items = await get(`v1/responses/${response.id}/input_items`, { order: "asc", limit: 100 }).catch(() => null);
   turn.input = items?.data ?? [];
+  if (turns.get(conversation) !== turn) return turn; // left in the meantime
   turn.run(follow(response.id, turn.handlers()));
   return turn;
 }

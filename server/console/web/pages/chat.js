@@ -6,7 +6,7 @@ import { Ago, Button, Copy, Failure, Icon, Loaded, Popover, State, Sure, number,
 import { isOutput, textOf } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
-import { answer, begin, forget, hasEnded, resume, stop, turnOf, watchTurns } from "../turns.js";
+import { answer, begin, forget, hasEnded, leave, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { Composer, useSettings } from "../composer.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
@@ -26,31 +26,38 @@ export function Chat({ id }) {
 function Conversations({ id }) {
   const owner = useWatched(key);
   const [search, setSearch] = useState("");
-  const load = async () => (await get("v1/conversations", { limit: 100, status: "active" })).data;
+  const load = async () => {
+    const [talks, running] = await Promise.all([
+      get("v1/conversations", { limit: 100, status: "active" }),
+      get("v1/responses", { status: "in_progress", limit: 50 }).catch(() => ({ data: [] })),
+    ]);
+    return { talks: talks.data, running: new Set(running.data.map((each) => each.conversation?.id)) };
+  };
   const loaded = useLoaded(load, [owner, id], 8000);
   const wanted = (each) => (each.title ?? each.id).toLowerCase().includes(search.toLowerCase());
-  const busy = useRedraw();
-  useEffect(() => watchTurns(busy), []);
+  const redraw = useRedraw();
+  useEffect(() => watchTurns(redraw), []);
   return html`<nav class="side" aria-label="Conversations">
     <div class="side-head">
       <a class="button primary" href="#/chat"><${Icon} name="plus" /><span>New chat</span></a>
       <input type="search" value=${search} onInput=${(event) => setSearch(event.target.value)} placeholder="Search" aria-label="Search conversations" />
     </div>
     <${Loaded} of=${loaded}>
-      ${(found) => html`<ul class="side-list">
-        ${found
+      ${({ talks, running }) => html`<ul class="side-list">
+        ${talks
           .filter(wanted)
           .sort((one, other) => other.updated_at - one.updated_at)
           .map((each) => {
             const turn = turnOf(each.id);
+            const busy = turn ? !turn.ended : running.has(each.id);
             return html`<li key=${each.id}>
               <a href=${href("chat", each.id)} aria-current=${each.id === id ? "page" : undefined}>
                 <span class="clip">${each.forked_from && html`<${Icon} name="fork" />`}${each.title || "Untitled"}</span>
-                ${turn && !turn.ended ? html`<i class="pulse" aria-label="being answered"></i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
+                ${busy ? html`<i class="pulse" role="img" aria-label="being answered"></i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
               </a>
             </li>`;
           })}
-        ${!found.length && html`<li class="faint side-empty">No conversations yet.</li>`}
+        ${!talks.length && html`<li class="faint side-empty">No conversations yet.</li>`}
       </ul>`}
     <//>
   </nav>`;
@@ -94,6 +101,7 @@ function Thread({ id, list }) {
   const turn = id ? turnOf(id) : null;
 
   useEffect(() => watchTurns((each) => each.conversation === id && redraw()), [id]);
+  useEffect(() => () => id && leave(id), [id]);
 
   // What is being made, be it after a reload or by another client, is read from its beginning on.
   useEffect(() => {
@@ -218,15 +226,18 @@ function ThreadMenu({ conversation, reload }) {
     if (await attempt(() => post(`v1/conversations/${conversation.id}`, { status }))) reload();
   };
   const erase = () => attempt(() => remove(`v1/conversations/${conversation.id}`), "Deleted").then((done) => done && go("chat"));
-  return html`<${Popover} icon="edit" label="Rename" align="right">
-      ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>
+  const archived = conversation.status === "archived";
+  return html`<${Popover} icon="more" label="More" align="right">
+    ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>
         <label class="field"><span>Title</span><input name="title" maxlength="512" value=${conversation.title ?? ""} /></label>
-        <div class="foot"><button type="submit" class="button small primary">Rename</button></div>
-      </form>`}
-    <//>
-    <${Button} icon="fork" kind="quiet" label="Fork" onClick=${fork} />
-    <${Button} icon="archive" kind="quiet" label=${conversation.status === "archived" ? "Take out of the archive" : "Archive"} onClick=${archive} />
-    <${Sure} icon="trash" label="Delete conversation" question="The conversation and its items are deleted. Forks of it stay." onYes=${erase} />`;
+        <div class="foot"><button type="submit" class="button small">Rename</button></div>
+      </form>
+      <div class="menu">
+        <${Button} icon="fork" kind="quiet" onClick=${() => (close(), fork())}>Fork this conversation<//>
+        <${Button} icon="archive" kind="quiet" onClick=${() => (close(), archive())}>${archived ? "Take out of the archive" : "Archive"}<//>
+        <${Sure} icon="trash" label="Delete conversation" question="The conversation and its items are deleted. Forks of it stay." onYes=${erase}>Delete<//>
+      </div>`}
+  <//>`;
 }
 
 // --- turns
