@@ -140,6 +140,40 @@ async def test_the_list_is_filtered_by_status_and_time(tmp_path: Path) -> None:
         await api.ended(held["id"])
 
 
+async def test_the_list_finds_what_waits_and_the_turns_of_a_conversation(api: Api) -> None:
+    async def listed(**filters: str) -> list[str]:
+        return [each["id"] for each in (await api.page("/v1/responses", **filters))["data"]]
+
+    conversation = (await api.client.post("/v1/conversations", json={})).json()["id"]
+    done = await api.create("say hi", conversation=conversation)
+    begun = await api.create(call(), tools=[WEATHER], background=True, await_tool_outputs=True)
+    waiting = (await api.client.get(f"/v1/responses/{begun['id']}?wait=20")).json()
+    assert waiting["status"] == "in_progress"
+    assert await listed(status="waiting") == [begun["id"]]
+    assert await listed(status="in_progress") == [begun["id"]]
+    assert await listed(conversation=conversation) == [done["id"]]
+    assert await listed(conversation=conversation, status="waiting") == []
+    assert await listed(conversation="conv_unknown") == []
+    assert await listed(model="antiphon-scripted") == [begun["id"], done["id"]]
+    assert await listed(model="another") == []
+    (pending,) = waiting["pending_tool_calls"]
+    outputs = {"tool_outputs": [{"call_id": pending["call_id"], "output": "sunny"}]}
+    reply = await api.client.post(f"/v1/responses/{begun['id']}/tool_outputs", json=outputs)
+    assert reply.status_code == 200
+    await api.ended(begun["id"])
+    assert await listed(status="waiting") == []
+
+
+@pytest.mark.parametrize(
+    ("query", "hint"),
+    [("stauts=waiting", "Did you mean 'status'?"), ("limit=1&x=2", "There are: limit, order, after, status")],
+)
+async def test_a_filter_that_the_list_does_not_know_is_refused(api: Api, query: str, hint: str) -> None:
+    error = await api.fails(400, "GET", f"/v1/responses?{query}")
+    assert (error["code"], error["param"]) == ("unknown_parameter", query.split("&")[-1].partition("=")[0])
+    assert hint in error["message"]
+
+
 async def test_input_items_are_the_new_input_in_resource_form(api: Api) -> None:
     first = await api.create([{"role": "user", "content": f"message {n}"} for n in range(5)])
     listed = (await api.input_items(first["id"]))["data"]
