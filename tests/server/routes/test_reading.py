@@ -144,10 +144,10 @@ async def test_the_list_finds_what_waits_and_the_turns_of_a_conversation(api: Ap
     async def listed(**filters: str) -> list[str]:
         return [each["id"] for each in (await api.page("/v1/responses", **filters))["data"]]
 
-    conversation = (await api.client.post("/v1/conversations", json={})).json()["id"]
+    conversation = (await api.http.post("/v1/conversations", json={})).json()["id"]
     done = await api.create("say hi", conversation=conversation)
     begun = await api.create(call(), tools=[WEATHER], background=True, await_tool_outputs=True)
-    waiting = (await api.client.get(f"/v1/responses/{begun['id']}?wait=20")).json()
+    waiting = (await api.http.get(f"/v1/responses/{begun['id']}?wait=20")).json()
     assert waiting["status"] == "in_progress"
     assert await listed(status="waiting") == [begun["id"]]
     assert await listed(status="in_progress") == [begun["id"]]
@@ -158,7 +158,7 @@ async def test_the_list_finds_what_waits_and_the_turns_of_a_conversation(api: Ap
     assert await listed(model="another") == []
     (pending,) = waiting["pending_tool_calls"]
     outputs = {"tool_outputs": [{"call_id": pending["call_id"], "output": "sunny"}]}
-    reply = await api.client.post(f"/v1/responses/{begun['id']}/tool_outputs", json=outputs)
+    reply = await api.http.post(f"/v1/responses/{begun['id']}/tool_outputs", json=outputs)
     assert reply.status_code == 200
     await api.ended(begun["id"])
     assert await listed(status="waiting") == []
