@@ -65,7 +65,7 @@ export function Engine() {
   const last = readings[readings.length - 1];
   const models = [...new Set((last?.figures.get("antiphon_engine_running") ?? []).map((each) => each.labels.model))];
   const want = model ? { model } : {};
-  return html`<${Page} title="Engine" wide note="The last three minutes, read every two seconds."
+  return html`<${Page} title="Engine" wide note="The last three minutes, read every two seconds, of all owners together."
     actions=${models.length > 1 && html`<label><span class="out-of-sight">Model</span><select onChange=${(event) => setModel(event.target.value)}><option value="">All models</option>${models.map((each) => html`<option value=${each} selected=${each === model}>${each}</option>`)}</select></label>`}>
     ${error && html`<${Failure} error=${error} />`}
     ${!last && !error && html`<div class="loading" role="status"><i></i><i></i><i></i><span class="out-of-sight">Loading</span></div>`}
@@ -119,7 +119,7 @@ function Charts({ readings, last, want, models }) {
       <section class="panel-card"><h2>KV on disk</h2>
         ${last.figures.has("antiphon_kv_disk_bytes")
           ? html`<meter min="0" max=${now("antiphon_kv_disk_bytes_limit") || 1} value=${now("antiphon_kv_disk_bytes")} aria-label="Bytes on disk"></meter>
-              <p class="faint">${size(now("antiphon_kv_disk_bytes"))} of ${size(now("antiphon_kv_disk_bytes_limit"))}, ${number(now("antiphon_kv_disk_blocks"))} blocks in ${number(now("antiphon_kv_disk_files"))} files</p>`
+              <p class="faint">${size(now("antiphon_kv_disk_bytes"))} of ${size(now("antiphon_kv_disk_bytes_limit"))}, ${number(now("antiphon_kv_blocks"))} blocks in ${number(now("antiphon_kv_files"))} files</p>`
           : html`<p class="faint">Nothing is kept on disk.</p>`}</section>
     </div>`;
 }
