@@ -28,12 +28,12 @@ function List() {
     <${Loaded} of=${loaded}>
       ${(found) => (found.length
         ? html`<div class="table-frame"><table class="list">
-            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col">Id</th><th scope="col" class="figure">Memory</th><th scope="col" class="figure">Used</th></tr></thead>
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th><th scope="col" class="figure hide-narrow">Memory</th><th scope="col" class="figure">Used</th></tr></thead>
             <tbody>${found.map((each) => html`<tr key=${each.id}>
               <td class="main"><a class="cover clip" href=${href("containers", each.id)}>${each.name}</a></td>
               <td><${State} name=${each.status} /></td>
-              <td><${Id} value=${each.id} /></td>
-              <td class="figure">${each.memory_limit}</td>
+              <td class="hide-narrow"><${Id} value=${each.id} /></td>
+              <td class="figure hide-narrow">${each.memory_limit}</td>
               <td class="figure faint"><${Ago} at=${each.last_active_at} /></td>
             </tr>`)}</tbody>
           </table></div>`
@@ -67,12 +67,12 @@ function Container({ id }) {
         <div class="section-head"><h2>Files</h2></div>
         ${files.length
           ? html`<div class="table-frame"><table class="list">
-              <thead><tr><th scope="col">Path</th><th scope="col">From</th><th scope="col" class="figure">Size</th><th scope="col" class="figure">Made</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+              <thead><tr><th scope="col">Path</th><th scope="col" class="hide-narrow">From</th><th scope="col" class="figure">Size</th><th scope="col" class="figure hide-narrow">Made</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
               <tbody>${files.map((file) => html`<tr key=${file.id}>
                 <td class="main mono"><span class="clip">${file.path}</span></td>
-                <td class="faint">${file.source}</td>
+                <td class="faint hide-narrow">${file.source}</td>
                 <td class="figure">${size(file.bytes)}</td>
-                <td class="figure faint"><${Ago} at=${file.created_at} /></td>
+                <td class="figure faint hide-narrow"><${Ago} at=${file.created_at} /></td>
                 <td class="row-actions">
                   <${Button} icon="save" kind="quiet" label=${`Download ${file.path}`} onClick=${() => attempt(() => download(`v1/containers/${id}/files/${file.id}/content`, file.path))} />
                   <${Sure} icon="trash" label=${`Delete ${file.path}`} question="The file is deleted." onYes=${() => take(file)} />

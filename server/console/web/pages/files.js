@@ -37,13 +37,13 @@ export function Files() {
       <${Loaded} of=${loaded}>
         ${({ data, has_more: more }) => (data.length
           ? html`<div class="table-frame"><table class="list">
-                <thead><tr><th scope="col">Name</th><th scope="col">Id</th><th scope="col">Purpose</th><th scope="col" class="figure">Size</th><th scope="col" class="figure">Uploaded</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+                <thead><tr><th scope="col">Name</th><th scope="col" class="hide-narrow">Id</th><th scope="col" class="hide-narrow">Purpose</th><th scope="col" class="figure">Size</th><th scope="col" class="figure hide-narrow">Uploaded</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
                 <tbody>${data.map((file) => html`<tr key=${file.id}>
                   <td class="main"><span class="clip">${file.filename}</span></td>
-                  <td><${Id} value=${file.id} /></td>
-                  <td class="faint">${file.purpose}</td>
+                  <td class="hide-narrow"><${Id} value=${file.id} /></td>
+                  <td class="faint hide-narrow">${file.purpose}</td>
                   <td class="figure">${size(file.bytes)}</td>
-                  <td class="figure faint"><${Ago} at=${file.created_at} /></td>
+                  <td class="figure faint hide-narrow"><${Ago} at=${file.created_at} /></td>
                   <td class="row-actions">
                     <${Button} icon="save" kind="quiet" label=${`Download ${file.filename}`} onClick=${() => attempt(() => download(`v1/files/${file.id}/content`, file.filename))} />
                     <${Sure} icon="trash" label=${`Delete ${file.filename}`} question="The file is deleted, also from the stores that have it." onYes=${() => erase(file)} />

@@ -62,13 +62,13 @@ export function Keys() {
             <div class="section-head"><h2>${project.name} <${Id} value=${project.id} /></h2><${Button} icon="plus" kind="quiet" onClick=${() => make(project)}>New key<//></div>
             ${keys.length
               ? html`<div class="table-frame"><table class="list">
-                  <thead><tr><th scope="col">Name</th><th scope="col">Key</th><th scope="col">May do</th><th scope="col" class="figure">Used</th><th scope="col" class="figure">Made</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+                  <thead><tr><th scope="col">Name</th><th scope="col">Key</th><th scope="col" class="hide-narrow">May do</th><th scope="col" class="figure hide-narrow">Used</th><th scope="col" class="figure hide-narrow">Made</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
                   <tbody>${keys.map((each) => html`<tr key=${each.id}>
                     <td class="main"><span class="clip">${each.name}</span></td>
                     <td class="mono faint">${each.redacted_value}</td>
-                    <td class="faint">${(each.scopes ?? []).join(", ")}</td>
-                    <td class="figure faint"><${Ago} at=${each.last_used_at} /></td>
-                    <td class="figure faint"><${Ago} at=${each.created_at} /></td>
+                    <td class="faint hide-narrow">${(each.scopes ?? []).join(", ")}</td>
+                    <td class="figure faint hide-narrow"><${Ago} at=${each.last_used_at} /></td>
+                    <td class="figure faint hide-narrow"><${Ago} at=${each.created_at} /></td>
                     <td class="row-actions"><${Sure} icon="trash" label=${`Revoke ${each.name}`} yes="Revoke" question="Whoever uses this key is refused at once." onYes=${() => revoke(project, each)} /></td>
                   </tr>`)}</tbody>
                 </table></div>`

@@ -30,14 +30,14 @@ function List() {
     <${Loaded} of=${loaded}>
       ${(found) => (found.length
         ? html`<div class="table-frame"><table class="list">
-            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col">Id</th><th scope="col" class="figure">Files</th><th scope="col" class="figure">Size</th><th scope="col" class="figure">Used</th></tr></thead>
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th><th scope="col" class="figure">Files</th><th scope="col" class="figure">Size</th><th scope="col" class="figure hide-narrow">Used</th></tr></thead>
             <tbody>${found.map((each) => html`<tr key=${each.id}>
               <td class="main"><a class="cover clip" href=${href("stores", each.id)}>${each.name || "Untitled"}</a></td>
               <td><${State} name=${each.status} /></td>
-              <td><${Id} value=${each.id} /></td>
+              <td class="hide-narrow"><${Id} value=${each.id} /></td>
               <td class="figure">${number(each.file_counts.total)}</td>
               <td class="figure">${size(each.usage_bytes)}</td>
-              <td class="figure faint"><${Ago} at=${each.last_active_at} /></td>
+              <td class="figure faint hide-narrow"><${Ago} at=${each.last_active_at} /></td>
             </tr>`)}</tbody>
           </table></div>`
         : html`<${Empty} icon="store" title="No stores yet">Make one, put files into it, and let a model search them.<//>`)}
@@ -97,12 +97,12 @@ function Store({ id }) {
     <${Loaded} of=${files}>
       ${(found) => (found.length
         ? html`<div class="table-frame"><table class="list">
-            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="figure">Size</th><th scope="col" class="figure">Added</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="figure hide-narrow">Size</th><th scope="col" class="figure hide-narrow">Added</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
             <tbody>${found.map((file) => html`<tr key=${file.id}>
               <td class="main"><span class="clip">${names[file.id] ?? file.id}</span>${file.last_error && html`<small class="bad-text">${file.last_error.message}</small>`}</td>
               <td><${State} name=${file.status} /></td>
-              <td class="figure">${size(file.usage_bytes)}</td>
-              <td class="figure faint"><${Ago} at=${file.created_at} /></td>
+              <td class="figure hide-narrow">${size(file.usage_bytes)}</td>
+              <td class="figure faint hide-narrow"><${Ago} at=${file.created_at} /></td>
               <td class="row-actions"><${Sure} icon="trash" label="Take out of the store" yes="Take out" question="The file leaves this store, and stays among the files." onYes=${() => take(file)} /></td>
             </tr>`)}</tbody>
           </table></div>`
