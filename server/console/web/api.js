@@ -179,7 +179,11 @@ export function upload(file, purpose = "user_data") {
 
 /** Have the browser save what stands at a path, which it could not ask for with a key by itself. */
 export async function download(path, name) {
-  const blob = await (await request("GET", path)).blob();
+  save(await (await request("GET", path)).blob(), name);
+}
+
+/** Have the browser save bytes as a file. */
+export function save(blob, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name.split("/").pop() || "file";

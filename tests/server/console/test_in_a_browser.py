@@ -399,6 +399,10 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     shown = json.loads(runs.inner_text(".event-detail pre"))
     stored = server.get(f"/v1/responses/{response['id']}/events?after=6&limit=1")["data"][0]
     assert (number, shown) == ("7", stored)
+    with runs.expect_download() as downloading:
+        runs.click("[aria-label='Save these events, one a line']")
+    lines = Path(downloading.value.path()).read_text().splitlines()
+    assert json.loads(lines[0]) == stored and json.loads(lines[-1])["type"] == "response.cancelled"
     runs.click("#tab-items")
     runs.wait_for_selector(".item-row >> text=message")
     runs.click("#tab-usage")

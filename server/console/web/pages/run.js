@@ -1,7 +1,7 @@
 // One run: its timeline as it is written, its items, what it used, and what can be done to it.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { get, key, post, remove } from "../api.js";
+import { get, key, post, remove, save } from "../api.js";
 import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, number, seconds, size } from "../elements.js";
 import { empty, take } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
@@ -97,7 +97,7 @@ export function Run({ id }) {
             }}>${name}${name === "timeline" && events.rows.length > 0 && html`<small>${number(events.rows.length)}</small>`}</button>`)}
         </div>
         <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`} tabindex="0" class="panel">
-          ${tab === "timeline" && html`<${Timeline} events=${events} replay=${replay} fork=${(seq) => fork({ starting_after: seq })} after=${after} running=${running} />`}
+          ${tab === "timeline" && html`<${Timeline} id=${id} events=${events} replay=${replay} fork=${(seq) => fork({ starting_after: seq })} after=${after} running=${running} />`}
           ${tab === "items" && html`<${Items} items=${response.output} pending=${pending} tools=${response.tools} busy=${running} answer=${(outputs) => attempt(() => answer(id, outputs))} fork=${(item) => fork({ after: item.id })} />`}
           ${tab === "input" && html`<${Loaded} of=${input}>${(items) => html`<${Items} items=${items} />`}<//>`}
           ${tab === "usage" && html`<${Used} usage=${response.usage} />`}
@@ -126,7 +126,7 @@ function Facts({ response, state }) {
 }
 
 /** The events, of which only those in sight are drawn. */
-function Timeline({ events, replay, fork, after, running }) {
+function Timeline({ id, events, replay, fork, after, running }) {
   const box = useRef();
   const [top, setTop] = useState(0);
   const [picked, pick] = useState(null);
@@ -165,6 +165,7 @@ function Timeline({ events, replay, fork, after, running }) {
     event.preventDefault();
     replay(Math.max(0, Number(from) || 0));
   };
+  const keep = () => save(new Blob(rows.map((row) => `${row.raw}\n`), { type: "application/jsonl" }), `${id}.jsonl`);
   if (events.error) return html`<${NoEvents} error=${events.error} />`;
   return html`<div class=${`timeline ${picked ? "picked" : ""}`}>
     <div class="timeline-bar">
@@ -174,6 +175,7 @@ function Timeline({ events, replay, fork, after, running }) {
       </form>
       <input type="search" placeholder="Filter by type" aria-label="Filter events by type" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
       <span class="faint" role="status">${number(events.rows.length)} events, ${size(bytes)}${events.connection === "reconnecting" ? ", reconnecting" : !events.done ? ", live" : ""}</span>
+      <${Button} icon="save" kind="quiet" label="Save these events, one a line" onClick=${keep} />
     </div>
     <div class="events" ref=${box} onScroll=${scrolled} onKeyDown=${keys} tabindex="0" role="listbox" aria-label="Events" aria-activedescendant=${picked ? `event-${picked.seq}` : undefined}>
       <div class="events-inner" style=${{ height: `${rows.length * ROW}px` }}>
