@@ -39,7 +39,7 @@ export const replace = (...args) => {
 
 // --- what a page loads
 
-/** What `load` resolves to: {value, error, loading, reload}. every: milliseconds between two loads while the page is
+/** What `load` resolves to: {value, error, loading, reload}; `reload()` tells whether it has worked. every: milliseconds between two loads while the page is
  * seen; 0 loads once. What was loaded stays while it is loaded again. */
 export function useLoaded(load, inputs, every = 0) {
   const [state, set] = useState({ value: null, error: null, loading: true });
@@ -48,9 +48,12 @@ export function useLoaded(load, inputs, every = 0) {
     const mine = ++turn.current;
     try {
       const value = await load();
-      if (mine === turn.current) set({ value, error: null, loading: false });
+      if (mine !== turn.current) return false;
+      set({ value, error: null, loading: false });
+      return true;
     } catch (error) {
       if (mine === turn.current) set((before) => ({ value: before.value, error, loading: false }));
+      return false;
     }
   }, inputs);
   useEffect(() => {

@@ -1,7 +1,7 @@
 // Chat: conversations, the turns of one of them, and what is said next.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { get, key, post, remove } from "../api.js";
+import { get, key, online, post, remove, sleep } from "../api.js";
 import { Ago, Button, Copy, Failure, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
 import { isOutput, textOf } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
@@ -10,6 +10,7 @@ import { answer, begin, forget, hasEnded, leave, resume, stop, turnOf, watchTurn
 import { Composer, useSettings } from "../composer.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
+const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
 const WATCH_MS = 3000; // between two looks for what other tabs and clients did
 
 export function Chat({ id }) {
@@ -125,11 +126,21 @@ function Thread({ id, list }) {
   // A turn that has ended is shown as it was until the stored conversation has it.
   const ended = turn?.ended && turn;
   useEffect(() => {
-    if (!ended || ended.error) return;
-    loaded.reload().then(() => {
+    if (!ended || ended.error) return undefined;
+    let gone = false;
+    const join = async () => {
+      while (!gone && !(await loaded.reload())) {
+        await sleep(AGAIN_MS);
+        await online();
+      }
+      if (gone) return;
       forget(ended);
       redraw();
-    });
+    };
+    join();
+    return () => {
+      gone = true;
+    };
   }, [ended]);
 
   const send = async (content) => {
