@@ -407,7 +407,7 @@ function Scroller({ children, watch, working }) {
   const stuck = useRef(true);
   const [away, setAway] = useState(false);
   const toEnd = () => {
-    ref.current.scrollTop = ref.current.scrollHeight;
+    if (ref.current) ref.current.scrollTop = ref.current.scrollHeight;
   };
   useLayoutEffect(() => {
     const observer = new ResizeObserver(() => stuck.current && toEnd());
