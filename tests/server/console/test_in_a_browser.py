@@ -504,7 +504,7 @@ def test_what_a_model_writes_can_do_nothing(visit: Visit, server: Server) -> Non
     for opened in (page, runs):
         opened.mouse.move(640, 400)
         assert opened.evaluate("window.hit") is None
-    # The browser tells of handlers and styles already where DOMPurify reads them, in a document that nobody sees.
+    # The browser tells of handlers and styles where DOMPurify reads them, in a document that nobody sees.
     assert all("Content Security Policy" in problem for problem in visit.problems), visit.problems
     visit.problems.clear()
 
