@@ -35,14 +35,15 @@ export async function* events(reply) {
  * Start a response and read it to its end. Sent again under the same idempotency key until it has begun, so that a
  * server that ends in between carries it out once.
  *
- * handlers: see `follow`; besides, `onStart(id)`, as soon as the response has an id.
+ * handlers: see `follow`; besides, `onStart(id)`, as soon as the response has an id. path: where to, if not to the
+ * responses.
  */
-export async function start(body, handlers) {
+export async function start(body, handlers, path = "v1/responses") {
   const headers = { "idempotency-key": idempotencyKey(), accept: "text/event-stream" };
   const seen = { after: -1 };
   for (;;) {
     try {
-      const reply = await request("POST", "v1/responses", { body, headers, signal: handlers.signal });
+      const reply = await request("POST", path, { body, headers, signal: handlers.signal });
       handlers.onState?.("live");
       if (await read(reply, handlers, seen)) return;
     } catch (error) {

@@ -135,6 +135,13 @@ export function begin(conversation, body, input) {
   return turn;
 }
 
+/** Answer the calls of a response that has ended with them: the response that goes on from it is the next turn. */
+export function goOn(conversation, id, outputs) {
+  const turn = new Turn(conversation, []);
+  turn.run(start({ tool_outputs: outputs, stream: true }, turn.handlers(), `v1/responses/${id}/tool_outputs`));
+  return turn;
+}
+
 /** Go on reading a response that is being made, from its first event on. */
 export async function resume(conversation, response) {
   if (turns.has(conversation)) return turns.get(conversation);

@@ -366,6 +366,19 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     says(page, 'The tool said: {"sky":"grey","degrees":-3}')
 
 
+def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server) -> None:
+    conversation = server.post("/v1/conversations", {})["id"]
+    tool = {"type": "mcp", "server_label": "here", "server_url": "builtin:", "require_approval": "always"}
+    asked = {"input": 'call calculator {"expression": "6*7"}', "tools": [tool], "conversation": conversation}
+    server.post("/v1/responses", asked)
+    page = visit.page(f"#/chat/{conversation}", "text=Approve")
+    page.click("text=Approve")
+    says(page, "The tool said: 42")
+    until(page, "!document.querySelector('.call-card.open')")
+    page.reload()
+    says(page, "The tool said: 42")
+
+
 def test_a_call_is_declined(visit: Visit, server: Server) -> None:
     tool = {"type": "mcp", "server_label": "here", "server_url": "builtin:", "require_approval": "always"}
     body = {"input": 'call calculator {"expression": "1"}', "tools": [tool], "background": True}

@@ -6,7 +6,7 @@ import { Ago, Button, Copy, Failure, Icon, Loaded, Popover, State, Sure, number,
 import { isOutput, textOf } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
-import { answer, begin, forget, hasEnded, leave, resume, stop, turnOf, watchTurns } from "../turns.js";
+import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { Composer, useSettings } from "../composer.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
@@ -272,6 +272,19 @@ function Turns({ found, editing, edit, branch, id, working }) {
     for (const response of found.responses) for (const item of response.output) byItem.set(item.id, response);
     return byItem;
   }, [found]);
+  const [given, give] = useState([]);
+  useEffect(() => give([]), [found]);
+  const open = useMemo(() => {
+    const waiting = pendingOf(found.items);
+    for (const each of given) waiting.delete(each.approval_request_id ?? each.call_id);
+    return waiting;
+  }, [found, given]);
+  // A response that ended with calls goes on once all of them are answered.
+  const send = (response, outputs_) => {
+    const now = [...given, ...outputs_];
+    give(now);
+    if (open.size <= outputs_.length) goOn(id, response.id, now);
+  };
   const all_ = groups(found.items.filter((item) => !isOutput(item) || item.type === "mcp_approval_response"));
   const lastUser = [...found.items].reverse().find((item) => item.type === "message" && item.role === "user");
   return all_.map((group, index) => {
@@ -289,7 +302,14 @@ function Turns({ found, editing, edit, branch, id, working }) {
     const response = group.items.map((item) => made.get(item.id)).find(Boolean);
     const last = index === all_.length - 1;
     return html`<article key=${first.id} class="turn assistant" aria-label="Answer">
-      ${group.items.map((item) => html`<${Item} key=${item.id} item=${item} outputs=${outputs} tools=${response?.tools} />`)}
+      ${group.items.map((item) => html`<${Item}
+        key=${item.id}
+        item=${item}
+        outputs=${outputs}
+        tools=${response?.tools}
+        pending=${last && response && !working ? open : undefined}
+        answer=${(outputs_) => send(response, outputs_)}
+      />`)}
       <footer class="turn-foot">
         <${Copy} text=${() => group.items.filter((item) => item.type === "message").map(textOf).join("\n\n")} label="Copy answer" />
         ${last && lastUser && html`<${Button} icon="again" kind="quiet" label="Answer anew in a fork" disabled=${working} onClick=${() => branch(lastUser, null)} />`}
