@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools import cut
@@ -87,6 +87,15 @@ class Transcript:
             self.answer(call_id, "error: The outcome of this call is not known.")
         self._turn = None
         self.messages.append({"role": role, "content": text})
+
+    def compact(self, systems: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> None:
+        """Put other messages in the place of all but those of the system. systems: texts of the latter, which
+        a client may have left out since."""
+        kept = [message for message in self.messages if message["role"] == "system"]
+        known = {message["content"] for message in kept}
+        gone = [{"role": "system", "content": said} for said in systems if said not in known]
+        self.messages = [*gone, *kept, *(dict(message) for message in messages)]
+        self._turn, self._answered, self._searches = None, [], []
 
     def turn_to(self, *, clients: bool, most: int | None) -> None:
         """Say of the next item whether it is a client's output, and to how many characters any other output

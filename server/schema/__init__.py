@@ -20,6 +20,7 @@ from server.schema.items import (
     normalize_item,
     num_parts,
     unsupported_parts,
+    without_trigger,
 )
 from server.schema.messages import file_paths, unsupported_in
 from server.schema.plain_fields import completion_name
@@ -30,7 +31,9 @@ from server.schema.responses import (
     CreateResponse,
     ToolOutputs,
     check_metadata,
+    configured,
     echo,
+    parse_compact,
     parse_create,
     parse_include,
     parse_input_tokens,
@@ -75,6 +78,7 @@ __all__ = [
     "check_sizes",
     "completion_name",
     "components",
+    "configured",
     "echo",
     "echoed",
     "effective_tier",
@@ -90,6 +94,7 @@ __all__ = [
     "num_parts",
     "num_requests",
     "parse_chat",
+    "parse_compact",
     "parse_completion",
     "parse_create",
     "parse_fork",
@@ -111,5 +116,6 @@ __all__ = [
     "unsupported_parts",
     "variables_of",
     "version_number",
+    "without_trigger",
     "words_of_generation",
 ]

@@ -1,9 +1,10 @@
 """Checks of everything that goes over the wire: bodies and events against the official schemas, and streams
 against their grammar.
 
-The schemas are those of `tests/spec/openapi.json`, with two differences: `user` and `usage` may be null, as
-in the document's own examples, and there is one further event, `response.cancelled`. Every check raises
-AssertionError that says what is wrong.
+The schemas are those of `tests/spec/openapi.json`, with these differences: `user` and `usage` may be null, as
+in the document's own examples; there are two further events, `response.cancelled` and one of compactions that
+SDKs know; and an item that changes settings is in no union of the document. Every check raises AssertionError
+that says what is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from server.items import Stream, call_of, is_output, source_of
+from server.items import COMPACTING, Stream, call_of, is_output, source_of
 from server.schema import events as grammar
 
 Json = dict[str, Any]
@@ -120,6 +121,7 @@ def validate(name: str, value: Any) -> None:
 
 
 _NULLABLE = ("user", "usage")
+SETTINGS = "configuration_update"
 
 
 def validate_response(response: Json) -> None:
@@ -163,7 +165,8 @@ def check_usage(usage: Json) -> None:
 
 def validate_item(item: Json, union: str = "OutputItem") -> None:
     """Check an item as a member of OutputItem, ItemResource, ConversationItem or InputItem."""
-    validate(union, item)
+    if item["type"] != SETTINGS:
+        validate(union, item)
     if union != "InputItem":
         assert item.get("id"), f"an item without id: {item}"
 
@@ -183,7 +186,12 @@ def validate_event(event: Json) -> None:
         official = {**event, "response": response}
     if kind == "response.cancelled":
         official = {**official, "type": "response.completed"}
-    validate("ResponseStreamEvent", official)
+    if kind == COMPACTING:
+        assert event["item_id"].startswith("cmp_"), event
+    elif kind.startswith("response.output_item") and event["item"]["type"] == SETTINGS:
+        validate_item(event["item"])
+    else:
+        validate("ResponseStreamEvent", official)
 
 
 def validate_error(body: Json) -> Json:
