@@ -290,7 +290,8 @@ def _restored(item: Item, opened: tuple[str, Any], model: str | None) -> Item:
     if item["type"] == "reasoning":
         return {**item, "content": _opened_by(model, opened)}
     if item["type"] == COMPACTION:
-        return with_private(item, _readable(_opened_by(COMPACTED, opened)))
+        bare = {name: value for name, value in item.items() if name != "summary"}  # an `include` had shown it
+        return with_private(bare, _readable(_opened_by(COMPACTED, opened)))
     content = _opened_by(PRIVATE_HALF, opened)
     if content["id"] != item["id"]:
         raise ValueError(f"it was made for the item {content['id']}")

@@ -124,12 +124,18 @@ _NULLABLE = ("user", "usage")
 SETTINGS = "configuration_update"
 
 
+def _official(response: Json) -> Json:
+    """A Response without what the schema has no words for."""
+    kept = {k: v for k, v in response.items() if not (k in _NULLABLE and v is None)}
+    return {**kept, "output": [item for item in response["output"] if item["type"] != SETTINGS]}
+
+
 def validate_response(response: Json) -> None:
     """Check a Response object: the schema, and what every client relies on beyond it.
 
     One that only computed its prompt (`generate: false`) has neither output nor output tokens.
     """
-    validate("Response", {k: v for k, v in response.items() if not (k in _NULLABLE and v is None)})
+    validate("Response", _official(response))
     present = "status completed_at previous_response_id truncation text presence_penalty frequency_penalty"
     present += " top_logprobs reasoning usage max_output_tokens max_tool_calls store background service_tier"
     present += " safety_identifier prompt_cache_key conversation"
@@ -182,8 +188,7 @@ def validate_event(event: Json) -> None:
     official = event
     if "response" in event:
         validate_response(event["response"])
-        response = {k: v for k, v in event["response"].items() if not (k in _NULLABLE and v is None)}
-        official = {**event, "response": response}
+        official = {**event, "response": _official(event["response"])}
     if kind == "response.cancelled":
         official = {**official, "type": "response.completed"}
     if kind == COMPACTING:

@@ -221,9 +221,10 @@ class _Work:
             size = sum([await self._count_message(message) for message in group])
             if kept and size > most:
                 break
-            while size > most and any(len(_text(message)) > SHORTEST for message in group):
-                length = max(len(_text(message)) for message in group)
-                group = [_shortened(message, max(SHORTEST, length // 2)) for message in group]
+            length = max(len(_text(message)) for message in group)
+            while size > most and length > SHORTEST:
+                length = max(SHORTEST, length // 2)
+                group = [_shortened(message, length) for message in group]
                 size = sum([await self._count_message(message) for message in group])
             kept[:0] = group
             most -= size
