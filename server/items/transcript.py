@@ -89,12 +89,11 @@ class Transcript:
         self.messages.append({"role": role, "content": text})
 
     def compact(self, systems: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> None:
-        """Put other messages in the place of all but those of the system. systems: texts of the latter, which
-        a client may have left out since."""
+        """Put other messages in the place of all but those of the system. systems: texts of the latter, for a
+        client that sends none before a compaction; others send theirs anew, perhaps in other words."""
         kept = [message for message in self.messages if message["role"] == "system"]
-        known = {message["content"] for message in kept}
-        gone = [{"role": "system", "content": said} for said in systems if said not in known]
-        self.messages = [*gone, *kept, *(dict(message) for message in messages)]
+        kept = kept or [{"role": "system", "content": said} for said in systems]
+        self.messages = [*kept, *(dict(message) for message in messages)]
         self._turn, self._answered, self._searches = None, [], []
 
     def turn_to(self, *, clients: bool, most: int | None) -> None:

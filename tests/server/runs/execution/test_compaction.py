@@ -225,6 +225,17 @@ async def test_what_was_altered_or_is_anothers_is_refused(tmp_path: Path) -> Non
         assert text(taken) == "x" and SUMMARY.strip() in prompts(engine)[-1]
 
 
+async def test_developers_messages_are_never_summarised(api: Api, engine: ScriptedEngine) -> None:
+    def developer(said: str) -> Json:
+        return {"role": "developer", "content": said}
+
+    [item] = (await api.create([developer("Be calm."), {"role": "user", "content": "hi"}, TRIGGER]))["output"]
+    asked = {"role": "user", "content": "say x"}
+    for before, shown in (([], "Be calm."), ([developer("Be calm.")], "Be calm."), ([developer("Run.")], "Run.")):
+        await api.create([*before, item, asked], store=False)
+        assert prompts(engine)[-1].startswith(f"<|im_start|>system\n{shown}<|im_end|>\n<|im_start|>user\nThe ")
+
+
 async def test_its_owner_can_read_the_summary(api: Api) -> None:
     made = await api.create(
         [{"role": "user", "content": "hi"}, TRIGGER], include=["compaction.summary"], store=False
