@@ -1,10 +1,10 @@
 """What is still known after a compaction, on the shipped model, over HTTP: `python -m benchmarks.compaction`.
 
 A conversation begins with facts: the user's name, two things that the user tells, and two that the assistant
-alone says. Turns follow that have nothing to do with them, as the model's curriculum has them, held out of its
-training. Then one request asks for a compaction, and each fact is asked for once with the whole conversation and
-once with what the compaction left. Told are the facts that the answers have, the tokens of the last prompts, and
-the seconds of a compaction.
+alone says. Turns follow that have nothing to do with them, as the model's curriculum has them, held out of
+its training. Then one request asks for a compaction, and each fact is asked for once with the whole
+conversation and once with what the compaction left. Told are the facts that the answers have, the tokens of
+the last prompts, and the seconds of a compaction.
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ _INPUT_TOKENS: Mapping[str, Rule] = {
 
 _COMPACT: Mapping[str, Rule] = {
     **_CHAT_WORDS,
-    **_HINTS,
-    **_each(HONOURED, "model input instructions previous_response_id prompt_cache_retention"),
+    **_each(HONOURED, "model input instructions previous_response_id prompt_cache_key service_tier"),
+    **_each(HINT, "prompt_cache_retention prompt_cache_options client_metadata"),
     **_each(EXTENSION, "cache_salt priority chat_template_kwargs"),
     "conversation": _elsewhere("Send an item of type 'compaction_trigger' to POST /v1/responses."),
 }

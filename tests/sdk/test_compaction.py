@@ -1,4 +1,4 @@
-"""Compaction by the clients as they come: the official SDK, over WebSockets too, and the Agents SDK's session."""
+"""Compaction by clients as they come: the official SDK, over WebSockets too, and the Agents SDK's session."""
 
 from __future__ import annotations
 
@@ -94,7 +94,11 @@ async def test_a_session_of_the_agents_sdk(sdk: AsyncOpenAI, engine: ScriptedEng
     set_tracing_disabled(True)  # it would go to another server
     kept = SQLiteSession("s")
     session = OpenAIResponsesCompactionSession(
-        "s", kept, client=sdk, model=ALIAS, should_trigger_compaction=lambda seen: len(seen["session_items"]) >= 4
+        "s",
+        kept,
+        client=sdk,
+        model=ALIAS,
+        should_trigger_compaction=lambda seen: len(seen["session_items"]) >= 4,
     )
     agent = Agent(name="A", model=OpenAIResponsesModel(model=ALIAS, openai_client=sdk))
     for asked in ("My name is Mark.", "say two", "say three"):

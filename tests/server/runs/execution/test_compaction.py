@@ -231,9 +231,15 @@ async def test_developers_messages_are_never_summarised(api: Api, engine: Script
 
     [item] = (await api.create([developer("Be calm."), {"role": "user", "content": "hi"}, TRIGGER]))["output"]
     asked = {"role": "user", "content": "say x"}
-    for before, shown in (([], "Be calm."), ([developer("Be calm.")], "Be calm."), ([developer("Run.")], "Run.")):
+    for before, shown in (
+        ([], "Be calm."),
+        ([developer("Be calm.")], "Be calm."),
+        ([developer("Run.")], "Run."),
+    ):
         await api.create([*before, item, asked], store=False)
-        assert prompts(engine)[-1].startswith(f"<|im_start|>system\n{shown}<|im_end|>\n<|im_start|>user\nThe ")
+        assert prompts(engine)[-1].startswith(
+            f"<|im_start|>system\n{shown}<|im_end|>\n<|im_start|>user\nThe "
+        )
 
 
 async def test_its_owner_can_read_the_summary(api: Api) -> None:
