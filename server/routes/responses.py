@@ -56,6 +56,7 @@ from server.runs import Started, interrupted, no_events, prepare_fork, require_s
 from server.runs.events import Channel, Reader, ReaderLagged, Snapshot, terminal_response
 from server.runs.planning import TERMINAL, RunPlan, read_items, turn_tools
 from server.schema import (
+    LEAST_THRESHOLD,
     TEXT,
     Api,
     CreateResponse,
@@ -726,6 +727,9 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
         encrypted_reasoning.INCLUDE: plan.sealed_by is not None,
     }
     body["include"] = [*plan.include, *(name for name, asked in wanted.items() if asked)]
+    if plan.compaction is not None and plan.compaction.threshold is not None:
+        threshold = max(plan.compaction.threshold, LEAST_THRESHOLD)
+        body["context_management"] = [{"type": "compaction", "compact_threshold": threshold}]
     if plan.cache_salt:
         body["cache_salt"] = plan.cache_salt
     if plan.answer is not None and parent["text"]["format"] == TEXT:  # an extension asked for it

@@ -28,6 +28,7 @@ from server.schema.prompt_templates import PromptBody, parse_new_prompt, parse_p
 from server.schema.prompts import LEAD, FilledPrompt, fill, parse_prompt, variables_of, version_number
 from server.schema.responses import (
     INCLUDES,
+    LEAST_THRESHOLD,
     CreateResponse,
     ToolOutputs,
     check_metadata,
@@ -54,6 +55,7 @@ __all__ = [
     "FILE_PURPOSES",
     "INCLUDES",
     "LEAD",
+    "LEAST_THRESHOLD",
     "PRIORITIES",
     "STATUSES",
     "TEXT",

@@ -123,7 +123,8 @@ class Progress:
     @property
     def answer_tokens(self) -> int:
         """The output tokens of those."""
-        return sum(turn.output_tokens for turn in self.turns if turn.summarises is None)
+        summaries = (turn.output_tokens for turn in self.turns if turn.summarises is not None)
+        return self.output_tokens - sum(summaries)
 
     @property
     def has_summarised(self) -> bool:

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from engine import GenerateRequest, Say, ScriptedEngine
+from engine import GenerateRequest, LocalEngine, Say, ScriptedEngine
 from engine.backends.script import obey
+from engine.tiny import CHECKPOINT
 from server.runs.planning.compaction import ASK
 from tests.support import wire
 from tests.support.owners import two_owners
 from tests.support.processes import server_process
 from tests.support.running import http_client, live_app, running_app
-from tests.support.talk import BUILTIN, Api, Gate, prompts, text
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, prompts, text
 from tests.support.wire import Json
 
 TRIGGER: Json = {"type": "compaction_trigger"}
@@ -129,6 +130,14 @@ async def test_a_threshold_compacts_between_calls(api: Api, engine: ScriptedEngi
     assert text(response).endswith("The tool said: 2")
     shown = prompts(engine)[-1]
     assert 0 < shown.index("Summary:") < shown.rindex("<tool_call>") < shown.index(">\n2\n<")
+
+
+async def test_outputs_of_calls_go_on_with_the_threshold(api: Api, engine: ScriptedEngine) -> None:
+    made = await api.create(call(), tools=[WEATHER], context_management=MANAGED)
+    [asked] = calls(made)
+    done = await api.outputs(made["id"], {asked["call_id"]: "rain " * 200})
+    assert types(done) == ["compaction", "message"] and text(done).startswith("The tool said: rain rain")
+    assert prompts(engine)[-1].index("<tool_call>") < prompts(engine)[-1].index("<tool_response>\nrain")
 
 
 async def test_thoughts_go_first_and_may_be_enough(tmp_path: Path) -> None:
@@ -350,6 +359,27 @@ async def test_a_kill_in_a_summary_changes_no_byte_of_it(tmp_path: Path) -> None
     assert types(one[0]) == ["compaction"] and one[0]["status"] == "completed"
     assert one[0]["output"] == two[0]["output"] and one[0]["usage"] == two[0]["usage"]
     assert one[1].split(b"response.completed")[0] == two[1].split(b"response.completed")[0]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The shipped model
+
+
+async def test_the_shipped_model_still_knows_what_it_was_told(tmp_path: Path) -> None:
+    engine = LocalEngine(CHECKPOINT, num_threads=1, kv_cache_bytes=64 << 20)
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api, greedy = Api(client), {"temperature": 0}
+        facts = ("My name is Mark.", "My cat is Felix.", "What is the capital of France?")
+        last = await told(api, *facts, **greedy)
+        for said in ("one", "two"):
+            made = await api.create(
+                [{"role": "user", "content": f"Say: {said}"}, TRIGGER], previous_response_id=last["id"]
+            )
+            assert types(made) == ["compaction"]
+            last = made
+        for question, known in (("What is my name?", "Mark"), ("What is my cat?", "Felix")):
+            asked = await api.create(question, previous_response_id=last["id"], **greedy)
+            assert known in text(asked), text(asked)
 
 
 # ------------------------------------------------------------------------------------------------------------
