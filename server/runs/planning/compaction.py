@@ -198,10 +198,11 @@ class _Work:
         asked = [index for index, message in enumerate(trimmed) if message["role"] == "user"]
         answered = not trimmed or (trimmed[-1]["role"] == "assistant" and not trimmed[-1].get("tool_calls"))
         start = len(trimmed) if answered or not asked else asked[-1]
-        tail = await self._tail(trimmed[start:], room // 8)
+        left = min(KEPT_TOKENS, room // 2)
+        spare = room - left - min(SUMMARY_TOKENS, room // 4)
+        tail = await self._tail(trimmed[start:], spare // 2)
         said = [*self._conversation.before.users, *(trimmed[i]["content"] for i in asked if i < start)]
         users: list[str] = []
-        left = min(KEPT_TOKENS, room // 2)
         for text in reversed(said):
             left -= await self._count(text)
             if left < 0:
