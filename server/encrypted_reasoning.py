@@ -1,13 +1,15 @@
 """Seals what clients keep of a response that is not stored, opens it again, and rotates the keys.
 
-That is the reasoning, in `encrypted_content`, and the private halves of items, in `antiphon_sealed`.
+That is the reasoning, and what a compaction stands for, both in `encrypted_content`, and the private halves
+of items, in `antiphon_sealed`.
 
 Content is sealed with AES-SIV (RFC 5297, 256 bits), which needs no random nonce: a run that is replayed after
 a crash seals to the same bytes that its client saw, and a repeated nonce reveals only that two texts are
 equal. The owner and the model's name are authenticated with the content, so another owner or model cannot use
 it. The model counts by name, not by fingerprint, because clients keep sealed content for as long as they like
 and a fingerprint changes with every new template, dtype or version. The item's id is not checked, because
-clients drop ids. A private half belongs to its item, whose id is checked, and any model may be shown it.
+clients drop ids. A private half belongs to its item, whose id is checked, and any model may be shown it. Any
+model may be shown a compaction, too, because conversations change their models.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import orjson
 
 from server.clock import now_us
 from server.config import THREADED_BYTES
-from server.items import ITEM_TYPES, SEALED, Private, with_private
+from server.items import COMPACTION, ITEM_TYPES, SEALED, Compacted, Private, with_private
 from server.schema import Item, refuse
 from server.threads import aside, in_large_request
 from storage import SealingKey
@@ -49,6 +51,9 @@ _HEAD = struct.Struct(">BI16sH")  # version, number of the key, salt, bytes of t
 
 PRIVATE_HALF = "\0private half"
 """What stands in the place of a model's name in the seal of a private half; no model has such a name."""
+
+COMPACTED = "\0compaction"
+"""The same in the seal of a compaction."""
 
 TICKET = "\0ticket"
 """The same in the seal of a ticket."""
@@ -73,6 +78,10 @@ class Seal:
         """The `antiphon_sealed` of an item that has a private half."""
         content = {"id": item_id, "private": private}
         return _seal(self.key, self.owner, PRIVATE_HALF, item_id, content)
+
+    def compacted(self, item_id: str, content: Private) -> str:
+        """The `encrypted_content` of a compaction."""
+        return _seal(self.key, self.owner, COMPACTED, item_id, content)
 
 
 class Sealing:
@@ -165,7 +174,7 @@ class Sealing:
         self, owner: str, items: Sequence[Item], *, model: str | None, param: str = "input"
     ) -> list[Item]:
         """Normalised items with the content of sealed reasoning restored, whatever its client left of it, and
-        with sealed private halves.
+        with sealed private halves; that of a compaction is what it stands for.
 
         model: the one that is to read them, by its own name; None where nobody knows yet. Raises ApiError 400
         `invalid_encrypted_content` for what was changed, or made for another owner, model or database.
@@ -242,13 +251,13 @@ def _opened_by(purpose: str | None, opened: tuple[str, Any]) -> Any:
     """Opened content, if it was sealed for a model of this name, or for this purpose, or, where the name is
     None, for any model; ValueError where not."""
     made_for, content = opened
-    if purpose not in (None, made_for) or (purpose is None and made_for == PRIVATE_HALF):
+    if purpose not in (None, made_for) or (purpose is None and made_for.startswith("\0")):
         raise ValueError(_other(made_for, purpose))
     return content
 
 
 def _other(made_for: str, purpose: str | None) -> str:
-    if PRIVATE_HALF in (made_for, purpose):
+    if made_for.startswith("\0") or (purpose or "").startswith("\0"):
         return "it is the seal of something else"
     return f"it was made by the model '{made_for}', not by '{purpose}'"
 
@@ -259,15 +268,18 @@ def _other(made_for: str, purpose: str | None) -> str:
 _WORDS = {"encrypted_content": "encrypted content", SEALED: "sealed half"}
 """What messages call the fields that hold a seal."""
 
+_OPAQUE = ("reasoning", COMPACTION)
+"""The types of items whose `encrypted_content` is a seal."""
+
 
 def _field(item: Item) -> str:
-    return "encrypted_content" if item["type"] == "reasoning" else SEALED
+    return "encrypted_content" if item["type"] in _OPAQUE else SEALED
 
 
 def _sealed_in(item: Item) -> str | None:
     """The seal of an item that may have one."""
     row = ITEM_TYPES.get(item["type"])  # None for a reference
-    if row is None or not (row.type == "reasoning" or row.has_private_half):
+    if row is None or not (row.type in _OPAQUE or row.has_private_half):
         return None
     found: str | None = item.get(_field(item))
     return found
@@ -277,10 +289,20 @@ def _restored(item: Item, opened: tuple[str, Any], model: str | None) -> Item:
     """An item with what its seal holds. ValueError for the seal of another item, or of another model."""
     if item["type"] == "reasoning":
         return {**item, "content": _opened_by(model, opened)}
+    if item["type"] == COMPACTION:
+        bare = {name: value for name, value in item.items() if name != "summary"}  # an `include` had shown it
+        return with_private(bare, _readable(_opened_by(COMPACTED, opened)))
     content = _opened_by(PRIVATE_HALF, opened)
     if content["id"] != item["id"]:
         raise ValueError(f"it was made for the item {content['id']}")
     return with_private({name: value for name, value in item.items() if name != SEALED}, content["private"])
+
+
+def _readable(content: Private) -> Private:
+    """What a compaction stands for; ValueError where a later version of this server wrote it."""
+    if content["version"] != Compacted().version:
+        raise ValueError("it was made by another version of this server")
+    return content
 
 
 def _key_numbers(texts: Iterable[str]) -> set[int]:

@@ -59,14 +59,6 @@ CLIENT_LEFT = 499  # nginx's number for a request whose client did not wait; it 
 ECHOED = ("x-client-request-id", "x-request-trace")
 """Headers that a reply repeats as they came: a client's own names for its request."""
 
-UNBUILT = {
-    ("POST", "/v1/responses/compact"): (
-        "compaction is part of the OpenAI API, and this server does not have it. `truncation: auto` keeps a "
-        "long history within the model's context."
-    ),
-}
-"""Routes of the official API that other routes here would half match, and what to do instead."""
-
 UNBUILT_FAMILIES = frozenset(
     {
         "assistants",
@@ -304,8 +296,6 @@ def _routing_error(exc: Exception, scope: Scope) -> ApiError | None:
     if not isinstance(exc, HTTPException):
         return None
     method, path = _method(scope), scope["path"]
-    if (because := UNBUILT.get((method, path))) is not None:
-        return ApiError(404, f"Invalid URL ({method} {path}): {because}", code="unknown_url")
     if exc.status_code == 404:
         told = ": ".join(filter(None, (f"Invalid URL ({method} {path})", _near(scope))))
         return ApiError(404, told, code="unknown_url")

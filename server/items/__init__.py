@@ -19,6 +19,7 @@ from server.items.catalogue import (
     broken_in_a_row,
     call_of,
     changes_images,
+    configuration_of,
     execution_of,
     filled,
     filled_body,
@@ -45,6 +46,15 @@ from server.items.catalogue import (
     type_asked_for,
     type_of_calls,
     words_of,
+)
+from server.items.compaction import (
+    ABANDONED,
+    COMPACTING,
+    COMPACTION,
+    Compacted,
+    compacted,
+    is_trigger,
+    is_unfinished_compaction,
 )
 from server.items.file_texts import FILE_PARTS, input_files_of, told_of, with_file_texts
 from server.items.images import READ_IMAGE, images_of
@@ -88,7 +98,10 @@ from server.items.sources import Source, Sources
 from server.items.transcript import Transcript, text_of
 
 __all__ = [
+    "ABANDONED",
     "ASSISTANT_PART",
+    "COMPACTING",
+    "COMPACTION",
     "FILE_PARTS",
     "FILLED",
     "ITEM_TYPES",
@@ -101,6 +114,7 @@ __all__ = [
     "Approval",
     "ArgumentReader",
     "Call",
+    "Compacted",
     "Deferred",
     "Elsewhere",
     "Execution",
@@ -127,6 +141,8 @@ __all__ = [
     "broken_in_a_row",
     "call_of",
     "changes_images",
+    "compacted",
+    "configuration_of",
     "dump_private",
     "each_tool",
     "execution_of",
@@ -147,6 +163,8 @@ __all__ = [
     "is_output",
     "is_running",
     "is_server_run",
+    "is_trigger",
+    "is_unfinished_compaction",
     "key_of",
     "lacks",
     "limit_tools",

@@ -90,6 +90,16 @@ def tools_added(item: Item) -> Sequence[Tool]:
     return item["tools"] if row is not None and row.adds else ()
 
 
+def configuration_of(items: Iterable[Item]) -> Item:
+    """The settings that items make for the responses behind them: of each the newest."""
+    found: Item = {}
+    for item in items:
+        row = ITEM_TYPES.get(item["type"])
+        if row is not None and row.configures:
+            found |= {name: value for name, value in item.items() if name not in ("id", "type")}
+    return found
+
+
 def key_of(item: Item) -> str | None:
     """What a client's call and its answer are known to each other by; None where an answer names no call."""
     found: str | None = item.get(ITEM_TYPES[item["type"]].key)

@@ -317,7 +317,7 @@ class ItemType:
     answer to a request for an approval, whether it lets the call be made. ours: of a type whose calls either
     side may carry out, whether this server does so with such a call, or made such an output. loads: whether
     an item's `tools` can be called from there on. adds: whether an item's `tools` are what those of a request
-    are, from there on.
+    are, from there on. configures: whether an item's fields are settings of responses from there on.
     """
 
     type: str
@@ -341,6 +341,7 @@ class ItemType:
     ours: Callable[[Item], bool] | None = None
     loads: bool = False
     adds: bool = False
+    configures: bool = False
     includes: Mapping[str, Callable[[Item, Private], None]] = field(default_factory=dict)
     known_by_id: bool = False
     heavy: tuple[str, ...] = ()

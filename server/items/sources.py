@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from server.items.private_half import PrivateItem, private_of
@@ -63,6 +63,14 @@ class Sources:
     def has_files(self) -> bool:
         """Whether any source is a passage of a file."""
         return any(source.file_id is not None for source in self._by_number.values())
+
+    def dump(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The sources and the files as private halves say them."""
+        files = [
+            {"path": path, "container_id": container, "file_id": file}
+            for path, (container, file) in self.files.items()
+        ]
+        return [asdict(source) for source in self._by_number.values()], files
 
     def _know(self, source: Source) -> Source:
         self._by_number[source.number] = source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools import cut
@@ -87,6 +87,14 @@ class Transcript:
             self.answer(call_id, "error: The outcome of this call is not known.")
         self._turn = None
         self.messages.append({"role": role, "content": text})
+
+    def compact(self, systems: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> None:
+        """Put other messages in the place of all but those of the system. systems: texts of the latter, for a
+        client that sends none before a compaction; others send theirs anew, perhaps in other words."""
+        kept = [message for message in self.messages if message["role"] == "system"]
+        kept = kept or [{"role": "system", "content": said} for said in systems]
+        self.messages = [*kept, *(dict(message) for message in messages)]
+        self._turn, self._answered, self._searches = None, [], []
 
     def turn_to(self, *, clients: bool, most: int | None) -> None:
         """Say of the next item whether it is a client's output, and to how many characters any other output

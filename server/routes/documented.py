@@ -64,7 +64,7 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     "scope": ({"enum": ["own", "all"]}, "All: with the history before the response."),
     "include": (
         {"type": "array", "items": {"enum": sorted(INCLUDES)}},
-        "Checked, without effect: what is kept is always shown.",
+        "What items are to say besides, such as `compaction.summary` (an extension).",
     ),
     "before:of_page": ({"type": "string"}, "The id before which the page ends."),
     "filter": (

@@ -51,13 +51,14 @@ from server.http import (
     while_connected,
 )
 from server.ignored import collecting, ignore, unread
-from server.items import answering, filled_body, key_of
+from server.items import COMPACTION, answering, compacted, filled_body, key_of
 from server.prompting import name_untold, name_unused_key
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, no_events, prepare_fork, require_servers
 from server.runs.events import Channel, Reader, ReaderLagged, Snapshot, terminal_response
-from server.runs.planning import TERMINAL, RunPlan, turn_tools
+from server.runs.planning import TERMINAL, RunPlan, read_items, turn_tools
 from server.schema import (
+    LEAST_THRESHOLD,
     TEXT,
     Api,
     CreateResponse,
@@ -69,6 +70,7 @@ from server.schema import (
     lacking,
     leave_out,
     normalize_input,
+    parse_compact,
     parse_create,
     parse_fork,
     parse_input_tokens,
@@ -77,6 +79,7 @@ from server.schema import (
     refuse,
     require_added_offered,
     secrets_of_items,
+    without_trigger,
 )
 from server.shapes import one_of
 from server.sse_frame import frames
@@ -167,11 +170,13 @@ def _asked(
 ) -> tuple[CreateResponse, list[Item]]:
     """A body as the request, and its input's items. Raises ApiError 400."""
     parsed = parse(body, unsupported_tools=unsupported)
-    items = [] if parsed.input is None else normalize_input(parsed.input, new_id=new_id)
+    value, triggered = without_trigger(parsed.input, new_id)
+    items = [] if value is None else normalize_input(value, new_id=new_id)
     require_added_offered(items, unsupported)
     secrets = parsed.secrets | secrets_of_items(parsed.input)
     # The input as it came is freed here, because ten thousand items take long enough to hold the loop.
-    return parsed.model_copy(update={"input": None, "secrets": secrets}), items
+    compacts = parsed.compacts or triggered
+    return parsed.model_copy(update={"input": None, "secrets": secrets, "compacts": compacts}), items
 
 
 def name_in_vain(request: HTTPConnection, parsed: CreateResponse, items: Sequence[Item]) -> None:
@@ -552,6 +557,65 @@ async def count_input_tokens(request: Request) -> Response:
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
 
+@router.post("/compact", **documented("Compaction", "responses.write", body="CompactResponse"))
+async def compact_conversation(request: Request) -> Response:
+    """Summarise a conversation: the user's newest messages, and an item that stands for all of it. Their list
+    is the input of a next response, in the place of the conversation."""
+    here, who, key = context(request), principal(request), keyed(request)
+
+    def first(body: Mapping[str, Any]) -> None:
+        if key.response_id is None:
+            here.models.require_room(body, who.owner, who.service.weight)
+
+    parsed, items = await read_as(request, _compact_asked, first=first)
+    name_in_vain(request, parsed, items)
+    if key.response_id is not None:
+        found = await while_connected(request, here.runs.answer(who.owner, key.response_id))
+        history = await here.storage.history(who.owner, previous_response_id=key.response_id, hidden=True)
+        much = len(history) > THREADED_PARTS
+        return await aside(much, _compaction, found.body, [item for item, _ in read_items(history)])
+    parsed = _salted(parsed, _profile(request))
+    limited(request, here.models.get(parsed.model).name)
+    planning = partial(while_connected, request)
+    started = await here.runs.create(who, parsed, items, key.request, planning, by=actor(request))
+    key.started(started.response_id)
+    try:
+        body = await while_connected(request, _result(here, started, None))
+        failure = started.failure()
+        if failure is not None:
+            raise failure
+        past = await aside(in_large_request(), started.past, "completed")
+        return await aside(in_large_request(), _compaction, body, past.items)
+    finally:
+        started.reader.close()
+
+
+def _compact_asked(body: Mapping[str, Any]) -> tuple[CreateResponse, list[Item]]:
+    """A body of POST /responses/compact as the request, and its input's items. Raises ApiError 400."""
+    parsed = parse_compact(body)
+    value, _ = without_trigger(parsed.input, new_id)
+    items = [] if value is None else normalize_input(value, new_id=new_id)
+    return parsed.model_copy(update={"input": None}), items
+
+
+def _compaction(body: bytes, items: Sequence[Item]) -> Response:
+    """The reply to a request for a compaction. body: the response that made it. items: all that led to it,
+    and its output. Raises ApiError where it was not made."""
+    response = orjson.loads(body)
+    output, error = response["output"], response["error"]
+    made = next((item for item in reversed(items) if item["type"] == COMPACTION), None)
+    content = None if made is None else compacted(made)
+    if response["status"] != "completed" or content is None:
+        message = "The compaction was cancelled." if error is None else error["message"]
+        raise ApiError(500, message, code="server_error" if error is None else error["code"])
+    said = [item for item in items if item["type"] == "message" and item["role"] == "user"]
+    kept = said[len(said) - content.num_users :] if content.num_users else []
+    reply = {"id": response["id"], "object": "response.compaction", "output": [*kept, *output]}
+    return json_reply(
+        orjson.dumps({**reply, "created_at": response["created_at"], "usage": response["usage"]})
+    )
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Changing
 
@@ -676,6 +740,9 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
         encrypted_reasoning.INCLUDE: plan.sealed_by is not None,
     }
     body["include"] = [*plan.include, *(name for name, asked in wanted.items() if asked)]
+    if plan.compaction is not None and plan.compaction.threshold is not None:
+        threshold = max(plan.compaction.threshold, LEAST_THRESHOLD)
+        body["context_management"] = [{"type": "compaction", "compact_threshold": threshold}]
     if plan.cache_salt:
         body["cache_salt"] = plan.cache_salt
     if plan.answer is not None and parent["text"]["format"] == TEXT:  # an extension asked for it

@@ -67,6 +67,7 @@ from server.runs.execution import (
     Restorer,
     Run,
     RunTasks,
+    Seals,
     as_it_stands,
     at_its_end,
     new_items,
@@ -372,6 +373,8 @@ class Runs:
             await self._quota.require(owner, told, self._limiter.stored_bytes(principal.subjects))
         request = await self._lead_read(principal, request, served)
         sealed_by = await self._sealing.by(request.include, served.info.name)
+        compacts = request.compacts or request.compact_threshold is not None
+        compaction_key = (await self._sealing.key()).number if compacts else None
         while True:
             plan = make_plan(
                 replace(self._turn(request, items, principal, served), past=past),
@@ -380,6 +383,7 @@ class Runs:
                 tool_timeout_s=self._config.tool_timeout_s,
                 keyed=keyed is not None,
                 sealed_by=sealed_by,
+                compaction_key=compaction_key,
                 pasts=self._pasts,
             )
             planned = await (plan if planning is None or request.background else planning(plan))
@@ -387,7 +391,7 @@ class Runs:
             if held.place is not None:
                 held.visit.bring(held.place, len(planned.request.prompt_ids))
             await held.visit.reserve(len(planned.request.prompt_ids), planned.request.sampling.max_tokens)
-            echo = await aside(large, _echo, request, served, planned)
+            echo = await aside(large, _echo, planned.asked, served, planned)
             try:
                 queue_limit = self._limiter.least(
                     principal.subjects, "queued_responses", self._config.max_queued
@@ -506,11 +510,12 @@ class Runs:
     ) -> Started:
         planned = replace(planned, plan=replace(planned.plan, charge=held.visit.charge))
         plan = planned.plan
-        seal = await self._sealing.seal(plan.owner, plan.sealed_by)
+        seals = await Seals.of(plan, self._sealing)
         dumped, input_items = await aside(in_large_request(), _as_stored, planned)
-        run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seal)
-        run.input, run.first, run.place, run.reach = planned.input, planned.request, held.place, reach
+        run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seals)
+        run.input, run.place, run.reach = planned.input, held.place, reach
         run.told, run.past = planned.told, planned.past
+        run.first = None if planned.compacts else planned.request
         planned.functions.teach(reach)
         if (record := current.get()) is not None:
             record.model, record.response_id = plan.model, plan.response_id

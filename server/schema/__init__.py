@@ -20,6 +20,7 @@ from server.schema.items import (
     normalize_item,
     num_parts,
     unsupported_parts,
+    without_trigger,
 )
 from server.schema.messages import file_paths, unsupported_in
 from server.schema.plain_fields import completion_name
@@ -27,10 +28,13 @@ from server.schema.prompt_templates import PromptBody, parse_new_prompt, parse_p
 from server.schema.prompts import LEAD, FilledPrompt, fill, parse_prompt, variables_of, version_number
 from server.schema.responses import (
     INCLUDES,
+    LEAST_THRESHOLD,
     CreateResponse,
     ToolOutputs,
     check_metadata,
+    configured,
     echo,
+    parse_compact,
     parse_create,
     parse_include,
     parse_input_tokens,
@@ -51,6 +55,7 @@ __all__ = [
     "FILE_PURPOSES",
     "INCLUDES",
     "LEAD",
+    "LEAST_THRESHOLD",
     "PRIORITIES",
     "STATUSES",
     "TEXT",
@@ -75,6 +80,7 @@ __all__ = [
     "check_sizes",
     "completion_name",
     "components",
+    "configured",
     "echo",
     "echoed",
     "effective_tier",
@@ -90,6 +96,7 @@ __all__ = [
     "num_parts",
     "num_requests",
     "parse_chat",
+    "parse_compact",
     "parse_completion",
     "parse_create",
     "parse_fork",
@@ -111,5 +118,6 @@ __all__ = [
     "unsupported_parts",
     "variables_of",
     "version_number",
+    "without_trigger",
     "words_of_generation",
 ]

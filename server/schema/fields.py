@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from server.ignored import ignore
 from server.shapes import from_pydantic, refuse
 
-Api = Literal["responses", "input_tokens", "chat", "completions"]
+Api = Literal["responses", "input_tokens", "compact", "chat", "completions"]
 Kind = Literal["honoured", "hint", "refused", "extension"]
 
 MAX_STOPS = 16  # the official API takes 4; vLLM's users send more
@@ -186,7 +186,7 @@ _RESPONSES: Mapping[str, Rule] = {
     "prompt": HONOURED,
     **_each(HONOURED, "user safety_identifier"),  # the log tells of them, as digests
     "moderation": _refused(),
-    "context_management": _refused([], because="Compaction is not built yet; see truncation 'auto'."),
+    "context_management": HONOURED,
 }
 
 _INPUT_TOKENS: Mapping[str, Rule] = {
@@ -198,6 +198,14 @@ _INPUT_TOKENS: Mapping[str, Rule] = {
     ),
     **_each(EXTENSION, "prompt chat_template_kwargs"),
     "personality": _refused(),
+}
+
+_COMPACT: Mapping[str, Rule] = {
+    **_CHAT_WORDS,
+    **_each(HONOURED, "model input instructions previous_response_id prompt_cache_key service_tier"),
+    **_each(HINT, "prompt_cache_retention prompt_cache_options client_metadata"),
+    **_each(EXTENSION, "cache_salt priority chat_template_kwargs"),
+    "conversation": _elsewhere("Send an item of type 'compaction_trigger' to POST /v1/responses."),
 }
 
 _CHAT: Mapping[str, Rule] = {
@@ -265,6 +273,7 @@ _COMPLETIONS: Mapping[str, Rule] = {
 FIELDS: Mapping[str, Mapping[str, Rule]] = {
     "responses": _RESPONSES,
     "input_tokens": _INPUT_TOKENS,
+    "compact": _COMPACT,
     "chat": _CHAT,
     "completions": _COMPLETIONS,
 }

@@ -22,12 +22,28 @@ from server.items import (
     ItemType,
     identifier,
     is_output,
+    is_trigger,
     words_of,
 )
+from server.schema.formats import parse_format
 from server.schema.tools import parse_tools
-from server.shapes import STRING, check_length, missing, mistyped, refuse, shorten
+from server.shapes import (
+    STRING,
+    check_length,
+    mapping,
+    missing,
+    mistyped,
+    one_of,
+    record,
+    refuse,
+    shorten,
+)
 
 NewId = Callable[[str], str]
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_REASONING = record({}, {"effort": one_of(*EFFORTS)})
+_TEXT = record({"format": mapping})
 
 _FAKE_ID = "__fake_id__"  # openai-agents' placeholder: an item that no server has named yet
 
@@ -56,6 +72,22 @@ def normalize_input(value: Any, *, new_id: NewId, param: str = "input") -> list[
         if item["type"] != "item_reference":
             words_of(item, f"{param}[{index}]")
     return items
+
+
+def without_trigger(value: Any, new_id: NewId, param: str = "input") -> tuple[Any, bool]:
+    """A request's input without the item that asks for a compaction, and whether there was one. Raises
+    ApiError 400 for one that is not the last."""
+    if not isinstance(value, list):
+        return value, False
+    for index, item in enumerate(value):
+        if not (isinstance(item, dict) and is_trigger(item)):
+            continue
+        path = f"{param}[{index}]"
+        if index != len(value) - 1:
+            refuse(path, f"Invalid '{path}': a 'compaction_trigger' must be the last item of the input.")
+        normalize_item(item, path, new_id)
+        return value[:-1], True
+    return value, False
 
 
 def check_number(value: Sized, param: str) -> None:
@@ -115,12 +147,30 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
     }
     if row.adds:
         item["tools"] = parse_tools(item["tools"], f"{path}.tools")
+    if row.configures:
+        item |= _configuration(item, path)
     if SEALED in apart and value.get(SEALED) is not None:
         item[SEALED] = STRING(value[SEALED], f"{path}.{SEALED}")
     if row.doubled is not None:
         name, source = row.doubled
         item.setdefault(name, item[source])
     return item
+
+
+def _configuration(item: Item, path: str) -> Item:
+    """The settings of an item that makes some, in their flat form."""
+    if "reasoning" not in item and "text" not in item:
+        message = f"Missing required parameter: '{path}' has neither 'reasoning' nor 'text'."
+        refuse(path, message, "missing_required_parameter")
+    found: Item = {}
+    if "reasoning" in item:
+        found["reasoning"] = _REASONING(item["reasoning"], f"{path}.reasoning")
+    if "text" in item:
+        path = f"{path}.text"
+        form = _TEXT(item["text"], path)["format"]
+        one_of("text", "json_schema")(form.get("type"), f"{path}.format.type")
+        found["text"] = {"format": parse_format(form, f"{path}.format")}
+    return found
 
 
 def _doubled_id(fields: Mapping[str, Any], row: ItemType) -> str | None:

@@ -39,6 +39,7 @@ from server.schema.tools import (
     secrets_of,
 )
 from server.shapes import (
+    array,
     check_length,
     from_pydantic,
     mapping,
@@ -48,14 +49,18 @@ from server.shapes import (
     record,
     refuse,
     shorten,
+    whole,
 )
 
 MIN_OUTPUT_TOKENS = 16
+MAX_CACHE_KEY = 64
+"""Characters of a `prompt_cache_key` where the official schema has a bound."""
 MAX_TOOL_TIMEOUT_S = 7 * 24 * 3600
 MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
 
 INCLUDES = frozenset(
     {
+        "compaction.summary",
         "file_search_call.results",
         "web_search_call.results",
         "web_search_call.action.sources",
@@ -66,7 +71,7 @@ INCLUDES = frozenset(
         "reasoning.encrypted_content",
     }
 )
-"""Every official value."""
+"""Every official value, and one of ours: that of compactions."""
 
 FILLED = FILLED_BY_ITEMS | {"message.output_text.logprobs", "reasoning.encrypted_content"}
 """Those that a new response can fill; the others are of tools that nobody runs here, or of input, which is
@@ -166,6 +171,9 @@ class CreateResponse(BaseModel):
     prompt is to be computed, for a next turn. `sampling` leaves `max_tokens` and `logprobs` unset: they
     follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is what the answer must
     look like, because of the field `shape_param`, and `limit_param` the field that gave `max_output_tokens`.
+    `compact_threshold` is the number of tokens from which on a prompt is compacted, 0 where the server is to
+    choose it, None where it never is; `compacts` is true where the request asks for a compaction, and nothing
+    else.
     `secrets` are the credentials that its tools came with, and those that its input adds, by their paths.
     `prompt` is what the template that it names has become: its messages, where it has any, stand in the place
     of `instructions` (`schema.prompts.fill`).
@@ -211,6 +219,9 @@ class CreateResponse(BaseModel):
     shape_param: str = "text.format"
     limit_param: str = "max_output_tokens"
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
+
+    compact_threshold: int | None = None
+    compacts: bool = False
 
     @property
     def lead(self) -> tuple[Item, ...]:
@@ -286,6 +297,8 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
     if "tool_choice" in values:
         values["tool_choice"] = parse_tool_choice(values["tool_choice"])
     require_offered(values.get("tools", ()), values.get("tool_choice"), unsupported_tools)
+    if "context_management" in values:
+        values["compact_threshold"] = _compact_threshold(values.pop("context_management"))
     if "metadata" in values:
         values["metadata"] = check_metadata(values["metadata"])
     if "chat_template_kwargs" in values:
@@ -306,6 +319,31 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
     unread(request.prompt_cache_options or {}, ("prewarm",), "prompt_cache_options")
     request.stream_options.name_ignored(values)
     return request
+
+
+LEAST_THRESHOLD = 1000
+"""Tokens from which on a request may ask for a compaction."""
+
+CONTEXT_MANAGEMENT = array(
+    record({"type": one_of("compaction")}, {"compact_threshold": whole(LEAST_THRESHOLD, (1 << 31) - 1)}), 1
+)
+
+
+def _compact_threshold(value: Any) -> int:
+    """The lowest threshold of `context_management`; 0 where its entries leave it to the server."""
+    entries = CONTEXT_MANAGEMENT(value, "context_management")
+    thresholds = [entry["compact_threshold"] for entry in entries if "compact_threshold" in entry]
+    return min(thresholds, default=0)
+
+
+def parse_compact(body: Mapping[str, Any]) -> CreateResponse:
+    """A body of POST /responses/compact, as the request that makes the compaction. Raises ApiError 400."""
+    request = _parse("compact", body, "refuse")
+    if request.input is None and request.previous_response_id is None:
+        message = "One of 'input' or 'previous_response_id' must be provided."
+        refuse("input", f"Missing required parameter. {message}", "missing_required_parameter")
+    check_length("prompt_cache_key", len(request.prompt_cache_key or ""), "string", most=MAX_CACHE_KEY)
+    return request.model_copy(update={"compacts": True, "store": False})
 
 
 def _format(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -339,6 +377,20 @@ def parse_include(value: Any, param: str = "include") -> tuple[str, ...]:
             message = f"Invalid value: '{shorten(name)}'. Supported values are: {wanted}."
             refuse(f"{param}[{index}]", message)
     return tuple(dict.fromkeys(value))
+
+
+def configured(request: CreateResponse, settings: Mapping[str, Any]) -> CreateResponse:
+    """A request with the settings that items before its answer make: they are newer than its own. Raises
+    ApiError 400."""
+    update: dict[str, Any] = {}
+    if (effort := settings.get("reasoning", {}).get("effort")) is not None:
+        reasoning = request.reasoning or ReasoningOptions()
+        update["reasoning"] = reasoning.model_copy(update={"effort": effort})
+    form = settings.get("text", {}).get("format")
+    if form is not None and request.shape_param == "text.format":
+        update["text"] = request.text.model_copy(update={"format": form})
+        update["shape"], update["shape_param"] = asked_shape({}, form, "text.format")
+    return request.model_copy(update=update) if update else request
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Checks of everything that goes over the wire: bodies and events against the official schemas, and streams
 against their grammar.
 
-The schemas are those of `tests/spec/openapi.json`, with two differences: `user` and `usage` may be null, as
-in the document's own examples, and there is one further event, `response.cancelled`. Every check raises
-AssertionError that says what is wrong.
+The schemas are those of `tests/spec/openapi.json`, with these differences: `user` and `usage` may be null, as
+in the document's own examples; there are two further events, `response.cancelled` and one of compactions that
+SDKs know; and an item that changes settings is in no union of the document. Every check raises AssertionError
+that says what is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from server.items import Stream, call_of, is_output, source_of
+from server.items import COMPACTING, Stream, call_of, is_output, source_of
 from server.schema import events as grammar
 
 Json = dict[str, Any]
@@ -120,6 +121,13 @@ def validate(name: str, value: Any) -> None:
 
 
 _NULLABLE = ("user", "usage")
+SETTINGS = "configuration_update"
+
+
+def _official(response: Json) -> Json:
+    """A Response without what the schema has no words for."""
+    kept = {k: v for k, v in response.items() if not (k in _NULLABLE and v is None)}
+    return {**kept, "output": [item for item in response["output"] if item["type"] != SETTINGS]}
 
 
 def validate_response(response: Json) -> None:
@@ -127,7 +135,7 @@ def validate_response(response: Json) -> None:
 
     One that only computed its prompt (`generate: false`) has neither output nor output tokens.
     """
-    validate("Response", {k: v for k, v in response.items() if not (k in _NULLABLE and v is None)})
+    validate("Response", _official(response))
     present = "status completed_at previous_response_id truncation text presence_penalty frequency_penalty"
     present += " top_logprobs reasoning usage max_output_tokens max_tool_calls store background service_tier"
     present += " safety_identifier prompt_cache_key conversation"
@@ -163,7 +171,8 @@ def check_usage(usage: Json) -> None:
 
 def validate_item(item: Json, union: str = "OutputItem") -> None:
     """Check an item as a member of OutputItem, ItemResource, ConversationItem or InputItem."""
-    validate(union, item)
+    if item["type"] != SETTINGS:
+        validate(union, item)
     if union != "InputItem":
         assert item.get("id"), f"an item without id: {item}"
 
@@ -179,11 +188,15 @@ def validate_event(event: Json) -> None:
     official = event
     if "response" in event:
         validate_response(event["response"])
-        response = {k: v for k, v in event["response"].items() if not (k in _NULLABLE and v is None)}
-        official = {**event, "response": response}
+        official = {**event, "response": _official(event["response"])}
     if kind == "response.cancelled":
         official = {**official, "type": "response.completed"}
-    validate("ResponseStreamEvent", official)
+    if kind == COMPACTING:
+        assert event["item_id"].startswith("cmp_"), event
+    elif kind.startswith("response.output_item") and event["item"]["type"] == SETTINGS:
+        validate_item(event["item"])
+    else:
+        validate("ResponseStreamEvent", official)
 
 
 def validate_error(body: Json) -> Json:

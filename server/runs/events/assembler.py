@@ -11,15 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
 from server.items import (
+    ABANDONED,
+    COMPACTING,
+    COMPACTION,
     ITEM_TYPES,
     SEALED,
     ArgumentReader,
     Call,
+    Compacted,
     Elsewhere,
     Execution,
     Item,
@@ -32,9 +36,11 @@ from server.items import (
     approval_of,
     broken_in_a_row,
     call_of,
+    configuration_of,
     execution_of,
     filled,
     is_running,
+    is_unfinished_compaction,
     listed_elsewhere,
     num_tool_calls,
     private_of,
@@ -53,6 +59,10 @@ Draft = dict[str, Any]
 CLIENT = Route("function_call")
 """Where a call of a function leads that nobody told of: to the client."""
 
+
+TOLD_EVERY = 64
+"""Characters of a summary after which an event tells that more of it was written. Each record of a run has an
+event, so that a crash loses no more than these."""
 
 UNMADE = ToolResult(error="The response ended before this call was made.")
 """The outcome of a call that had not begun when its response ended."""
@@ -105,7 +115,8 @@ class _Open:
     it is written, where it is a call, and of which name. lists: whose tools it lists, where it is the listing
     of another server that is being asked. asks: whether the client is asked before it is made.
     citations, links: read them out of the text, where it can have any. unsaid: log probabilities of what
-    it holds back.
+    it holds back. content: of a compaction, what it stands for but for the summary that is being written;
+    None where that is one of several. num_written: characters of that summary, and of the thoughts before it.
     """
 
     index: int
@@ -121,6 +132,8 @@ class _Open:
     name: str | None = None
     asks: bool = False
     reader: ArgumentReader | None = None
+    content: Compacted | None = None
+    num_written: int = 0
 
     def at(self, type_: str, **fields: Any) -> Draft:
         return {"type": type_, "item_id": self.item["id"], "output_index": self.index, **fields}
@@ -161,10 +174,14 @@ class Assembler:
         self._logprobs = logprobs
         self.max_calls: int | None = None
         """Of this server's tools, so many calls are made at most."""
+        context = list(context)
+        self.settings = configuration_of(context)
         self._include = include
         self._cites = cites
         self._seal = seal
         self._seals_private = seals_private
+        self.compaction_seal: Seal | None = None
+        """What seals compactions; None where none can be made."""
         self.output: list[Item] = list(output)
         self._sources = Sources()
         self.know(context)
@@ -179,6 +196,8 @@ class Assembler:
 
     def feed(self, deltas: Sequence[Delta]) -> list[Draft]:
         """Drafts for one chunk's deltas."""
+        if self._open is not None and self.is_summarising:
+            return self._summarise(self._open, deltas)
         drafts: list[Draft] = []
         for delta in deltas:
             match delta:
@@ -304,6 +323,66 @@ class Assembler:
             known = ", ".join(sorted(self._routes or ()))
             return f"There is no tool named {name!r}. The tools are: {known}.{again}"
         return f"The call is not whole: its arguments are cut short, or no JSON.{again}"
+
+    # -- compaction ------------------------------------------------------------------------------------------
+
+    def compaction_begun(self) -> list[Draft]:
+        """Drafts of a compaction, up to the moment when something is known of it."""
+        drafts: list[Draft] = []
+        self._close(drafts, "completed")
+        item = {"id": self._id(COMPACTION), "type": COMPACTION, "encrypted_content": ""}
+        self._open = self._add(_Open(len(self.output), item), drafts)
+        return drafts
+
+    def summary_begins(self, content: Compacted | None) -> None:
+        """What the engine says from now on is a summary. content: what the compaction stands for beside it;
+        None where this is not the last of several."""
+        assert self._open is not None, "a compaction was begun"
+        self._open.content, self._open.pieces, self._open.num_written = content, [], 0
+
+    @property
+    def is_summarising(self) -> bool:
+        """Whether what the engine says is a summary, of a compaction that has not ended."""
+        return self._open is not None and self._open.item.get("type") == COMPACTION
+
+    @property
+    def summary(self) -> str:
+        """What is written of the summary that goes on, or of the last one of several."""
+        return "" if self._open is None else self._open.text.strip()
+
+    def compacted(self, content: Compacted) -> list[Draft]:
+        """Drafts of the end of a compaction. What the items before it say of settings is said again behind
+        it, because its client need not keep them."""
+        drafts: list[Draft] = []
+        opened, self._open = self._open, None
+        assert opened is not None, "a compaction was begun"
+        self._close_compaction(opened, content.dump(), drafts)
+        if self.settings:
+            row = ITEM_TYPES["configuration_update"]
+            item = {"id": self._id(row.type), "type": row.type, **self.settings}
+            self._item_done(self._add(_Open(len(self.output), item), drafts), drafts)
+        return drafts
+
+    def _summarise(self, opened: _Open, deltas: Sequence[Delta]) -> list[Draft]:
+        before = opened.num_written // TOLD_EVERY
+        ended = False
+        for delta in deltas:
+            if isinstance(delta, Text | Reasoning):
+                opened.num_written += len(delta.text)
+            if isinstance(delta, Text):
+                opened.pieces.append(delta.text)
+            ended = ended or isinstance(delta, Done)
+        if ended and opened.content is not None:
+            return self.compacted(replace(opened.content, summary=self.summary or None))
+        more = ended or opened.num_written // TOLD_EVERY > before
+        return [opened.at(COMPACTING)] if more else []
+
+    def _close_compaction(self, opened: _Open, private: Mapping[str, Any], drafts: list[Draft]) -> None:
+        if self.compaction_seal is not None:
+            opened.item["encrypted_content"] = self.compaction_seal.compacted(opened.item["id"], private)
+        opened.item = with_private(filled(opened.item, private, self._include), private)
+        self.output[opened.index] = opened.item
+        self._item_done(opened, drafts)
 
     # -- what the server does itself -------------------------------------------------------------------------
 
@@ -523,6 +602,9 @@ class Assembler:
         if opened.call is not None:
             self._close_call(opened, opened.call, drafts, status)
             return
+        if opened.item["type"] == COMPACTION:
+            self._close_compaction(opened, ABANDONED, drafts)
+            return
         if opened.lists is not None:
             cut = ServerListing(error="The response ended before the server had answered.")
             self._close_listing(opened, cut, opened.lists.failed, drafts)
@@ -704,6 +786,8 @@ def _reopened(index: int, item: Item) -> _Open:
         return _Open(index, item, written, call=call, name=item.get("name"))
     if (lists := listed_elsewhere(item)) is not None:
         return _Open(index, item, lists=lists)
+    if is_unfinished_compaction(item):
+        return _Open(index, item)
     part = item["content"][0]
     said, noted = list(part.get("logprobs", ())), list(part.get("annotations", ()))
     return _Open(index, item, [part["text"]], said, noted)

@@ -24,13 +24,23 @@ from engine import (
     Done,
     EngineDead,
     EngineError,
+    GenerateRequest,
     Prompt,
     PromptTooLong,
     RequestError,
 )
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
-from server.items import Elsewhere, Execution, Item, Route, Scene, execution_of, source_of
+from server.items import (
+    Elsewhere,
+    Execution,
+    Item,
+    Route,
+    Scene,
+    execution_of,
+    is_unfinished_compaction,
+    source_of,
+)
 from server.limits import Limiter
 from server.mcp_servers import Reach
 from server.prompting import Offer, to_messages
@@ -38,7 +48,17 @@ from server.runs.events import UNMADE, Draft, Journal
 from server.runs.execution.recovery_probation import Probation
 from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
-from server.runs.planning import drop_oldest, enforced, fit, spent, steps, used_by_tool
+from server.runs.planning import (
+    Part,
+    drop_oldest,
+    enforced,
+    fit,
+    is_long,
+    next_part,
+    spent,
+    steps,
+    used_by_tool,
+)
 from server.telemetry import Asked, RequestRecord, Telemetry, current
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
@@ -138,11 +158,17 @@ class Loop:
                 approved=run.approved,
                 waits=run.plan.waits,
                 max_output_tokens=run.plan.max_output_tokens,
+                compacts=run.plan.compaction is not None and run.plan.compaction.is_all,
             )
             match step:
                 case steps.ListTools(routes):
                     if not await self._list_tools(run, routes):
                         return
+                case steps.Compact(generation):
+                    await self._probation.enter(run)
+                    await self._compact(run, generation)
+                case steps.Generate() if await self._is_due(run):
+                    self._write(run, run.assembler.compaction_begun())
                 case steps.Generate(generation, max_tokens):
                     await self._probation.enter(run)
                     await self._generate(run, generation, max_tokens if run.plan.generates else 1)
@@ -194,17 +220,17 @@ class Loop:
     async def _generate(self, run: Run, generation: int, max_tokens: int | None) -> None:
         replay = None if run.unfinished is None else Replay(run.unfinished)
         output = run.assembler.output if replay is None else replay.assembler.output
-        first_item = len(output)
+        is_first = run.progress.answers == (0 if replay is None else 1)
+        facts: dict[str, Any] = {}
         if run.has_loaded:
             await self._learn(run)
         request, run.first = run.first, None
-        num_dropped = 0
         if request is None:
             large = in_large_request()
-            offer = partial(run.plan.offer, run.functions, forced=generation == 0)
-            offered = await aside(large, offer)
-            if generation == 0 and replay is None:
+            offered = await aside(large, partial(run.plan.offer, run.functions, forced=is_first))
+            if is_first and generation == 0 and replay is None:
                 prompt, num_dropped = await self._first_prompt(run, offered)
+                facts |= {"num_dropped": num_dropped} if num_dropped else {}
             else:
                 items = [*run.context, *output]
                 prompt = await run.plan.rendered(run.served, items, offered, run.functions, run.told)
@@ -212,18 +238,59 @@ class Loop:
                 make = partial(run.plan.request, generation=generation, max_tokens=max_tokens)
                 request = await aside(large, make, run.served, prompt, offered)
             except PromptTooLong:
-                if generation == 0:
+                if is_first:
                     raise
                 run.progress.ended = "length"  # the tools' outputs filled the context
                 return
+        await self._ask(run, request, replay, generation, facts)
+
+    async def _is_due(self, run: Run) -> bool:
+        """Whether the conversation is compacted before the next generation."""
+        plan = run.plan
+        if plan.compaction is None or run.first is not None or run.unfinished is not None:
+            return False
+        if run.has_loaded:
+            await self._learn(run)
+        offered = await aside(in_large_request(), partial(plan.offer, run.functions, forced=False))
+        items = [*run.context, *run.assembler.output]
+        return await is_long(plan, run.served, items, offered, run.functions, run.told)
+
+    async def _compact(self, run: Run, generation: int) -> None:
+        """Go on with a compaction: by one generation of the model, or to its end where it needs none."""
+        replay = None if run.unfinished is None else Replay(run.unfinished)
+        if not any(map(is_unfinished_compaction, run.assembler.output)):
+            self._write(run, run.assembler.compaction_begun())
+        assembler = run.assembler if replay is None else replay.assembler
+        plan, items = run.plan, [*run.context, *assembler.output[:-1]]
+        if assembler.compaction_seal is None:
+            raise Diverged("The key that this response's compaction is sealed with is gone.")
+        offered = await aside(in_large_request(), partial(plan.offer, run.functions, forced=False))
+        part = await next_part(plan, run.served, items, offered, run.functions, run.progress)
+        if not isinstance(part, Part):
+            self._write(run, run.assembler.compacted(part))
+            return
+        assembler.summary_begins(part.content)
+        request = plan.summary_request(run.served, part, offered, generation=generation)
+        await self._ask(run, request, replay, generation, {"summarises": part.summarises})
+
+    async def _ask(
+        self,
+        run: Run,
+        request: GenerateRequest,
+        replay: Replay | None,
+        generation: int,
+        facts: dict[str, Any],
+    ) -> None:
+        """Have the engine generate, and journal what it says. replay: of what was journaled already. facts:
+        what the generation's first record says besides."""
+        output = run.assembler.output if replay is None else replay.assembler.output
+        first_item = len(output)
         if replay is not None:
             request = replay.request(request)
             run.unlogged = Unlogged(generation, first_token=replay.num_tokens)
         else:
-            facts: dict[str, Any] = {"generation": generation, "first_item": first_item}
+            facts = {"generation": generation, "first_item": first_item, **facts}
             facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
-            if num_dropped:
-                facts["num_dropped"] = num_dropped
             long = len(request.prompt_ids) > THREADED_TOKENS
             facts["prompt"] = await aside(long, fingerprint, request.prompt_ids)
             run.unlogged = Unlogged(generation, facts=facts)
@@ -266,7 +333,7 @@ class Loop:
 
     def _take(self, run: Run, chunk: Chunk, first_item: int) -> bool:
         """Take an engine chunk in; True when a record is to be made of what was taken since the last one."""
-        unlogged = run.unlogged
+        unlogged, summarised = run.unlogged, run.assembler.is_summarising
         if chunk.cached_tokens is not None and "generation" in unlogged.facts:
             unlogged.facts["cached_tokens"] = chunk.cached_tokens
         if not run.plan.generates:  # a token is drawn to have the prompt computed, and shown to nobody
@@ -284,7 +351,10 @@ class Loop:
         elif unlogged.drafts and last is not None:  # it is another call, which is shown once it is whole
             unlogged.complete = True
         if isinstance(last, Done):
-            unlogged.drafts += run.assembler.ensure_output(first_item)
+            if run.assembler.is_summarising:  # and has to go on with that
+                unlogged.facts["summary"] = run.assembler.summary
+            elif not summarised:
+                unlogged.drafts += run.assembler.ensure_output(first_item)
             unlogged.facts["ended"] = last.reason
             unlogged.complete = True
         return unlogged.complete

@@ -13,7 +13,7 @@ import orjson
 from server.errors import ApiError
 from server.items import Private, with_private
 from server.runs.events import Journal, fold
-from server.runs.execution.run import Run, Unfinished, assembler_of
+from server.runs.execution.run import Run, Seals, Unfinished, assembler_of
 from server.runs.planning import (
     Functions,
     Progress,
@@ -84,8 +84,8 @@ class Restorer:
         except ApiError as why:  # the operator has taken a tool away, or named one as the client's
             functions, gone = Functions((), {}), why
         functions = await enforced(functions, served, owner)
-        seal = await self._sealing.seal(owner, plan.sealed_by)
-        run = Run.of(plan, served, functions, context, seal, output, unfinished)
+        seals = await Seals.of(plan, self._sealing)
+        run = Run.of(plan, served, functions, context, seals, output, unfinished)
         run.reach = await self._reach(plan)
         run.learn(functions)
         run.queued = stored.status == "queued"
@@ -93,7 +93,7 @@ class Restorer:
         run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
         if run.progress.generations and run.progress.ended is None:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
-            front = assembler_of(plan, functions, seal, context, *_folded(records[:begun], kept))
+            front = assembler_of(plan, functions, seals, context, *_folded(records[:begun], kept))
             run.unfinished = Unfinished(front, tuple(records[begun:]))
         elif run.progress.ended != "length":  # no calls are made behind a generation that was cut
             run.begun = {call["id"] for call in steps.under_way(output)}

@@ -24,7 +24,7 @@ from server.runs.planning import Functions, Past, Progress, RunPlan, approved_ca
 from storage import NewItem, Record, RunClaim
 
 if TYPE_CHECKING:
-    from server.encrypted_reasoning import Seal
+    from server.encrypted_reasoning import Seal, Sealing
     from server.mcp_servers import Reach
 
 
@@ -43,6 +43,25 @@ class Unlogged:
     facts: dict[str, Any] = field(default_factory=dict)
     drafts: list[Draft] = field(default_factory=list)
     complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seals:
+    """What seals the output of a run. items: its reasoning and private halves, None where nobody wants that.
+    compactions: None where it makes none."""
+
+    items: Seal | None = None
+    compactions: Seal | None = None
+
+    @classmethod
+    async def of(cls, plan: RunPlan, sealing: Sealing) -> Seals:
+        """Those of a plan. Raises StorageUnavailable."""
+        by = None if plan.compaction is None else (plan.compaction.key, plan.model)
+        items = await sealing.seal(plan.owner, plan.sealed_by)
+        return cls(items, await sealing.seal(plan.owner, by))
+
+
+UNSEALED = Seals()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +126,10 @@ class Run:
     @classmethod
     def of(
         cls, plan: RunPlan, served: ServedModel, functions: Functions, context: Sequence[Item],
-        seal: Seal | None = None, output: Sequence[Item] = (), unfinished: Collection[int] = (),
+        seals: Seals = UNSEALED, output: Sequence[Item] = (), unfinished: Collection[int] = (),
     ) -> Run:  # fmt: skip
         """A run with what `fold` made of its events, if there are any, and no place in the journal yet."""
-        assembler = assembler_of(plan, functions, seal, context, output, unfinished)
+        assembler = assembler_of(plan, functions, seals, context, output, unfinished)
         unlisted = (*_unlisted(functions.local, (*context, *output)), *functions.unlisted)
         known = len(assembler.output)
         return cls(plan, served, functions, assembler, context, unlisted=unlisted, num_known=known)
@@ -171,7 +190,7 @@ class Run:
 def assembler_of(
     plan: RunPlan,
     functions: Functions,
-    seal: Seal | None,
+    seals: Seals,
     context: Sequence[Item],
     output: Sequence[Item],
     unfinished: Collection[int],
@@ -184,12 +203,13 @@ def assembler_of(
         include=plan.include,
         context=context,
         cites=plan.answer is None,  # a shape leaves no room for links
-        seal=seal,
+        seal=seals.items,
         seals_private=plan.hidden or not plan.store,
         output=output,
         unfinished=unfinished,
     )
     assembler.max_calls = plan.max_tool_calls
+    assembler.compaction_seal = seals.compactions
     return assembler
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from server.runs.planning import steps
+from server.runs.planning.compaction import Part, next_part, with_summary
 from server.runs.planning.functions import Functions, enforced
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable, require_readable
 from server.runs.planning.pasts import Past, Pasts, read_items
-from server.runs.planning.plan import Planned, RunPlan, count_input, fit, make_plan
+from server.runs.planning.plan import Planned, RunPlan, count_input, fit, is_long, make_plan
 from server.runs.planning.saved_names import SavedNames
 from server.runs.planning.spending import spent, spent_so_far, used_by_tool
 from server.runs.planning.steps import TERMINAL, Progress, approved_calls, pending_calls
@@ -15,6 +16,7 @@ from server.runs.planning.tools import TurnTools, turn_tools
 __all__ = [
     "TERMINAL",
     "Functions",
+    "Part",
     "Past",
     "Pasts",
     "Planned",
@@ -28,7 +30,9 @@ __all__ = [
     "drop_oldest",
     "enforced",
     "fit",
+    "is_long",
     "make_plan",
+    "next_part",
     "not_found",
     "pending_calls",
     "read_items",
@@ -39,4 +43,5 @@ __all__ = [
     "steps",
     "turn_tools",
     "used_by_tool",
+    "with_summary",
 ]

@@ -22,6 +22,7 @@ from server.access import require_use
 from server.containers import placed
 from server.errors import ApiError
 from server.items import (
+    COMPACTION,
     FILLED,
     ITEM_TYPES,
     Item,
@@ -29,6 +30,7 @@ from server.items import (
     approves,
     asks_approval,
     changes_images,
+    configuration_of,
     is_answered,
     is_output,
     key_of,
@@ -39,6 +41,7 @@ from server.items import (
     told_of,
     type_asked_for,
     type_of_calls,
+    with_private,
 )
 from server.limits import Charge
 from server.mcp_servers import Approvals
@@ -57,12 +60,14 @@ from server.prompting import (
     to_messages,
     words_of_field,
 )
+from server.runs.planning.compaction import Compaction, Part, effective_threshold, next_part
 from server.runs.planning.functions import Functions, enforced, functions_of
 from server.runs.planning.history import Context, Turn, drop_oldest, load_context, require_readable
 from server.runs.planning.pasts import Past
 from server.runs.planning.saved_names import name_of
+from server.runs.planning.steps import Progress, is_due
 from server.runs.planning.tools import TurnTools, turn_tools
-from server.schema import FilledPrompt, SamplingFields, num_parts, refuse
+from server.schema import CreateResponse, FilledPrompt, SamplingFields, configured, num_parts, refuse
 from server.telemetry import current
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
 
@@ -100,7 +105,7 @@ class RunPlan:
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
     prompt: the template that its request named, filled. end_user: a digest of what its client calls the
-    person that asks, for the log.
+    person that asks, for the log. compaction: what it is to compact, None where nothing.
     """
 
     response_id: str
@@ -149,6 +154,7 @@ class RunPlan:
     generates: bool = True
     prompt: FilledPrompt | None = None
     end_user: str | None = None
+    compaction: Compaction | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -160,6 +166,8 @@ class RunPlan:
         found = orjson.loads(data)
         if found.get("charge") is not None:
             found["charge"] = Charge(**found["charge"])
+        if found.get("compaction") is not None:
+            found["compaction"] = Compaction(**found["compaction"])
         if found.get("prompt") is not None:
             found["prompt"] = FilledPrompt.load(found["prompt"])
         if "approvals" in found:
@@ -269,6 +277,14 @@ class RunPlan:
         except PromptTooLong as error:
             return error
 
+    async def rendered_messages(
+        self, served: ServedModel, messages: Sequence[Mapping[str, Any]], offered: Offer
+    ) -> Prompt:
+        """Messages behind the plan's lead as the model is shown them. Raises the engine's RequestErrors."""
+        much = in_large_request() or len(messages) > THREADED_PARTS
+        lead = await aside(much, to_messages, (), self.lead)
+        return await served.engine.render(self._input([*lead, *messages], offered))
+
     def _render_input(
         self,
         context: Sequence[Item],
@@ -278,8 +294,12 @@ class RunPlan:
         most: int | None,
     ) -> RenderInput:
         """The template's input for a context."""
+        return self._input(to_messages(context, self.lead, functions.names, told, most), offered)
+
+    def _input(self, messages: Sequence[Mapping[str, Any]], offered: Offer) -> RenderInput:
+        """The template's input for messages."""
         return RenderInput(
-            to_messages(context, self.lead, functions.names, told, most),
+            messages,
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
@@ -287,6 +307,15 @@ class RunPlan:
             now=self.created_at / 1e6,
             scope=self.owner,
         )
+
+    def summary_request(
+        self, served: ServedModel, part: Part, offered: Offer, *, generation: int
+    ) -> GenerateRequest:
+        """The engine request of one generation of a compaction: the likeliest text, and no calls. What the
+        client asks of an answer does not hold for it."""
+        plan = replace(self, sampling={"temperature": 0.0})
+        shown = Offer(tools=offered.tools)
+        return plan.request(served, part.prompt, shown, generation=generation, max_tokens=part.max_tokens)
 
     def request(
         self, served: ServedModel, prompt: Prompt, offered: Offer, *, generation: int, max_tokens: int | None
@@ -319,7 +348,9 @@ class Planned:
     """A plan, with what was needed to make it and its first generation's request. That is not what will be
     asked where other servers have to list their tools first, or approved calls are to be made, but it counts
     against limits. past: what stands before its own input. told: the first of the context's items as
-    messages, where they are known. secrets: the credentials of the plan's tools, by their index as a text."""
+    messages, where they are known. secrets: the credentials of the plan's tools, by their index as a text.
+    compacts: it begins with a compaction, and the request stands for that. asked: what it was planned for,
+    with the settings that items make."""
 
     plan: RunPlan
     functions: Functions
@@ -330,6 +361,8 @@ class Planned:
     conversation_head: int | None
     request: GenerateRequest
     secrets: Mapping[str, Mapping[str, Any]]
+    compacts: bool
+    asked: CreateResponse
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -428,18 +461,23 @@ async def make_plan(
     tool_timeout_s: float,
     keyed: bool = False,
     sealed_by: SealedBy | None = None,
+    compaction_key: int | None = None,
     pasts: Pasts | None = None,
 ) -> Planned:
     """Resolve a turn.
 
     pasts: of earlier turns, to be built upon. keyed: it came with an `Idempotency-Key`, so what it starts is
-    stored, hidden where it asks not to be. Raises ApiError 400/404 and RequestError for what cannot be
+    stored, hidden where it asks not to be. compaction_key: the number of the key that seals compactions,
+    where it may make some. Raises ApiError 400/404 and RequestError for what cannot be
     honoured, PromptTooLong when truncation is disabled.
     """
-    request, served = turn.request, turn.served
     context = await load_context(turn, storage, pasts)
+    turn = _configured(turn, context)
+    request, served = turn.request, turn.served
     tools = await _tools(turn, context.items, registry)
     plan = _resolve(turn, tools, tool_timeout_s)
+    if compaction_key is not None:
+        plan = replace(plan, compaction=_compaction(turn, context, compaction_key))
     if keyed:
         plan = replace(plan, store=True, hidden=not request.store)
     with tools.named():
@@ -449,31 +487,93 @@ async def make_plan(
         approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
         if approved and not plan.generates:
             refuse("generate", "A request that approves calls has to make them: 'generate' cannot be false.")
+        if approved and request.compacts:
+            refuse("input", "A request that approves calls has to make them: it cannot end with a trigger.")
         plan = replace(plan, approved=approved)
         for each in (offered, _offered_later(functions)):
             await check(each, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
         kept = _num_kept(context.items, plan.approved)
-        num_dropped, prompt = await fit(
-            plan, served, context.items, offered, functions, context.told, kept=kept
-        )
+        compacted, num_dropped, prompt = None, 0, None
+        if plan.compaction is not None:
+            compacted, prompt = await _compacting(plan, served, context, offered, functions)
+        if prompt is None:
+            num_dropped, prompt = await fit(
+                plan, served, context.items, offered, functions, context.told, kept=kept
+            )
     who = turn.principal
     plan = replace(plan, saved_as=_saved_as(plan, request.prompt_cache_retention, context))
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=who.key_id, batch=who.batch)
 
     def finished() -> Planned:
         most = plan.max_output_tokens if plan.generates else 1
+        if compacted is not None:
+            most = compacted
         first = plan.request(served, prompt, offered, generation=0, max_tokens=most)
         check_request(first, served.info)
         kept = tuple(drop_oldest(context.items, num_dropped))
         told = None if num_dropped else context.told
         head, past = context.conversation_head, context.past
-        return Planned(plan, functions, tuple(turn.input), kept, past, told, head, first, tools.secrets)
+        own = tuple(turn.input)
+        begins = (first, tools.secrets, compacted is not None, request)
+        return Planned(plan, functions, own, kept, past, told, head, *begins)
 
     limit, param = request.max_output_tokens, request.limit_param
     name_capped_limit(limit, param, served.caps)
-    name_cut_limit(limit, param, prompt_tokens=len(prompt.ids), info=served.info)
+    if compacted is None:
+        name_cut_limit(limit, param, prompt_tokens=len(prompt.ids), info=served.info)
     return await aside(in_large_request() or len(prompt.ids) > THREADED_TOKENS, finished)
+
+
+def _configured(turn: Turn, context: Context) -> Turn:
+    """A turn with the settings that items make. Raises ApiError 400."""
+    settings = configuration_of(context.items)
+    return replace(turn, request=configured(turn.request, settings)) if settings else turn
+
+
+def _compaction(turn: Turn, context: Context, key: int) -> Compaction | None:
+    """What a turn is to compact. Raises ApiError 400 where it asks for that, and there is nothing."""
+    request = turn.request
+    if request.compacts:
+        if not request.generate:
+            refuse("generate", "A compaction has to be written: 'generate' cannot be false.")
+        if not context.items:
+            refuse("input", "There is nothing to compact: the conversation has no items.", "empty_array")
+        return Compaction(None, key)
+    if request.compact_threshold is None or not request.generate:
+        return None
+    return Compaction(effective_threshold(request.compact_threshold, turn.served), key)
+
+
+async def _compacting(
+    plan: RunPlan, served: ServedModel, context: Context, offered: Offer, functions: Functions
+) -> tuple[int | None, Prompt | None]:
+    """How many tokens a compaction writes that the run begins with, None where it does not, and the prompt of
+    that, None where the context's own is to be measured."""
+    assert plan.compaction is not None, "it may compact"
+    items = context.items
+    if not plan.compaction.is_all and not await is_long(
+        plan, served, items, offered, functions, context.told
+    ):
+        return None, None
+    part = await next_part(plan, served, items, offered, functions, Progress())
+    if isinstance(part, Part):
+        return part.max_tokens, part.prompt
+    made = with_private({"type": COMPACTION, "id": "", "encrypted_content": ""}, part.dump())
+    return 1, await plan.rendered(served, [*items, made], offered, functions)
+
+
+async def is_long(
+    plan: RunPlan, served: ServedModel, items: Sequence[Item], offered: Offer, functions: Functions,
+    told: Told | None,
+) -> bool:  # fmt: skip
+    """Whether the prompt of these items is so long that they are compacted first. Raises the engine's
+    RequestErrors."""
+    assert plan.compaction is not None, "it may compact"
+    num_tokens: int | None = None
+    with suppress(PromptTooLong):  # so long that it was not even counted
+        num_tokens = len((await plan.rendered(served, items, offered, functions, told, cuts=False)).ids)
+    return is_due(items[-2:], num_tokens, plan.compaction.threshold)
 
 
 def _saved_as(plan: RunPlan, retention: str | None, context: Context) -> str | None:
@@ -538,6 +638,7 @@ def _with_calls(items: Sequence[Item], kept: int) -> int:
 async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
     """How many prompt tokens a turn would have, through the same rendering. Raises ApiError 400/404."""
     context = await load_context(turn, storage)
+    turn = _configured(turn, context)
     tools = await _tools(turn, context.items, registry)
     plan = _resolve(turn, tools, tool_timeout_s=0.0)
     with tools.named():

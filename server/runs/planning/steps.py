@@ -15,10 +15,12 @@ from server.items import (
     approves,
     asks_approval,
     broken_in_a_row,
+    compacted,
     execution_of,
     is_client_call,
     is_output,
     is_running,
+    is_unfinished_compaction,
     key_of,
     link_of,
     source_of,
@@ -41,12 +43,14 @@ MAX_BROKEN_CALLS = 3
 @dataclass(slots=True)
 class Turn:
     """The counters of one generation. input_tokens: the length of its prompt. first_item: the output index of
-    its first item."""
+    its first item. summarises: of a compaction, which of the conversation's messages it reads: from the first
+    up to the second index; None for a generation that answers."""
 
     input_tokens: int
     cached_tokens: int
     output_tokens: int = 0
     first_item: int = 0
+    summarises: tuple[int, int] | None = None
 
     @property
     def num_limited(self) -> int:
@@ -60,7 +64,8 @@ class Progress:
 
     input_tokens: sum of the prompts' lengths. first_item: the output index of the last generation's first
     item. generation_tokens: output tokens of that generation. ended: how it ended, None while it is at work.
-    turns: the generations one by one.
+    turns: the generations one by one. summary: of the messages before `num_summarised`, while a compaction
+    goes on that summarises in several parts.
     """
 
     generations: int = 0
@@ -72,6 +77,8 @@ class Progress:
     reasoning_tokens: int = 0
     ended: Literal["stop", "length"] | None = None
     turns: list[Turn] = field(default_factory=list)
+    summary: str | None = None
+    num_summarised: int = 0
 
     @classmethod
     def of(cls, log: Iterable[tuple[int, bytes | None]]) -> Progress:
@@ -83,7 +90,9 @@ class Progress:
 
     def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
         """Count a record's tokens and facts: `generation`, `first_item`, `input_tokens`, `cached_tokens` come
-        with the first one of a generation, `ended` with the last, `reasoning_tokens` where there were any."""
+        with the first one of a generation, `ended` with the last, `reasoning_tokens` where there were any. A
+        generation of a compaction has `summarises` besides, and in its last record, where another one
+        follows, `summary`."""
         if "generation" in facts:
             self.generation_tokens = 0
         self.generation_tokens += num_tokens
@@ -95,12 +104,32 @@ class Progress:
             self.input_tokens += facts["input_tokens"]
             self.cached_tokens += facts["cached_tokens"]
             self.ended = None
-            turn = Turn(facts["input_tokens"], facts["cached_tokens"], first_item=facts["first_item"])
+            part = tuple(facts["summarises"]) if "summarises" in facts else None
+            turn = Turn(facts["input_tokens"], facts["cached_tokens"], 0, facts["first_item"], part)
             self.turns.append(turn)
         if self.turns:
             self.turns[-1].output_tokens = self.generation_tokens
         if "ended" in facts:
             self.ended = facts["ended"]
+            part = self.turns[-1].summarises
+            self.summary = facts.get("summary")
+            self.num_summarised = part[1] if part is not None and self.summary is not None else 0
+
+    @property
+    def answers(self) -> int:
+        """The generations that answer."""
+        return sum(turn.summarises is None for turn in self.turns)
+
+    @property
+    def answer_tokens(self) -> int:
+        """The output tokens of those."""
+        summaries = (turn.output_tokens for turn in self.turns if turn.summarises is not None)
+        return self.output_tokens - sum(summaries)
+
+    @property
+    def has_summarised(self) -> bool:
+        """Whether the last generation was one of a compaction, and has ended."""
+        return bool(self.turns) and self.turns[-1].summarises is not None and self.ended is not None
 
     @property
     def num_limited(self) -> int:
@@ -137,7 +166,9 @@ class Progress:
         tools returned, as the model is shown it. A template that drops earlier thoughts makes it less."""
         first = [0] * min(len(self.turns), 1)
         return first + [
-            max(0, turn.input_tokens - before.input_tokens - before.output_tokens)
+            0
+            if turn.summarises or before.summarises  # a prompt of its own, and one that it has made shorter
+            else max(0, turn.input_tokens - before.input_tokens - before.output_tokens)
             for before, turn in pairwise(self.turns)
         ]
 
@@ -158,6 +189,14 @@ class Generate:
 
     generation: int
     max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Make a compaction, or go on with the one that is begun. generation: which of the run's it runs next,
+    where the model has to summarise; one at work goes on where it was left."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +228,7 @@ class Finish:
     reason: str | None = None  # incomplete_details.reason
 
 
-Step = ListTools | MakeCalls | Generate | CallTools | AwaitClient | Finish
+Step = ListTools | MakeCalls | Generate | Compact | CallTools | AwaitClient | Finish
 
 
 def pending_calls(items: Sequence[Item]) -> dict[str, str]:
@@ -228,6 +267,18 @@ def under_way(output: Sequence[Item]) -> list[Item]:
     return [*beside[:CALLS_AT_ONCE], *after[:1]]
 
 
+def is_due(output: Sequence[Item], num_tokens: int | None, threshold: int | None) -> bool:
+    """Whether a compaction comes before the next generation. num_tokens: of its prompt, None for one that is
+    longer than any model's. threshold: tokens from which on a prompt is compacted; None for never. What was
+    compacted just now is not compacted again."""
+    if threshold is None:
+        return False
+    settings = (item for item in reversed(output) if item["type"] != "configuration_update")
+    if (last := next(settings, None)) is not None and compacted(last) is not None:
+        return False
+    return num_tokens is None or num_tokens >= threshold
+
+
 def next_step(
     output: Sequence[Item],
     progress: Progress,
@@ -236,15 +287,24 @@ def next_step(
     approved: Sequence[Item] = (),
     waits: bool,
     max_output_tokens: int | None,
+    compacts: bool = False,
 ) -> Step:
     """Decide. unlisted: routes whose functions were not shown yet. approved: what asked for calls that are
-    approved and not made yet. waits: the client feeds outputs."""
-    left = None if max_output_tokens is None else max_output_tokens - progress.output_tokens
+    approved and not made yet. waits: the client feeds outputs. compacts: a compaction is all that the run is
+    to make."""
+    left = None if max_output_tokens is None else max_output_tokens - progress.answer_tokens
+    if any(map(is_unfinished_compaction, output)) or (compacts and not output):
+        at_work = progress.generations > 0 and progress.ended is None
+        return Compact(progress.generations - 1 if at_work else progress.generations)
+    if compacts:
+        return Finish("completed")
     if progress.generations == 0 and unlisted:
         return ListTools(tuple(unlisted))
     if progress.generations > 0 and progress.ended is None:  # an earlier owner of the run began it
         begun = progress.generation_tokens
         return Generate(progress.generations - 1, None if left is None else left + begun)
+    if progress.has_summarised:
+        return Generate(progress.generations, left)
     if progress.ended == "length":
         return Finish("incomplete", "max_output_tokens")
     running = tuple(item for item in output if is_running(item))

@@ -28,7 +28,7 @@ from server.schema.events import fields as event_fields
 from server.schema.fields import FIELDS, SamplingFields
 from server.schema.items import MAX_ITEMS
 from server.schema.prompts import REFERENCE as PROMPT_REFERENCE
-from server.schema.responses import INCLUDES, CreateResponse
+from server.schema.responses import CONTEXT_MANAGEMENT, INCLUDES, CreateResponse
 from server.schema.search import SearchFields
 from server.schema.tools import MAX_TOOLS, normalize_tool, search_tool
 from server.shapes import Schema, or_null, schema_of, with_type
@@ -57,6 +57,7 @@ _BY_NAME: Mapping[str, Schema] = {
     "tool_choice": ref("ToolChoice"),
     "web_search_options": schema_of(search_tool),
     "include": listed({"enum": sorted(INCLUDES)}),
+    "context_management": schema_of(CONTEXT_MANAGEMENT),
     "response_format": ref("ChatFormat"),
     "metadata": METADATA,
     "stop": {"anyOf": [STRING, listed(STRING, maxItems=fields.MAX_STOPS)]},
@@ -236,6 +237,7 @@ def _requests() -> dict[str, Schema]:
     return {
         "CreateResponse": _request("responses", CreateResponse),
         "CountInputTokens": _request("input_tokens", CreateResponse),
+        "CompactResponse": _request("compact", CreateResponse),
         "CreateChatCompletion": _request("chat", ChatRequest, "messages"),
         "CreateCompletion": _request("completions", CompletionRequest, "prompt"),
         "CreateGeneration": _generation(),
@@ -555,6 +557,15 @@ _REPLIES: Mapping[str, Schema] = {
     "ChatCompletions": page_of(ref("ChatCompletion")),
     "ChatCompletionMessages": page_of(
         of({"id": STRING, "role": STRING}, {"content": STRING, "content_parts": listed(OBJECT)})
+    ),
+    "Compaction": of(
+        {
+            "id": STRING,
+            "object": {"const": "response.compaction"},
+            "output": listed(ref("Item")),
+            "created_at": INTEGER,
+            "usage": USAGE,
+        }
     ),
     "InputTokens": of({"object": {"const": "response.input_tokens"}, "input_tokens": INTEGER}),
     "Tokens": of(

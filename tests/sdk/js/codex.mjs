@@ -23,7 +23,7 @@ const { models } = JSON.parse(run(program, ["debug", "models", "--bundled"]));
 const known = models.find(({ slug }) => slug === "gpt-5.5");
 const model = { ...known, slug: MODEL, supports_search_tool: false, input_modalities: ["text"] };
 
-function configure(baseURL) {
+function configure(baseURL, name) {
   const catalog = join(folder, "models.json");
   writeFileSync(catalog, JSON.stringify({ models: [model] }));
   const settings = [
@@ -39,7 +39,7 @@ function configure(baseURL) {
     "[analytics]",
     "enabled = false",
     "[model_providers.local]",
-    'name = "Local server"',
+    `name = "${name}"`,
     `base_url = "${baseURL}"`,
     'env_key = "OPENAI_API_KEY"',
     'wire_api = "responses"',
@@ -48,8 +48,8 @@ function configure(baseURL) {
 }
 
 /** A repository with one file. `turn(arguments)` is a turn of Codex in it: the session's id, its items, its words. */
-function repository(baseURL) {
-  configure(baseURL);
+function repository(baseURL, name = "Local server") {
+  configure(baseURL, name);
   const path = mkdtempSync(join(folder, "repository-"));
   const git = (...args) => run("git", ["-c", "user.name=A", "-c", "user.email=a@example.com", ...args], path);
   git("init", "-q");
@@ -121,6 +121,21 @@ const checks = {
   },
 };
 
+const compacting = {
+  async "Codex has its session compacted, and goes on"({ baseURL }) {
+    const { turn } = repository(baseURL, "OpenAI"); // under this name it sends a compaction_trigger
+    const limit = ["-c", "model_auto_compact_token_limit=12000"];
+    const { session } = turn(...limit, "My name is Mark.");
+    const kept = turn("resume", session, ...limit, "say two");
+    assert.equal(kept.said, "two");
+    assert.equal(turn("resume", session, ...limit, "say three").said, "three");
+    const path = `${baseURL}/organization/usage/completions?start_time=${Math.floor(Date.now() / 1000) - 3600}`;
+    const used = (await (await fetch(path)).json()).data.flatMap(({ results }) => results);
+    const requests = used.reduce((sum, { num_model_requests }) => sum + num_model_requests, 0);
+    assert.ok(requests > 3, `${requests} requests: none was a compaction`);
+  },
+};
+
 const lenient = {
   async "Codex searches the web"({ baseURL }) {
     const search = call("web_search", { queries: ["spring tide"] });
@@ -138,7 +153,7 @@ const lenient = {
 };
 
 try {
-  await against(["--engine", "scripted"], checks);
+  await against(["--engine", "scripted"], { ...checks, ...compacting });
   const notes = mkdtempSync(join(folder, "notes-"));
   writeFileSync(join(notes, "tides.md"), "# Tides\n\nThe spring tide is highest two days after the full moon.\n");
   const names = [MODEL, "other"].flatMap((name) => ["--served-model-name", name]);

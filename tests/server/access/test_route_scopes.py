@@ -124,6 +124,7 @@ async def test_models_and_tools_of_a_key(server_app: Running, client: httpx.Asyn
     for path, body in (
         ("/v1/responses", {"input": "say hi"}),
         ("/v1/responses/input_tokens", {"input": "say hi"}),
+        ("/v1/responses/compact", {"input": "say hi"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}]}),
         ("/v1/completions", {"prompt": "say hi"}),
         ("/tokenize", {"prompt": "hi"}),

@@ -651,6 +651,7 @@ BODIES = (
     ("POST", "/v1/responses", {"input": "x" * 99_999}),
     ("POST", "/v1/responses", {"input": "x", "previous_response_id": "resp_x"}),
     ("POST", "/v1/responses/input_tokens", {"input": "x"}),
+    ("POST", "/v1/responses/compact", {"input": "x"}),
     ("POST", "/v1/responses/resp_x/tool_outputs", {"tool_outputs": [{"call_id": "a", "output": "b"}]}),
     ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}], "stream": True}),
     ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}], "temperature": 9}),

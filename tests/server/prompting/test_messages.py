@@ -116,8 +116,8 @@ def test_a_call_that_is_not_whole_is_shown_with_its_answer_only() -> None:
 def test_an_item_without_words_is_refused_and_never_left_out() -> None:
     listing: Json = {"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []}
     assert to_messages([said("user", "q"), listing]) == [{"role": "user", "content": "q"}]
-    with pytest.raises(ApiError, match="'compaction'") as refused:
-        to_messages([said("user", "q"), {"type": "compaction", "id": "c", "encrypted_content": "e"}])
+    with pytest.raises(ApiError, match="'program'") as refused:
+        to_messages([said("user", "q"), {"type": "program", "id": "p", "call_id": "c", "code": "x"}])
     assert (refused.value.status, refused.value.code) == (400, "unsupported_item")
 
 

@@ -22,7 +22,7 @@ from server.schema import components
 from server.schema.chat import parse_chat
 from server.schema.completions import parse_completion
 from server.schema.items import normalize_input
-from server.schema.responses import parse_create, parse_input_tokens
+from server.schema.responses import parse_compact, parse_create, parse_input_tokens
 from tests.server.schema.test_responses import AGENTS, CODEX, LLAMA_INDEX, VERCEL
 from tests.server.schema.test_unheard_members import BODIES, create, tool_outputs
 from tests.support import wire
@@ -37,6 +37,7 @@ SCHEMA_OF: dict[Any, str] = {
     create: "CreateResponse",
     tool_outputs: "ToolOutputs",
     parse_input_tokens: "CountInputTokens",
+    parse_compact: "CompactResponse",
     parse_chat: "CreateChatCompletion",
     parse_completion: "CreateCompletion",
 }
@@ -107,6 +108,7 @@ def test_what_clients_send_fits_the_document(body: Json) -> None:
 APIS: dict[str, tuple[Callable[[Json], Any], Json]] = {
     "CreateResponse": (parse_create, {"input": "x"}),
     "CountInputTokens": (parse_input_tokens, {"input": "x"}),
+    "CompactResponse": (parse_compact, {"input": "x"}),
     "CreateChatCompletion": (parse_chat, {"messages": [{"role": "user", "content": "x"}]}),
     "CreateCompletion": (parse_completion, {"prompt": "x"}),
 }
@@ -158,6 +160,7 @@ async def test_replies_fit_the_document(client: httpx.AsyncClient) -> None:
     await got("Response", "POST", f"{path}/tool_outputs", outputs)
     await got("Responses", "GET", "/v1/responses")
     await got("InputTokens", "POST", "/v1/responses/input_tokens", {"input": "x"})
+    await got("Compaction", "POST", "/v1/responses/compact", {"input": "x"})
     await got("Error", "POST", f"{path}/cancel")
     await got("Deleted", "DELETE", path)
     await got("Error", "GET", path)

@@ -456,8 +456,6 @@ async def test_instructions_and_roles_reach_the_model(tmp_path: Path) -> None:
 async def test_bad_requests_are_refused_before_anything_is_stored(api: Api) -> None:
     unknown = await api.refused(404, "hi", model="nobody")
     assert unknown["code"] == "model_not_found" and "'antiphon-scripted'" in unknown["message"]
-    compact = await api.fails(404, "POST", "/v1/responses/compact", json={"model": "x"})
-    assert compact["code"] == "unknown_url" and "compaction" in compact["message"]
     assert (await api.refused(400))["param"] == "input"
     assert (await api.refused(400, "hi", await_tool_outputs=True))["param"] == "await_tool_outputs"
     assert (await api.refused(400, "hi", background=True, store=False))["param"] == "background"

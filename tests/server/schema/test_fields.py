@@ -14,15 +14,17 @@ from tests.support import wire
 OFFICIAL = {
     "responses": "CreateResponse",
     "input_tokens": "TokenCountsBody",
+    "compact": "CompactResponseMethodPublicBody",
     "chat": "CreateChatCompletionRequest",
     "completions": "CreateCompletionRequest",
 }
 
 NOT_HONOURED = {
     "responses": {
-        "refused": "moderation context_management",
+        "refused": "moderation",
     },
     "input_tokens": {"refused": "personality"},
+    "compact": {"hint": "prompt_cache_retention prompt_cache_options"},
     "chat": {
         "hint": "user safety_identifier prompt_cache_retention prompt_cache_options prediction verbosity",
         "refused": "audio moderation functions function_call",
@@ -95,6 +97,7 @@ def test_unknown_fields_pass_and_are_named() -> None:
         ("responses", "messages", [{"role": "user", "content": "x"}], "'input'"),
         ("responses", "n", 2, "a request for each"),
         ("input_tokens", "messages", [], "'input'"),
+        ("compact", "conversation", "conv_1", "compaction_trigger"),
         ("chat", "input", "x", "'messages'"),
         ("chat", "max_output_tokens", 16, "'max_completion_tokens'"),
         ("chat", "previous_response_id", "resp_1", "POST /v1/responses"),

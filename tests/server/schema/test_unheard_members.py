@@ -294,7 +294,7 @@ BODIES: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], Json]] = {
         for kind, samples in SAMPLES.items()
         if ITEM_TYPES[kind].say is not None  # the others are refused whole
         for number, sample in enumerate(samples)
-        if kind != "compaction_trigger"
+        if kind not in ("compaction", "compaction_trigger")  # sealed; and it may be the last item alone
     },
 }
 

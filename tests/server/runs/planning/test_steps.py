@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.items import Route
+import orjson
+
+from server.items import ABANDONED, Compacted, Route, with_private
 from server.runs.planning import steps
-from server.runs.planning.steps import AwaitClient, CallTools, Finish, Generate, ListTools, Progress
+from server.runs.planning.steps import AwaitClient, CallTools, Compact, Finish, Generate, ListTools, Progress
 
 MESSAGE = {"type": "message", "id": "m"}
 CALL = {"type": "function_call", "id": "f", "call_id": "c1", "name": "look_up"}
 OUTPUT = {"type": "function_call_output", "id": "o", "call_id": "c1", "output": "x"}
 SERVER_CALL = {"type": "mcp_call", "id": "s", "name": "calculator", "status": "calling"}
+BEGUN = {"type": "compaction", "id": "k", "encrypted_content": ""}
+MADE = with_private({**BEGUN, "encrypted_content": "x"}, Compacted(summary="s").dump())
+SETTINGS = {"type": "configuration_update", "id": "u", "reasoning": {"effort": "low"}}
 LISTED = Route("mcp_call", {"server_label": "antiphon"})
 
 
@@ -122,3 +127,44 @@ def test_usage_by_turn() -> None:
     assert usage["output_tokens_details"] == {"reasoning_tokens": 1, "tool_output_tokens": 8}
     assert (usage["input_tokens"], usage["output_tokens"]) == (48, 16)
     assert Progress().usage()["output_tokens_per_turn"] == []
+
+
+def summarised(*parts: dict[str, Any]) -> Progress:
+    """The counters behind generations of a compaction, each as the facts of its only record, of 5 tokens."""
+    first = {"first_item": 1, "input_tokens": 50, "cached_tokens": 40}
+    return Progress.of((5, orjson.dumps({"generation": n, **first, **part})) for n, part in enumerate(parts))
+
+
+def test_a_compaction_that_is_begun_is_what_comes_next() -> None:
+    assert decide([BEGUN], Progress()) == Compact(0)
+    assert decide([MESSAGE, BEGUN], ended()) == Compact(1)
+    at_work = summarised({"summarises": [0, 4]})
+    assert decide([BEGUN], at_work) == Compact(0), "it goes on where it was left"
+    part = summarised({"summarises": [0, 4], "ended": "stop", "summary": "so far"})
+    assert decide([BEGUN], part) == Compact(1)
+    assert (part.num_summarised, part.summary) == (4, "so far")
+
+
+def test_behind_a_compaction_comes_the_answer() -> None:
+    done = summarised({"summarises": [0, 4], "ended": "length"})
+    assert decide([MADE], done, max_output_tokens=20) == Generate(1, max_tokens=20), "it has its tokens alone"
+    assert (done.num_summarised, done.summary, done.output_tokens) == (0, None, 5)
+    assert decide([MADE], Progress()) == Generate(0, max_tokens=None), "nothing had to be summarised"
+    assert done.usage()["tool_output_tokens_per_turn"] == [0]
+
+
+def test_a_run_that_only_compacts() -> None:
+    assert decide([], Progress(), unlisted=(LISTED,), compacts=True) == Compact(0)
+    assert decide([MADE], summarised({"summarises": [0, 4], "ended": "stop"}), compacts=True) == Finish(
+        "completed"
+    )
+    assert decide([MADE, SETTINGS], Progress(), compacts=True) == Finish("completed")
+
+
+def test_a_compaction_is_due_once() -> None:
+    assert not steps.is_due([MESSAGE], 5000, None)
+    assert steps.is_due([MESSAGE], 1000, 1000) and not steps.is_due([MESSAGE], 999, 1000)
+    assert steps.is_due([], None, 1000), "it could not even be counted"
+    assert not steps.is_due([MADE], 5000, 1000) and not steps.is_due([MADE, SETTINGS], 5000, 1000)
+    assert steps.is_due([MADE, MESSAGE], 5000, 1000)
+    assert steps.is_due([with_private(dict(MADE), ABANDONED)], 5000, 1000), "it stands for nothing"
