@@ -18,6 +18,7 @@ from server.routes import (
     tokenize,
     webhooks,
 )
+from server.routes.anthropic import ROUTERS as ANTHROPIC
 from server.routes.files import ROUTERS as FILES
 from server.routes.operator import ROUTERS as OPERATOR
 from server.routes.organization import ROUTERS as ORGANIZATION
@@ -33,6 +34,7 @@ ROUTERS: tuple[APIRouter, ...] = (
             *(completions, stored_completions, batches, tokenize, webhooks),
         )
     ),
+    *ANTHROPIC,
     *OPERATOR,
     *POOLING,
     *FILES,
