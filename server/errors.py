@@ -141,7 +141,9 @@ def is_of_messages(path: str) -> bool:
 def messages_error(error: ApiError, request_id: str) -> bytes:
     """The body of an error in the form of the Messages API, as UTF-8 JSON."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
-    told = {"type": _MESSAGES_TYPES.get(error.status, other), "message": error.message}
+    told: dict[str, Any] = {"type": _MESSAGES_TYPES.get(error.status, other), "message": error.message}
+    if error.code is not None:
+        told["details"] = {"error_code": error.code, "param": error.param}
     return orjson.dumps({"type": "error", "error": told, "request_id": request_id})
 
 

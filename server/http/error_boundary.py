@@ -116,9 +116,10 @@ class Envelope:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Headers: x-request-id (the client's own, if it can be one), on the Messages API request-id, too,
-        x-client-request-id and x-request-trace (echo), traceparent (of the request's span, or the client's own), openai-organization and
-        openai-version (echo or default), openai-processing-ms, x-antiphon-version; x-ratelimit-* where the
-        key or its owner has such limits; endpoint-load-metrics where it is asked for."""
+        x-client-request-id and x-request-trace (echo), traceparent (of the request's span, or the client's
+        own), openai-organization and openai-version (echo or default), openai-processing-ms,
+        x-antiphon-version; x-ratelimit-* where the key or its owner has such limits; endpoint-load-metrics
+        where it is asked for."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -279,6 +279,7 @@ _MESSAGES: Mapping[str, Rule] = {
         "max_tokens stop_sequences stream temperature top_p top_k metadata service_tier speed",
     ),
     **_each(HINT, "container diagnostics inference_geo"),
+    "thread": _refused(because="Send the whole conversation."),
 }
 
 FIELDS: Mapping[str, Mapping[str, Rule]] = {

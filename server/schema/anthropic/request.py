@@ -141,6 +141,7 @@ class MessagesRequest:
 def parse_messages(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse") -> MessagesRequest:
     """A body of POST /v1/messages. unsupported_tools: whether tools that this server does not run are a 400,
     or left out. Raises ApiError 400 naming the path of what is wrong."""
+    _require_whole(body)
     return _parse(screen("messages", body), unsupported_tools)
 
 
@@ -148,6 +149,14 @@ def parse_count(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "re
     """A body of POST /v1/messages/count_tokens, as the request whose prompt it asks for. Raises ApiError 400
     as `parse_messages` does."""
     return _parse({**screen("count_tokens", body), "max_tokens": 1, "stream": False}, unsupported_tools)
+
+
+def _require_whole(body: Mapping[str, Any]) -> None:
+    """Raise the ApiError 400 that has clients send a conversation whole, of which a server of threads would
+    keep the beginning."""
+    if body.get("thread") is not None:
+        message = "This server keeps no threads of messages. Send the whole conversation without 'thread'."
+        refuse("thread", message, "thread_unsupported_request")
 
 
 def _parse(values: Mapping[str, Any], unsupported: Unsupported) -> MessagesRequest:

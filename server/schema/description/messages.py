@@ -132,7 +132,10 @@ def messages_components() -> Mapping[str, Schema]:
         "MessagesError": of(
             {
                 "type": {"const": "error"},
-                "error": of({"type": STRING, "message": STRING}),
+                "error": of(
+                    {"type": STRING, "message": STRING},
+                    {"details": of({"error_code": STRING}, {"param": STRING})},
+                ),
                 "request_id": STRING,
             }
         ),
