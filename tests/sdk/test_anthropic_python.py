@@ -145,9 +145,7 @@ async def test_a_thought_goes_round_by_its_signature(claude: AsyncAnthropic, liv
         return [*said("weather?"), *turn]
 
     # The signature says what was thought, whatever a client shows of it.
-    await claude.messages.create(
-        messages=history({**thought.model_dump(), "thinking": ""}), **fields
-    )
+    await claude.messages.create(messages=history({**thought.model_dump(), "thinking": ""}), **fields)
     engine = live_server.context.models.get(None).engine
     assert isinstance(engine, ScriptedEngine)
     assert "it is cold" in engine.tokenizer.decode(engine.requests[-1].prompt_ids)
