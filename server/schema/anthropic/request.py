@@ -174,6 +174,8 @@ def _parse(values: Mapping[str, Any], unsupported: Unsupported) -> MessagesReque
     choice, parallel = read_choice(values["tool_choice"]) if "tool_choice" in values else ("auto", True)
     thinks = _thinking(values)
     shape, shape_param = _shape(values)
+    if "cache_control" in values:
+        mapping(values["cache_control"], "cache_control")
     stops = _STOPS(values["stop_sequences"], "stop_sequences") if "stop_sequences" in values else None
     drawn = {
         name: value for name in ("temperature", "top_p", "top_k") if (value := values.get(name)) is not None

@@ -153,8 +153,8 @@ def _read(value: Any, path: str, unsupported: Unsupported) -> Tool:
             return {"type": kind}
         if _DATED.match(kind) or kind in _OTHERS:
             message = (
-                f"This server does not run tools of type '{shorten(kind)}'. The model is offered functions that "
-                "clients carry out here; the server's tools are on /v1/responses and /v1/chat/completions."
+                f"This server does not run tools of type '{shorten(kind)}'. Functions are offered here that "
+                "clients carry out, and the server's tools on /v1/responses and /v1/chat/completions."
             )
             leave_out(path, message, unsupported)
             return {"type": kind}

@@ -14,6 +14,7 @@ from server.schema.anthropic.blocks import Conversation
 
 Json = dict[str, Any]
 PNG: Json = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+BMP: Json = {**PNG, "media_type": "image/bmp"}
 CALL: Json = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": [1, "é"]}}
 
 
@@ -216,7 +217,7 @@ def test_an_answer_goes_on_with_what_the_assistant_has_said_last() -> None:
         ([user({"type": "text"})], "messages[0].content[0].text"),
         ([user(CALL)], "messages[0].content[0].type"),
         ([assistant(result())], "messages[0].content[0].type"),
-        ([user({"type": "image", "source": {**PNG, "media_type": "image/bmp"}})], "messages[0].content[0].source.media_type"),
+        ([user({"type": "image", "source": BMP})], "messages[0].content[0].source.media_type"),
         ([user(result())], "messages[0].content[0].tool_use_id"),
         ([user("x"), assistant(CALL), user(result(), result())], "messages[2].content[1].tool_use_id"),
         ([user("x"), assistant(CALL), user("y")], "messages[1].content[0]"),
@@ -229,7 +230,7 @@ def test_an_answer_goes_on_with_what_the_assistant_has_said_last() -> None:
         ),
         ([assistant("")], "messages"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_told_by_its_path(messages: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         Conversation().read(messages)
