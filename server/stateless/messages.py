@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -108,11 +109,11 @@ async def prepare_message(
         seal = await sealing.seal(principal.owner, await sealing.by([INCLUDE], served.name))
     tier = "batch" if principal.batch else _TIERS.get(completion.head["service_tier"], "standard")
     head = {**completion.head, "id": f"msg_{secrets.token_hex(12)}", "service_tier": tier}
-    head["cache_block"] = served.info.cache_block
+    told = partial(message_head, head, block=served.info.cache_block)
     limit = completion.requests[0].sampling.max_tokens
     is_cut = limit < min(chat.max_tokens or limit, served.caps.output(chat.max_tokens) or limit)
     writer = MessageWriter(
-        lambda: message_head(head, completion.usage.totals()),
+        lambda: told(completion.usage.totals()),
         seal=seal,
         shows=request.display == "summarized",
         silent=request.only_reads,
@@ -124,7 +125,7 @@ async def prepare_message(
         writers=[writer],
         head=head,
         silent=request.only_reads,
-        form=FORM,
+        form=replace(FORM, body=partial(_body, block=served.info.cache_block)),
         named=lambda error: in_words_of_messages(named(error)),
     )
 
@@ -133,10 +134,10 @@ async def prepare_message(
 # Usage, and the head of a message
 
 
-def message_usage(head: Mapping[str, Any], totals: Mapping[str, Any]) -> Json:
-    """The official usage object. The three counts of input are together the tokens of the prompt: those that
+def message_usage(head: Mapping[str, Any], totals: Mapping[str, Any], block: int) -> Json:
+    """The official usage object. block: tokens of a block of the prefix cache; 0 is none. The three counts of input are together the tokens of the prompt: those that
     were in the prefix cache, those that are in it from now on, and the rest, which is no whole block."""
-    prompt, block = totals["prompt_tokens"], head["cache_block"]
+    prompt = totals["prompt_tokens"]
     read = totals["prompt_tokens_details"]["cached_tokens"]
     # The last token of a prompt is always computed, so a later one finds the blocks before it.
     written = max(0, (prompt - 1) // block * block - read) if block else 0
@@ -151,8 +152,8 @@ def message_usage(head: Mapping[str, Any], totals: Mapping[str, Any]) -> Json:
     }
 
 
-def message_head(head: Mapping[str, Any], totals: Mapping[str, Any]) -> Json:
-    """A message of which nothing is said yet."""
+def message_head(head: Mapping[str, Any], totals: Mapping[str, Any], block: int = 0) -> Json:
+    """A message of which nothing is said yet. block: as in `message_usage`."""
     return {
         "id": head["id"],
         "type": "message",
@@ -161,7 +162,7 @@ def message_head(head: Mapping[str, Any], totals: Mapping[str, Any]) -> Json:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": message_usage(head, totals),
+        "usage": message_usage(head, totals, block),
     }
 
 
@@ -335,8 +336,14 @@ def _input(arguments: str) -> Json:
 # On the wire
 
 
-def _body(head: Mapping[str, Any], _object: str, choices: Sequence[Json], totals: Mapping[str, Any]) -> bytes:
-    return orjson.dumps({**message_head(head, totals), **choices[0]})
+def _body(
+    head: Mapping[str, Any],
+    _object: str,
+    choices: Sequence[Json],
+    totals: Mapping[str, Any],
+    block: int = 0,
+) -> bytes:
+    return orjson.dumps({**message_head(head, totals, block), **choices[0]})
 
 
 async def _framed(
@@ -360,4 +367,4 @@ def _failure(exc: Exception) -> bytes:
 
 
 FORM = Form(_body, _framed, _failure, keepalive=b'{"type":"ping"}')
-"""How messages are written."""
+"""How messages are written, of an engine that keeps no prompts."""

@@ -1,5 +1,4 @@
-"""The routes of the Messages API: whose name gets which model, whom they let in, what is counted, and the form of
-their errors."""
+"""The routes of the Messages API: which model answers, whom they let in, what is counted, the form of errors."""
 
 from __future__ import annotations
 
