@@ -135,8 +135,9 @@ async def prepare_message(
 
 
 def message_usage(head: Mapping[str, Any], totals: Mapping[str, Any], block: int) -> Json:
-    """The official usage object. block: tokens of a block of the prefix cache; 0 is none. The three counts of input are together the tokens of the prompt: those that
-    were in the prefix cache, those that are in it from now on, and the rest, which is no whole block."""
+    """The official usage object. The three counts of input are together the tokens of the prompt: those that
+    were in the prefix cache, those that are in it from now on, and the rest, which is no whole block. block:
+    tokens of a block of that cache; 0: there is none."""
     prompt = totals["prompt_tokens"]
     read = totals["prompt_tokens_details"]["cached_tokens"]
     # The last token of a prompt is always computed, so a later one finds the blocks before it.
