@@ -1,4 +1,4 @@
-"""The routes of the Messages API: which model answers, whom they let in, what is counted, the form of errors."""
+"""The routes of the Messages API: which model answers, whom they let in, what is counted, how errors look."""
 
 from __future__ import annotations
 
