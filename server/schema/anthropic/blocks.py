@@ -286,7 +286,7 @@ class Conversation:
         content = block.get("content") or ""
         failed = "error: " if block.get("is_error") else ""
         if isinstance(content, str):
-            self._output(call_id, failed + content, Place(path))
+            self._output(call_id, failed + content if content else failed.strip(), Place(path))
             return
         parts = [
             each for index, part in enumerate(content) for each in _parts(part, f"{path}.content[{index}]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -53,10 +54,9 @@ def test_tools_of_a_type_are_functions_with_a_schema(kind: str) -> None:
 
 def test_every_tool_of_the_sdk_that_clients_run_is_known() -> None:
     """Those of the newest kinds come as sets of tools, which are refused."""
-    ours = {"ToolBash", "ToolTextEditor", "MemoryTool", "ToolComputerUse"}
-    found = {name for name in dir(beta) if name.startswith(tuple(f"Beta{each}" for each in ours))}
-    dates = {name.removesuffix("Param")[-8:] for name in found}
-    assert found and dates <= {kind[-8:] for kind in CLIENT_TOOLS}
+    ours = r"Beta(?:ToolBash|ToolTextEditor|MemoryTool|ToolComputerUse)(\d{8})Param"
+    dates = {found[1] for name in dir(beta) if (found := re.fullmatch(ours, name))}
+    assert len(dates) > 4 and dates <= {kind[-8:] for kind in CLIENT_TOOLS}
 
 
 @pytest.mark.parametrize(
