@@ -28,7 +28,7 @@ serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--por
 test: $(DEVEL) ## run all tests, several at once (make test ARGS="-k sse")
 	$(BIN)/python -m pytest -n $(AT_ONCE) --dist worksteal $(ARGS)
 
-test-js: $(DEVEL) ## the JavaScript SDKs and Codex against this server (needs Node 20 or later, and the npm registry once)
+test-js: $(DEVEL) ## the JavaScript SDKs, Codex and Claude Code against this server (needs Node 20 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check
 
 chaos: $(DEVEL) ## what RELIABILITY.md is made of, 3 hours (make chaos ARGS="--rows 1,3 --seed 7")

@@ -312,7 +312,8 @@ class ModelInfo:
     `fingerprint` names weights, tokenizer, template and dialect: a run goes on only behind the same one.
     capabilities: calls (they can be enforced), exact_resume, grammar, logprobs, token_ids, ...
     adapters: (name, fingerprint) of those that a request may name, each as if the model were another one.
-    template_variables: the names that the chat template reads beside what it is always given.
+    template_variables: the names that the chat template reads beside what it is always given. cache_block:
+    tokens of a block of the prefix cache, which keeps whole ones; 0: no prompt is kept.
     """
 
     name: str
@@ -326,6 +327,7 @@ class ModelInfo:
     modalities: frozenset[str] = frozenset({"text"})
     adapters: tuple[tuple[str, str], ...] = ()
     template_variables: frozenset[str] = frozenset()
+    cache_block: int = 0
 
     @property
     def takes_effort(self) -> bool:

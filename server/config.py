@@ -351,6 +351,12 @@ class Config(BaseModel):
     served_model_name: Names = _setting(
         (), "name in /v1/models (repeatable: aliases); default: the model's own"
     )
+    messages_model: str | None = _setting(
+        None,
+        "served model that /v1/messages answers with where a request names one that is not served; default: "
+        "the first model for names that begin with claude, which clients of that API send by themselves, and "
+        "404 for any other",
+    )
     lora: NamedPaths = _setting(
         (),
         "a LoRA adapter that is served beside the model (repeatable), as NAME=PATH: requests ask for the "

@@ -115,6 +115,38 @@ class ApiError(Exception):
         return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
+MESSAGES = "/v1/messages"
+"""The path of the Messages API, whose errors have a form of their own."""
+
+_MESSAGES_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Status -> type of an error there; of others 4xx is as 400, and 5xx an `api_error`."""
+
+
+def is_of_messages(path: str) -> bool:
+    """Whether a request at this path is one of the Messages API."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def messages_error(error: ApiError, request_id: str) -> bytes:
+    """The body of an error in the form of the Messages API, as UTF-8 JSON."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    told: dict[str, Any] = {"type": _MESSAGES_TYPES.get(error.status, other), "message": error.message}
+    if error.code is not None:
+        told["details"] = {"error_code": error.code, "param": error.param}
+    return orjson.dumps({"type": "error", "error": told, "request_id": request_id})
+
+
 def insufficient_quota(status: int, message: str, headers: Mapping[str, str] | None = None) -> ApiError:
     """What is allowed is used up, for longer than a client waits: SDKs are told not to try again.
 

@@ -406,8 +406,8 @@ class Storage:
         conversation_id: str | None = None,
         model: str | None = None,
     ) -> Page[StoredResponse]:
-        """One page by time. status: or `waiting`, in progress and waiting for outputs of tools. created_after,
-        created_before: microseconds, exclusive. NotFound for `after`."""
+        """One page by time. status: or `waiting`: in progress, and waiting for outputs of tools.
+        created_after, created_before: microseconds, exclusive. NotFound for `after`."""
         job = partial(
             responses.list_,
             owner=owner,

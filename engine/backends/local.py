@@ -234,6 +234,7 @@ class LocalEngine(WithTexts):
             dialect=self._dialect.name,
             template_variables=self._tokenizer.template_variables,
             adapters=tuple((name, adapted(own)) for name, own in spec.adapters),
+            cache_block=self._config.block_size if self._config.prefix_caching else 0,
         )
 
     def _sampling_defaults(self, folder: Path) -> SamplingDefaults:

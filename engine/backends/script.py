@@ -11,7 +11,8 @@ other message:
     tick MS              from here on one chunk every MS milliseconds
     fail TEXT            the request fails with TEXT
 
-After tool outputs it says what they were.
+After tool outputs it says what they were. Blocks in tags, `<system-reminder>` for instance, that agents put
+in front of a message or behind it are no part of it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ Step = Say | Wait | Fail | Tick
 Script = Callable[[GenerateRequest, str], Iterable[Step]]
 
 _USER_TURN = re.compile(r"<\|im_start\|>user\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
+_REMINDER = re.compile(r"<([a-z]+-[a-z]+)>.*?</\1>\s*", re.DOTALL)
 _TOOL_RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _DIRECTIVE = re.compile(r"(say|count|random|call|think|tick|fail)\s+(.+)")
 _WORDS = ("red", "green", "blue", "amber", "teal", "plum", "gold", "grey", "pink", "lime", "rust", "jade")
@@ -69,7 +71,7 @@ def obey(request: GenerateRequest, prompt: str) -> Iterator[Step]:
     """The default script: read the last user message of a ChatML prompt (or the prompt itself) and obey
     it."""
     turns = _USER_TURN.findall(prompt)
-    message = turns[-1] if turns else prompt
+    message = _REMINDER.sub("", turns[-1] if turns else prompt)
     if outputs := _TOOL_RESPONSE.findall(message):
         yield Say("The tool said: " + "; ".join(outputs))
     elif _DIRECTIVE.match(message.strip()):

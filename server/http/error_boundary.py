@@ -27,7 +27,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from engine import EngineDead
 from server import __version__
-from server.errors import ApiError, to_api_error
+from server.errors import ApiError, is_of_messages, to_api_error
 from server.http.refusal import tell
 from server.http.sse import StreamCut
 from server.telemetry import (
@@ -59,6 +59,14 @@ CLIENT_LEFT = 499  # nginx's number for a request whose client did not wait; it 
 ECHOED = ("x-client-request-id", "x-request-trace")
 """Headers that a reply repeats as they came: a client's own names for its request."""
 
+UNBUILT = {
+    ("POST", "/v1/messages/batches"): (
+        "batches of messages are part of Anthropic's API, and this server does not have them. POST "
+        "/v1/batches takes files of requests."
+    ),
+}
+"""Routes of the official API that other routes here would half match, and what to do instead."""
+
 UNBUILT_FAMILIES = frozenset(
     {
         "assistants",
@@ -68,7 +76,6 @@ UNBUILT_FAMILIES = frozenset(
         "evals",
         "fine_tuning",
         "images",
-        "messages",
         "moderations",
         "realtime",
         "skills",
@@ -104,10 +111,11 @@ class Envelope:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Headers: x-request-id (the client's own, if it can be one), x-client-request-id and x-request-trace
-        (echo), traceparent (of the request's span, or the client's own), openai-organization and
-        openai-version (echo or default), openai-processing-ms, x-antiphon-version; x-ratelimit-* where the
-        key or its owner has such limits; endpoint-load-metrics where it is asked for."""
+        """Headers: x-request-id (the client's own, if it can be one), on the Messages API request-id, too,
+        x-client-request-id and x-request-trace (echo), traceparent (of the request's span, or the client's
+        own), openai-organization and openai-version (echo or default), openai-processing-ms,
+        x-antiphon-version; x-ratelimit-* where the key or its owner has such limits; endpoint-load-metrics
+        where it is asked for."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -130,7 +138,7 @@ class Envelope:
             await send(message)
 
         def own_headers(replied: Collection[str]) -> Iterator[tuple[bytes, bytes]]:
-            yield b"x-request-id", request_id.encode()
+            yield from _names_of(request_id, scope["path"])
             yield b"openai-processing-ms", b"%d" % ((time.perf_counter() - began) * 1000)
             yield b"x-antiphon-version", __version__.encode()
             if record.traceparent is not None:
@@ -265,6 +273,13 @@ class Boundary:
 def _is_request_id(value: str) -> bool:
     """Whether a client's id can stand in a header and in a log line as one word."""
     return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable() and " " not in value
+
+
+def _names_of(request_id: str, path: str) -> Iterator[tuple[bytes, bytes]]:
+    """The headers that name a request."""
+    yield b"x-request-id", request_id.encode()
+    if is_of_messages(path):
+        yield b"request-id", request_id.encode()
 
 
 def _can_be_echoed(value: str) -> bool:

@@ -50,8 +50,8 @@ RUN_ROUTES = frozenset({"/v1/responses"})
 PRIVATE_PATHS = (ADMIN_PATHS, ORGANIZATION_PATHS)
 """Where replies hold keys and secrets, which are shown once and never stored."""
 
-LAST_FRAME = b"data: [DONE]\n\n"
-"""How a stream outside of the Responses API ends, unless it failed."""
+LAST_FRAMES = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
+"""How a stream outside of the Responses API ends, unless it failed: of completions, and of messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -297,7 +297,7 @@ class _Kept:
         if self._num_bytes <= MAX_KEPT_BYTES:
             self._parts.append(part)
         if part:
-            self._ended = part.endswith(LAST_FRAME)
+            self._ended = part.endswith(LAST_FRAMES)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class EventStream(EventSourceResponse):
     leaves, a send takes longer than `send_timeout_s`, or the stream ends. Its exceptions pass through: once
     headers are out they cut the connection. on_close: called once, last, whatever ended the stream; may
     return an awaitable. ping: makes the JSON of an event that is sent in the place of the comment, after
-    `PING_S`.
+    `PING_S`. keepalive: the JSON of an event `ping` that is sent in the place of the comment, as often.
     """
 
     def __init__(
@@ -76,11 +76,14 @@ class EventStream(EventSourceResponse):
         headers: Mapping[str, str] | None = None,
         on_close: Callable[[], Any] | None = None,
         ping: Callable[[], bytes] | None = None,
+        keepalive: bytes | None = None,
     ) -> None:
-        def keepalive() -> ServerSentEvent:
+        def silent() -> ServerSentEvent:
+            if keepalive is not None:
+                return ServerSentEvent(keepalive.decode(), event="ping", sep="\n")
             return KEEPALIVE if ping is None else ServerSentEvent(ping().decode(), event=PING, sep="\n")
 
-        super().__init__(frames, headers=headers, sep="\n", ping_message_factory=keepalive)
+        super().__init__(frames, headers=headers, sep="\n", ping_message_factory=silent)
         self._pings = ping is not None
         self._frames = frames
         self._on_close = on_close

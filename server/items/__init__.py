@@ -6,7 +6,7 @@ reasoning lie here; `calls` has what the model calls.
 
 from __future__ import annotations
 
-from server.items.calls import InputReader, as_flat, each_tool, limit_tools, shown_name
+from server.items.calls import InputReader, as_flat, each_tool, function_name, limit_tools, shown_name
 from server.items.catalogue import (
     FILLED,
     ITEM_TYPES,
@@ -148,6 +148,7 @@ __all__ = [
     "execution_of",
     "filled",
     "filled_body",
+    "function_name",
     "function_of",
     "identifier",
     "images_of",

@@ -231,6 +231,11 @@ class ServerLifecycle:
         models.add(engine, served_names(self.config), caps_of(self.config))
         for pooling in self._pooling:
             models.add_pooled(pooling, caps_of(self.config))
+        fallback = self.config.messages_model
+        if fallback is not None and fallback not in models:
+            raise Refused(
+                f"messages_model names {fallback!r}, which is not served: {', '.join(models.names)} are"
+            )
         return models
 
     async def metrics(self) -> bytes:

@@ -18,6 +18,7 @@ from server.routes import (
     tokenize,
     webhooks,
 )
+from server.routes.anthropic import ROUTERS as ANTHROPIC
 from server.routes.console import PAGES as CONSOLE
 from server.routes.console import ROUTERS as OF_CONSOLE
 from server.routes.files import ROUTERS as FILES
@@ -36,6 +37,7 @@ ROUTERS: tuple[APIRouter, ...] = (
         )
     ),
     *OF_CONSOLE,
+    *ANTHROPIC,
     *OPERATOR,
     *POOLING,
     *FILES,

@@ -32,6 +32,7 @@ from server.routes.stored_completions import Keeping, keeping_of
 from server.schema import (
     ChatRequest,
     CompletionRequest,
+    MessagesRequest,
     file_paths,
     parse_chat,
     parse_completion,
@@ -52,7 +53,7 @@ from server.usage import Meter
 router = APIRouter()
 
 T = TypeVar("T")
-Asked = TypeVar("Asked", ChatRequest, CompletionRequest, contravariant=True)
+Asked = TypeVar("Asked", ChatRequest, CompletionRequest, MessagesRequest, contravariant=True)
 
 CHAT = ("chat.completion", "chat.completion.chunk")
 """The `object` of a whole chat completion, and of a chunk."""
@@ -86,7 +87,7 @@ async def create_chat_completion(request: Request) -> Response:
     paths = file_paths(asked.messages)
     if paths:
         asked.items[:] = await here.runs.input_files.read(principal(request).owner, asked.items, paths=paths)
-    return await _answer(request, asked, prepare_chat, *CHAT, keeping)
+    return await answer(request, asked, prepare_chat, *CHAT, keeping)
 
 
 @router.post(
@@ -95,7 +96,7 @@ async def create_chat_completion(request: Request) -> Response:
 async def create_completion(request: Request) -> Response:
     """Answer with completions, or (`stream`) with their chunks."""
     asked = await _read(request, parse_completion)
-    return await _answer(request, asked, prepare_completion, "text_completion", "text_completion")
+    return await answer(request, asked, prepare_completion, "text_completion", "text_completion")
 
 
 @router.post(
@@ -105,7 +106,7 @@ async def create_completion(request: Request) -> Response:
 async def create_generation(request: Request) -> Response:
     """Answer token ids with token ids, or (`stream`) with chunks of them."""
     asked = await _read(request, parse_generation)
-    return await _answer(request, asked, prepare_generation, "generation", "generation.chunk")
+    return await answer(request, asked, prepare_generation, "generation", "generation.chunk")
 
 
 async def _read(request: Request, parse: Callable[[Mapping[str, Any]], T]) -> T:
@@ -117,7 +118,7 @@ async def _read(request: Request, parse: Callable[[Mapping[str, Any]], T]) -> T:
     )
 
 
-async def _answer(
+async def answer(
     request: Request,
     asked: Asked,
     prepare: _Prepare[Asked],
@@ -150,7 +151,9 @@ async def _answer(
             return json_reply(body if keeping is None else await keeping.whole(completion.head, body))
         keep = None if keeping is None else partial(keeping.streamed, completion.head)
         frames = completion.frames(chunk, asked.stream_options, keep)
-        return EventStream(await begin(frames), on_close=stack.pop_all().close)
+        form = completion.form
+        begun = await begin(frames, failure=form.failure)
+        return EventStream(begun, on_close=stack.pop_all().close, keepalive=form.keepalive)
 
 
 async def _run(request: Request, asked: ChatRequest, keeping: Keeping | None) -> Response:

@@ -59,6 +59,7 @@ QUERY: Mapping[str, tuple[Json, str]] = {
         {"type": "boolean", "default": False},
         "Of a stream: pad the events that carry pieces of text.",
     ),
+    "beta": ({"type": "boolean"}, "Changes nothing: Anthropic's clients send it."),
     "wait": ({"type": "number", "minimum": 0, "maximum": 300}, "Seconds to wait for the end at most."),
     "probe": ({"type": "boolean"}, "Have the model generate two tokens first."),
     "scope": ({"enum": ["own", "all"]}, "All: with the history before the response."),
@@ -179,10 +180,11 @@ def documented(
     headers: tuple[str, ...] = (),
     stream: str | None = None,
     media_type: str = "application/json",
+    error: str = "Error",
 ) -> RouteDocs:
-    """A route's entry. reply, body: names of schemas. stream: that of the events, where it can answer with
-    them. query, headers: names among QUERY and HEADERS. scope: what its key must have, or OPEN where none is
-    needed."""
+    """A route's entry. reply, body, error: names of schemas. stream: that of the events, where it can answer
+    with them. query, headers: names among QUERY and HEADERS. scope: what its key must have, or OPEN where
+    none is needed."""
     content = {media_type: {"schema": _named(reply)}}
     if stream is not None:
         content["text/event-stream"] = {"schema": _named(stream)}
@@ -192,8 +194,8 @@ def documented(
         "content": content,
         "headers": _reply_headers(ignored.HEADER, *_ALWAYS, *told),
     }
-    error = {
-        "content": {"application/json": {"schema": _named("Error")}},
+    failed = {
+        "content": {"application/json": {"schema": _named(error)}},
         "headers": _reply_headers("retry-after", "x-should-retry", *_ALWAYS),
     }
     extra: Json = {"parameters": [*map(_parameter, query), *map(_header, headers)], SCOPE: scope}
@@ -206,8 +208,8 @@ def documented(
     return RouteDocs(
         responses={
             200: good,
-            "4XX": {"description": "The request is at fault; `error.code` says how.", **error},
-            "5XX": {"description": "The server is at fault, or not ready.", **error},
+            "4XX": {"description": "The request is at fault; `error.code` says how.", **failed},
+            "5XX": {"description": "The server is at fault, or not ready.", **failed},
         },
         openapi_extra=extra,
     )

@@ -7,6 +7,13 @@ messages, formats, tools and events. The rest of the server imports its names fr
 from __future__ import annotations
 
 from server.items import Item
+from server.schema.anthropic import (
+    MessagesRequest,
+    in_words_of_messages,
+    parse_count,
+    parse_messages,
+    words_of_messages,
+)
 from server.schema.chat import ChatRequest, ChatStreamOptions, echoed, parse_chat
 from server.schema.completions import CompletionRequest, parse_completion
 from server.schema.description import FILE_PURPOSES, STATUSES, components
@@ -67,6 +74,7 @@ __all__ = [
     "FilledPrompt",
     "Fork",
     "Item",
+    "MessagesRequest",
     "PromptBody",
     "SamplingFields",
     "Search",
@@ -86,6 +94,7 @@ __all__ = [
     "effective_tier",
     "file_paths",
     "fill",
+    "in_words_of_messages",
     "is_tier",
     "lacking",
     "leave_out",
@@ -98,11 +107,13 @@ __all__ = [
     "parse_chat",
     "parse_compact",
     "parse_completion",
+    "parse_count",
     "parse_create",
     "parse_fork",
     "parse_generation",
     "parse_include",
     "parse_input_tokens",
+    "parse_messages",
     "parse_new_prompt",
     "parse_prompt",
     "parse_prompt_change",
@@ -120,4 +131,5 @@ __all__ = [
     "version_number",
     "without_trigger",
     "words_of_generation",
+    "words_of_messages",
 ]

@@ -77,7 +77,9 @@ class ChatRequest(PlainFields):
     the flat form of Responses; `searches` says that `web_search_options` is the last of the tools, and
     `secrets` are the credentials that they came with, by their paths. `sampling` has `max_tokens`
     and `logprobs` resolved. `store`: keep it, with its `metadata`. `echo`: the answer begins with the last
-    message. `shape` is what the answer must look like, because of the field `shape_param`.
+    message. `shape` is what the answer must look like, because of the field `shape_param`. `effort_param`:
+    the field that gives the effort; None: no field does. `cuts_max_tokens`: the limit is a maximum, which the
+    context may end before.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -104,6 +106,8 @@ class ChatRequest(PlainFields):
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
     reasoning_effort: Effort | None = None
+    effort_param: str | None = "reasoning_effort"
+    cuts_max_tokens: bool = False
     include_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from server.ignored import ignore
 from server.shapes import from_pydantic, refuse
 
-Api = Literal["responses", "input_tokens", "compact", "chat", "completions"]
+Api = Literal["responses", "input_tokens", "compact", "chat", "completions", "messages", "count_tokens"]
 Kind = Literal["honoured", "hint", "refused", "extension"]
 
 MAX_STOPS = 16  # the official API takes 4; vLLM's users send more
@@ -270,12 +270,34 @@ _COMPLETIONS: Mapping[str, Rule] = {
     "suffix": _refused("", because="The model cannot fill in the middle."),
 }
 
+# Of the Messages API. Prompts are kept for later ones whether or not a request asks for it.
+_COUNT_TOKENS: Mapping[str, Rule] = {
+    **_each(
+        HONOURED,
+        "model messages system tools tool_choice thinking output_config output_format cache_control",
+    ),
+    **_each(HINT, "speed user_profile_id workspace_id context_management betas"),
+    "mcp_servers": _refused([], because="POST /v1/responses takes MCP servers among its tools."),
+}
+
+_MESSAGES: Mapping[str, Rule] = {
+    **_COUNT_TOKENS,
+    **_each(
+        HONOURED,
+        "max_tokens stop_sequences stream temperature top_p top_k metadata service_tier speed",
+    ),
+    **_each(HINT, "container diagnostics inference_geo"),
+    "thread": _refused(because="Send the whole conversation."),
+}
+
 FIELDS: Mapping[str, Mapping[str, Rule]] = {
     "responses": _RESPONSES,
     "input_tokens": _INPUT_TOKENS,
     "compact": _COMPACT,
     "chat": _CHAT,
     "completions": _COMPLETIONS,
+    "messages": _MESSAGES,
+    "count_tokens": _COUNT_TOKENS,
 }
 
 

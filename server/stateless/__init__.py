@@ -1,4 +1,4 @@
-"""Chat completions, text completions and generations of tokens: views of the engine beside the runs."""
+"""Views of the engine beside the runs: chat and text completions, messages, generations of tokens."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from server.stateless.choices import Completion, begin
 from server.stateless.completions import prepare_completion
 from server.stateless.generate import prepare_generation
 from server.stateless.live_completions import LiveCompletions
+from server.stateless.messages import count_message_tokens, opened, prepare_message
 from server.stateless.tool_runs import runs_tools, start_tool_run
 
 __all__ = [
     "Completion",
     "LiveCompletions",
     "begin",
+    "count_message_tokens",
     "offer_of",
+    "opened",
     "prepare_chat",
     "prepare_completion",
     "prepare_generation",
+    "prepare_message",
     "rendered",
     "runs_tools",
     "start_tool_run",

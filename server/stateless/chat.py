@@ -37,6 +37,7 @@ from server.prompting import (
     check,
     custom_tool_names,
     name_capped_limit,
+    name_cut_limit,
     name_untold,
     name_unused_key,
     naming_source,
@@ -118,7 +119,8 @@ def _completion(
             caps=served.caps,
         )
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    require_room(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
+    fits = name_cut_limit if request.cuts_max_tokens else require_room
+    fits(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     name_capped_limit(request.sampling.max_tokens, limit, served.caps)
     params = replace(params, prompt_logprobs=request.prompt_logprobs)
     reader = replace(offered.reader(prompt.starts_in), special_tokens=not request.skip_special_tokens)
@@ -222,8 +224,8 @@ async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *,
     if request.chat_template is None:  # what another template reads is its client's to know
         name_untold(
             served.info,
-            effort=request.reasoning_effort,
-            effort_param="reasoning_effort",
+            effort=request.reasoning_effort if request.effort_param else None,
+            effort_param=request.effort_param or "",
             template_kwargs=request.chat_template_kwargs,
         )
         if request.documents and "documents" not in served.info.template_variables:

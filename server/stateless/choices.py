@@ -63,6 +63,18 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an API writes what its choices come to: the body of a whole reply (of the head, the name of the
+    object, the choices and the usage), the frames of a stream (see `framed`), and the frame of a failure.
+    keepalive: the event that is sent where a stream is silent, in the place of a comment."""
+
+    body: Callable[[Mapping[str, Any], str, Sequence[dict[str, Any]], Mapping[str, Any]], bytes]
+    framed: Callable[..., AsyncGenerator[bytes]]
+    failure: Callable[[Exception], bytes]
+    keepalive: bytes | None = None
+
+
 class Usage:
     """Counts of one request. A prompt counts once however many choices share it, and its cached tokens are
     those that every choice found."""
@@ -167,6 +179,7 @@ class Completion:
     tokens that come are not part of the answer (no token was asked for). account: by which `meter` counts
     what is used, however the request ends. named: the error for a constraint that failed in the middle of a
     text. operation, messages: what a span says of it. told: what is said of the prompt beside the choices.
+    form: how the API writes it.
     """
 
     engine: Engine
@@ -185,6 +198,7 @@ class Completion:
     messages: Callable[[], list[dict[str, Any]]] | None = None
     cancellation: Cancellation = field(default_factory=Cancellation)
     told: PromptTold = field(default_factory=PromptTold)
+    form: Form = field(default_factory=lambda: PLAIN)
 
     def tokens(self) -> tuple[int, int]:
         """Of all prompts together, each counted once, and the most that one answer may have."""
@@ -272,7 +286,8 @@ class Completion:
     def _folded(self, object_name: str, gathered: list[list[Part]]) -> bytes:
         choices = [writer.fold(parts) for writer, parts in zip(self.writers, gathered, strict=True)]
         gathered.clear()  # here, because to free a long answer's parts takes long enough to hold the loop
-        return body({**self.head, **self.told.members()}, object_name, choices, self.usage.totals())
+        head = {**self.head, **self.told.members()}
+        return self.form.body(head, object_name, choices, self.usage.totals())
 
     def frames(
         self, object_name: str, options: ChatStreamOptions, keep: Keep | None = None
@@ -284,7 +299,7 @@ class Completion:
         """
         parts = self.parts() if keep is None else self._kept_parts(keep)
         usage = self.usage.totals if options.include_usage else None
-        return framed(
+        return self.form.framed(
             self.head,
             object_name,
             parts,
@@ -453,8 +468,9 @@ async def side_by_side(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[t
 class Begun(AsyncIterator[bytes]):
     """Frames whose first was asked for before the headers went out; see `begin`."""
 
-    def __init__(self, frames: AsyncGenerator[bytes]) -> None:
+    def __init__(self, frames: AsyncGenerator[bytes], failure: Callable[[Exception], bytes]) -> None:
         self._frames = frames
+        self._failure = failure
         self._first: asyncio.Task[bytes] | None = asyncio.create_task(_next(frames))
         self._failed = False
 
@@ -480,7 +496,7 @@ class Begun(AsyncIterator[bytes]):
             # The one place where a failure after the headers is told: the status is out, so it becomes an
             # event.
             self._failed = True
-            return error_frame(exc)
+            return self._failure(exc)
 
     async def aclose(self) -> None:
         """Abort what runs; safe at any time, and needed even when no frame was ever taken."""
@@ -494,14 +510,19 @@ async def _next(frames: AsyncGenerator[bytes]) -> bytes:
     return await anext(frames)
 
 
-async def begin(frames: AsyncGenerator[bytes], patience_s: float = PATIENCE_S) -> Begun:
-    """Start a stream before its headers go out.
+async def begin(
+    frames: AsyncGenerator[bytes],
+    patience_s: float = PATIENCE_S,
+    failure: Callable[[Exception], bytes] | None = None,
+) -> Begun:
+    """Start a stream before its headers go out. failure: makes the event of a failure; by default that of
+    chat completions.
 
     What fails within `patience_s` is raised here and becomes an HTTP error; later it is the stream's last
     event, and [DONE] does not come. A prompt that takes longer to read does not hold the headers back,
     because proxies count silence from the request on.
     """
-    begun = Begun(frames)
+    begun = Begun(frames, failure or error_frame)
     try:
         await begun.settle(patience_s)
     except BaseException:
@@ -512,9 +533,18 @@ async def begin(frames: AsyncGenerator[bytes], patience_s: float = PATIENCE_S) -
 
 def error_frame(exc: Exception) -> bytes:
     """The event of a failure: the official error object alone, which makes SDKs raise."""
+    return frame(None, orjson.dumps({"error": noted_failure(exc).in_stream()}))
+
+
+def noted_failure(exc: Exception) -> ApiError:
+    """The error that a stream ends with, once it is in the log and in the request's record."""
     error = to_api_error(exc)
     if (record := current.get()) is not None:
         record.error_code = error.code or error.type
     if error.status >= 500:
         log.error("a stream failed", exc_info=exc)
-    return frame(None, orjson.dumps({"error": error.in_stream()}))
+    return error
+
+
+PLAIN = Form(body, framed, error_frame)
+"""That of chat completions and text completions."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -34,7 +35,7 @@ class RequestRecord:
 
     The rest is what it came to. Tokens are those of all its generations so far; finish_reason is the last
     one's. first_token_s: seconds from the request of a generation to its first token. error_code: of the
-    refusal.
+    refusal. safety_identifier: whom the client asks for, as `end_user` calls them.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class RequestRecord:
     finish_reason: str | None = None
     first_token_s: float | None = None
     error_code: str | None = None
+    safety_identifier: str | None = None
 
     @property
     def trace_id(self) -> str | None:
@@ -94,6 +96,7 @@ class RequestRecord:
             "finish_reason": self.finish_reason,
             "error_code": self.error_code,
             "request_trace": self.request_trace or None,
+            "safety_identifier": self.safety_identifier,
         }
         if self.finish_reason is not None:
             found["prompt_tokens"] = self.prompt_tokens
@@ -106,3 +109,11 @@ class RequestRecord:
 
 current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 """The record of the request that this task works for; None where it works for none."""
+
+
+def end_user(owner: str, said: str | None) -> str | None:
+    """What the log calls a person: it can be found again by who knows the identifier, and nobody else learns
+    it there. Persons of two owners are two."""
+    if not said:
+        return None
+    return blake2b(said.encode(), digest_size=8, key=blake2b(owner.encode()).digest()).hexdigest()

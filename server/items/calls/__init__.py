@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from server.items.calls.custom_input import InputReader
-from server.items.calls.function_tools import as_flat, each_tool, limit_tools, shown_name
+from server.items.calls.function_tools import as_flat, each_tool, function_name, limit_tools, shown_name
 
-__all__ = ["InputReader", "as_flat", "each_tool", "limit_tools", "shown_name"]
+__all__ = ["InputReader", "as_flat", "each_tool", "function_name", "limit_tools", "shown_name"]

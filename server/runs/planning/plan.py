@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -68,7 +67,7 @@ from server.runs.planning.saved_names import name_of
 from server.runs.planning.steps import Progress, is_due
 from server.runs.planning.tools import TurnTools, turn_tools
 from server.schema import CreateResponse, FilledPrompt, SamplingFields, configured, num_parts, refuse
-from server.telemetry import current
+from server.telemetry import current, end_user
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
 
 if TYPE_CHECKING:
@@ -701,7 +700,7 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         conversation_id=request.conversation_id,
         instructions=request.instructions,
         prompt=None if request.prompt is None else request.prompt.for_plan(),
-        end_user=_end_user(turn.principal.owner, request.safety_identifier or request.user),
+        end_user=end_user(turn.principal.owner, request.safety_identifier or request.user),
         tools=list(tools.tools),
         num_added=len(tools.tools) - len(request.tools),
         tool_choice=request.tool_choice,
@@ -728,14 +727,6 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         saved_until=turn.as_of / 1e6 + DAY_S if request.prompt_cache_retention == "24h" else None,
         trace=None if (record := current.get()) is None else record.dump(),
     )
-
-
-def _end_user(owner: str, said: str | None) -> str | None:
-    """What the log calls a person: it can be found again by who knows the identifier, and nobody else learns
-    it there. Persons of two owners are two."""
-    if not said:
-        return None
-    return blake2b(said.encode(), digest_size=8, key=blake2b(owner.encode()).digest()).hexdigest()
 
 
 async def fit(

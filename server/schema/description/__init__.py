@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from server.schema.description.files import FILE_PURPOSES, file_components
+from server.schema.description.messages import messages_components
 from server.schema.description.organization import organization_components
 from server.schema.description.pooling import pooling_components
 from server.schema.description.prompts import prompt_components
@@ -26,6 +27,7 @@ def components() -> Mapping[str, Schema]:
     """The schemas of the document, by name, those of administrators last."""
     return {
         **response_components(),
+        **messages_components(),
         **prompt_components(),
         **pooling_components(),
         **file_components(),

@@ -137,7 +137,7 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return {key: _inlined(each, definitions) for key, each in kept.items()}
 
 
-def _request(api: str, model: type[BaseModel], *required: str) -> Schema:
+def request_schema(api: str, model: type[BaseModel], *required: str) -> Schema:
     """The body of an API, from its row of the table of fields."""
     properties: Schema = {}
     for name, rule in FIELDS[api].items():
@@ -221,7 +221,7 @@ _FORKS: Mapping[str, Schema] = {
 
 def _generation() -> Schema:
     """The body of POST /inference/v1/generate, whose fields are those of a completion in two groups."""
-    fields = _request("completions", CompletionRequest)["properties"]
+    fields = request_schema("completions", CompletionRequest)["properties"]
     params = {name: fields[name] for name in generate.PARAMS}
     return of(
         {"token_ids": listed(INTEGER, minItems=1)},
@@ -235,11 +235,11 @@ def _generation() -> Schema:
 def _requests() -> dict[str, Schema]:
     """Bodies of requests, and what they share with replies."""
     return {
-        "CreateResponse": _request("responses", CreateResponse),
-        "CountInputTokens": _request("input_tokens", CreateResponse),
-        "CompactResponse": _request("compact", CreateResponse),
-        "CreateChatCompletion": _request("chat", ChatRequest, "messages"),
-        "CreateCompletion": _request("completions", CompletionRequest, "prompt"),
+        "CreateResponse": request_schema("responses", CreateResponse),
+        "CountInputTokens": request_schema("input_tokens", CreateResponse),
+        "CompactResponse": request_schema("compact", CreateResponse),
+        "CreateChatCompletion": request_schema("chat", ChatRequest, "messages"),
+        "CreateCompletion": request_schema("completions", CompletionRequest, "prompt"),
         "CreateGeneration": _generation(),
         "ToolOutputs": of(
             {},

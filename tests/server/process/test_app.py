@@ -74,7 +74,6 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
     [
         ("GET", "/v1/assistants"),
         ("POST", "/v1/audio/transcriptions"),
-        ("POST", "/v1/messages"),
     ],
 )
 async def test_official_endpoints_that_are_not_built_say_so(

@@ -19,6 +19,7 @@ from server.process.app import create_app
 from server.routes import ROUTERS
 from server.routes.reference import document
 from server.schema import components
+from server.schema.anthropic import parse_count, parse_messages
 from server.schema.chat import parse_chat
 from server.schema.completions import parse_completion
 from server.schema.items import normalize_input
@@ -40,6 +41,8 @@ SCHEMA_OF: dict[Any, str] = {
     parse_compact: "CompactResponse",
     parse_chat: "CreateChatCompletion",
     parse_completion: "CreateCompletion",
+    parse_messages: "CreateMessage",
+    parse_count: "CountMessageTokens",
 }
 
 
@@ -105,12 +108,15 @@ def test_what_clients_send_fits_the_document(body: Json) -> None:
     check("CreateResponse", body)
 
 
+MESSAGE: Json = {"model": "claude", "messages": [{"role": "user", "content": "x"}]}
 APIS: dict[str, tuple[Callable[[Json], Any], Json]] = {
     "CreateResponse": (parse_create, {"input": "x"}),
     "CountInputTokens": (parse_input_tokens, {"input": "x"}),
     "CompactResponse": (parse_compact, {"input": "x"}),
     "CreateChatCompletion": (parse_chat, {"messages": [{"role": "user", "content": "x"}]}),
     "CreateCompletion": (parse_completion, {"prompt": "x"}),
+    "CreateMessage": (parse_messages, {**MESSAGE, "max_tokens": 1}),
+    "CountMessageTokens": (parse_count, MESSAGE),
 }
 ODD: tuple[Any, ...] = ({"odd": [None]}, [[{}]], "odd", -(10**6), 0.123456789, True)
 
@@ -177,6 +183,13 @@ async def test_replies_fit_the_document(client: httpx.AsyncClient) -> None:
     nested = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     await got("ChatCompletion", "POST", "/v1/chat/completions", {**chat, "tools": [nested]})
     await got("Completion", "POST", "/v1/completions", {"prompt": "say hi", "logprobs": 1})
+    function = {"name": "f", "input_schema": {"type": "object"}}
+    said = {**chat["messages"][0], "content": f"think hm then say hi\n{CALL}"}
+    message = {"model": "claude", "max_tokens": 99, "messages": [said], "tools": [function]}
+    thinking = {"thinking": {"type": "adaptive"}}
+    await got("Message", "POST", "/v1/messages", {**message, **thinking})
+    await got("MessageTokens", "POST", "/v1/messages/count_tokens", {**MESSAGE, "tools": [function]})
+    await got("MessagesError", "POST", "/v1/messages", {})
     generation = {"token_ids": [115, 97, 121, 32, 97], "sampling_params": {"logprobs": 1}}
     check("CreateGeneration", generation)
     await got("Generation", "POST", "/inference/v1/generate", generation)

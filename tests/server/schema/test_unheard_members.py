@@ -12,6 +12,7 @@ import pytest
 from server.errors import ApiError
 from server.ignored import collecting
 from server.items import ITEM_TYPES
+from server.schema.anthropic import parse_count, parse_messages
 from server.schema.chat import parse_chat
 from server.schema.completions import parse_completion
 from server.schema.items import normalize_input
@@ -33,7 +34,7 @@ CLIENTS_OWN = {
 
 UNREAD_AS_A_WHOLE = {
     *("filters", "ranking_options", "container", "environment", "prediction"),
-    *("prompt_cache_options", "client_metadata", "annotations"),
+    *("prompt_cache_options", "client_metadata", "annotations", "cache_control"),
 }
 """Objects of fields and tools that are named themselves, because nothing in them changes anything; and what
 an MCP server said of its tools, which is kept as it was."""
@@ -41,6 +42,7 @@ an MCP server said of its tools, which is kept as it was."""
 KEPT = {
     ("configuration_update", "reasoning"),
     ("configuration_update", "text"),
+    *((kind, "input") for kind in ("tool_use", "server_tool_use")),  # arguments of a function
     ("json_schema", "json_schema"),  # of a structural tag: a JSON Schema
 }
 """(type, member) of what is not looked into."""
@@ -113,6 +115,54 @@ MESSAGES: list[Json] = [
     },
     {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "z"}]},
 ]
+
+MESSAGE_TURNS: list[Json] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
+            {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}},
+            {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "x"}]}},
+            {
+                "type": "search_result",
+                "source": "s",
+                "title": "t",
+                "content": [{"type": "text", "text": "x"}],
+            },
+        ],
+    },
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "x", "signature": "s"},
+            {"type": "redacted_thinking", "data": "d"},
+            {"type": "text", "text": "y"},
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            {"type": "tool_use", "id": "a", "name": "f", "input": {}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "z"}]},
+        ],
+    },
+    {"role": "system", "content": [{"type": "text", "text": "m"}]},
+]
+MESSAGE_FIELDS: Json = {
+    "model": "claude",
+    "messages": MESSAGE_TURNS,
+    "system": [{"type": "text", "text": "s"}],
+    "tools": [
+        {"name": "f", "description": "d", "input_schema": {"type": "object"}},
+        {"type": "bash_20250124", "name": "bash"},
+    ],
+    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+}
 
 BODIES: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], Json]] = {
     "a response": (
@@ -197,6 +247,18 @@ BODIES: Mapping[str, tuple[Callable[[Mapping[str, Any]], Any], Json]] = {
             "stream_options": {"include_usage": True},
         },
     ),
+    "messages": (
+        parse_messages,
+        {
+            **MESSAGE_FIELDS,
+            "max_tokens": 10,
+            "metadata": {"user_id": "u"},
+            "stop_sequences": ["x"],
+            "service_tier": "auto",
+            "stream": True,
+        },
+    ),
+    "tokens of messages": (parse_count, MESSAGE_FIELDS),
     "chat, allowed tools": (
         parse_chat,
         {
