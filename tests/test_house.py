@@ -40,7 +40,7 @@ ORDERS = {
     "engine": (
         *("late", "types", "admission", "interface", "config", "step", "model_folder", "search"),
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
-        *("kernels", "models", "executor", "tiers", "core", "benchmark", "pooling", "backends"),
+        *("kernels", "models", "executor", "tiers", "core", "benchmark", "pooling", "speech", "backends"),
         *("llm_options", "llm"),
     ),
     "storage": (
@@ -75,6 +75,7 @@ ORDERS = {
             "usage",
             "ignored",
             "shapes",
+            "audio_fields",
             "vector_stores",
             "items",
             "schema",
@@ -88,6 +89,7 @@ ORDERS = {
             "prompting",
             "webhooks",
             "pooling",
+            "speech",
             "runs",
         ),
         "stateless",

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.late import late
+from engine.speech.gate import Gate
 from engine.speech.values import (
+    AT_ONCE,
     SAMPLE_RATE,
     Segment,
     SpeechConfig,
@@ -36,7 +38,9 @@ else:
     )
 
 __all__ = [
+    "AT_ONCE",
     "SAMPLE_RATE",
+    "Gate",
     "Segment",
     "SpeechConfig",
     "SpeechEngine",

@@ -6,7 +6,6 @@ and never run backwards; and where all times together are likelier than any one 
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,5 +87,4 @@ def compression_ratio(text: str) -> float:
 
 def mean(logprobs: Sequence[float]) -> float:
     """The average; the end counts as a token, and without any it is 0."""
-    found = sum(logprobs) / len(logprobs) if logprobs else 0.0
-    return found if math.isfinite(found) else -math.inf
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0

@@ -20,14 +20,20 @@ from engine.admission import Admission
 from engine.core import FairShare, of_device
 from engine.model_folder import find_folder
 from engine.pooling import give_way
-from engine.speech.values import SAMPLE_RATE, SpeechConfig, SpeechInfo, SpeechStats, Window, WindowText
+from engine.speech.gate import Gate
+from engine.speech.values import (
+    AT_ONCE,
+    SAMPLE_RATE,
+    SpeechConfig,
+    SpeechInfo,
+    SpeechStats,
+    Window,
+    WindowText,
+)
 from engine.speech.whisper import Dropped, Whisper
 from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError, RequestFailed
 
 log = logging.getLogger("antiphon.engine")
-
-AT_ONCE = 4
-"""Requests whose sound is in memory and is read by turns; more wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +75,7 @@ class _Queue:
 
 class SpeechEngine:
     """A model in this process that reads windows of sound. All methods are called on one asyncio loop; none
-    blocks it."""
+    blocks it. gate: where sounds wait until they may be in memory."""
 
     def __init__(self, config: SpeechConfig) -> None:
         self._config = config
@@ -77,6 +83,7 @@ class SpeechEngine:
         self._jobs: set[_Job] = set()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.gate = Gate(AT_ONCE)
         self._num_windows = self._num_tokens = self._num_failures = 0
         self._seconds = 0.0
 

@@ -11,6 +11,9 @@ from engine.config import Device, Dtype
 SAMPLE_RATE = 16_000
 """Samples of a second of sound, as every Whisper model hears it."""
 
+AT_ONCE = 4
+"""Requests whose sound is in memory and is read by turns; more wait."""
+
 Task = Literal["transcribe", "translate"]
 
 

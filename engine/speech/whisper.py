@@ -104,17 +104,7 @@ class Whisper:
         if not silent:
             cut, advance = stretches(ids, self._marks.first_time, duration)
             moments = self._moments(heard, asked, ids, duration) if window.words else None
-            found = tuple(
-                self._segment(
-                    ids,
-                    logprobs,
-                    moments,
-                    each.first,
-                    each.stop,
-                    (min(each.start, duration), min(each.end, duration)),
-                )
-                for each in cut
-            )
+            found = tuple(self._segment(ids, logprobs, moments, each.within(duration)) for each in cut)
         return WindowText(
             segments=tuple(each for each in found if each.text.strip()),
             advance=min(len(sound), max(LEAST_ADVANCE, round(advance * SAMPLE_RATE))),

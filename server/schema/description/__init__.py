@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from server.schema.description.audio import audio_components
 from server.schema.description.files import FILE_PURPOSES, file_components
 from server.schema.description.organization import organization_components
 from server.schema.description.pooling import pooling_components
@@ -28,6 +29,7 @@ def components() -> Mapping[str, Schema]:
         **response_components(),
         **prompt_components(),
         **pooling_components(),
+        **audio_components(),
         **file_components(),
         **vector_store_components(),
         **organization_components(),
