@@ -31,7 +31,7 @@ MAX_KEYWORDS = 1_000
 def _share(value: Any, path: str) -> Any:
     """A number from 0 to 1."""
     number(value, path)
-    check_range(path, value, "number", 0, 1)
+    check_range(path, value, "decimal", 0, 1)
     return value
 
 

@@ -28,7 +28,7 @@ _SPACELESS = (
 )
 
 
-def token_starts(attention: NDArray[np.float32]) -> NDArray[np.float64]:
+def token_starts(attention: NDArray[np.float32]) -> NDArray[np.floating]:
     """attention [heads, tokens, positions] -> the second at which each token begins, [tokens]."""
     spread = attention.std(axis=1, keepdims=True)
     scaled = (attention - attention.mean(axis=1, keepdims=True)) / np.maximum(spread, 1e-10)

@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
@@ -241,9 +241,9 @@ class ServerLifecycle:
         models.add(engine, served_names(self.config), caps_of(self.config))
         for other in self._others:
             if isinstance(other.info, SpeechInfo):
-                models.add_speech(cast("SpeechEngine | RemoteSpeech", other), caps_of(self.config))
+                models.add_speech(other, caps_of(self.config))
             else:
-                models.add_pooled(cast("PoolingEngine | RemotePooling", other), caps_of(self.config))
+                models.add_pooled(other, caps_of(self.config))
         return models
 
     async def metrics(self) -> bytes:

@@ -147,6 +147,6 @@ def _refuse(why: UnreadableDocument) -> NoReturn:
         case "invalid_file":
             refuse("file", message, "invalid_file")
         case "too_large":
-            raise ApiError(413, message, code="file_too_large", param="file")
+            refuse("file", message, "file_too_large")
         case "server_error":
             raise ApiError(503, message, code="file_not_read", param="file", headers=soon)

@@ -101,7 +101,9 @@ def _write_tokenizer(folder: Path) -> dict[str, int]:
     marks += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>"]
     marks += ["<|notimestamps|>", *(f"<|{0.02 * at:.2f}|>" for at in range(NUM_TIMES))]
     known = {word: at for at, word in enumerate([*words, *marks])}
-    bpe: Any = BPE({word: known[word] for word in words}, [tuple(each.split()) for each in merges])
+    bpe: Any = BPE(
+        {word: known[word] for word in words}, [(each.split()[0], each.split()[1]) for each in merges]
+    )
     made: Any = Tokenizer(bpe)
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -122,7 +124,8 @@ def tone(seconds: float, *, seed: int = 0, rate: int = RATE) -> np.ndarray[Any, 
     times = np.arange(int(seconds * rate)) / rate
     noise = np.random.default_rng(seed).normal(0, 0.05, len(times))
     wave = 0.3 * np.sin(2 * np.pi * (200 + 80 * np.sin(times + seed)) * times) * (1 + np.sin(3 * times)) / 2
-    return (np.clip(wave + noise, -1, 1) * 32767).astype(np.int16)
+    samples: np.ndarray[Any, np.dtype[np.int16]] = (np.clip(wave + noise, -1, 1) * 32767).astype(np.int16)
+    return samples
 
 
 def sound_file(

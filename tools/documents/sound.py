@@ -109,7 +109,8 @@ def _by_sndfile(data: bytes) -> Iterator[Any]:
 def _by_ffmpeg(data: bytes) -> Iterator[Any]:
     import av
 
-    with av.open(io.BytesIO(data), metadata_errors="ignore") as container:
+    opened: Any = av.open(io.BytesIO(data), metadata_errors="ignore")
+    with opened as container:
         streams = container.streams.audio
         if not streams:
             raise UnreadableDocument("unsupported_file", "This file has no sound.")
