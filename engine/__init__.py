@@ -16,6 +16,17 @@ from engine.interface import Engine
 from engine.late import late
 from engine.pooling import PoolingConfig, PoolingInfo, PoolingKind, PoolingStats
 from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
+from engine.speech import (
+    SAMPLE_RATE,
+    Segment,
+    SpeechConfig,
+    SpeechInfo,
+    SpeechStats,
+    SpeechToken,
+    Window,
+    WindowText,
+    Word,
+)
 from engine.types import (
     CACHED_TOKEN,
     CallArgs,
@@ -63,6 +74,7 @@ if TYPE_CHECKING:
         LocalEngine,
         RemoteEngine,
         RemotePooling,
+        RemoteSpeech,
         Say,
         ScriptedEngine,
         Tick,
@@ -73,6 +85,7 @@ if TYPE_CHECKING:
     from engine.llm import LLM, Call, Result
     from engine.llm_options import Options
     from engine.pooling import PoolingEngine, TextInput
+    from engine.speech import SpeechEngine, Transcriber, transcribe
     from engine.structured import Unheeded, closed_schema, unheeded
 else:
     __getattr__ = late(
@@ -85,6 +98,7 @@ else:
                 "LocalEngine",
                 "RemoteEngine",
                 "RemotePooling",
+                "RemoteSpeech",
                 "Say",
                 "ScriptedEngine",
                 "Tick",
@@ -95,6 +109,7 @@ else:
             "engine.llm": ("LLM", "Call", "Result"),
             "engine.llm_options": ("Options",),
             "engine.pooling": ("PoolingEngine", "TextInput"),
+            "engine.speech": ("SpeechEngine", "Transcriber", "transcribe"),
             "engine.structured": ("Unheeded", "closed_schema", "unheeded"),
         },
     )
@@ -103,6 +118,7 @@ __all__ = [
     "CACHED_TOKEN",
     "LLM",
     "MAX_BEAMS",
+    "SAMPLE_RATE",
     "SIZES",
     "Admission",
     "BeamParams",
@@ -145,6 +161,7 @@ __all__ = [
     "Reasoning",
     "RemoteEngine",
     "RemotePooling",
+    "RemoteSpeech",
     "RenderError",
     "RenderInput",
     "RequestError",
@@ -154,7 +171,13 @@ __all__ = [
     "SamplingParams",
     "Say",
     "ScriptedEngine",
+    "Segment",
     "Shape",
+    "SpeechConfig",
+    "SpeechEngine",
+    "SpeechInfo",
+    "SpeechStats",
+    "SpeechToken",
     "Text",
     "TextInput",
     "Tick",
@@ -162,9 +185,13 @@ __all__ = [
     "Timing",
     "TokenLogprob",
     "ToolShape",
+    "Transcriber",
     "Unheeded",
     "UpstreamEngine",
     "Wait",
+    "Window",
+    "WindowText",
+    "Word",
     "beam_search",
     "best_of",
     "check_request",
@@ -172,6 +199,7 @@ __all__ = [
     "describe_machine",
     "load_late_modules",
     "path_of",
+    "transcribe",
     "unheeded",
     "write_random_model",
 ]

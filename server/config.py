@@ -372,6 +372,7 @@ class Config(BaseModel):
         (), "the same for /v1/rerank and /v1/score: a cross-encoder, or Qwen3-Reranker"
     )
     classification_model: Names = _setting((), "the same for /v1/classify: a sequence classifier")
+    speech_model: Names = _setting((), "the same for /v1/audio: a Whisper model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto",
         "type that it computes in; auto: float32 for small models on a CPU, else the checkpoint's",
@@ -591,6 +592,19 @@ class Config(BaseModel):
         "largest file that may be uploaded, in one piece or in parts",
         unit="bytes",
         gt=0,
+    )
+    max_audio_bytes: Bytes = _setting(
+        25 << 20,  # the official limit
+        "largest file of sound for /v1/audio",
+        unit="bytes",
+        gt=0,
+    )
+    max_audio_s: float = _setting(
+        3600.0,
+        "longest sound for /v1/audio; an hour is 110 MiB of samples in memory, of four requests at once",
+        unit="s",
+        gt=0,
+        le=86400,
     )
     max_arriving_bytes: Bytes = _setting(
         256 << 20, "request bodies that arrive at once, all together, before 503", unit="bytes", gt=0

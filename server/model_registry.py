@@ -23,13 +23,16 @@ from engine import (
     PoolingEngine,
     PoolingInfo,
     PoolingKind,
+    SpeechConfig,
+    SpeechEngine,
+    SpeechInfo,
 )
 from server.config import SHIPPED_MODEL, Config
 from server.errors import ApiError
 from server.limits import Caps
 
 if TYPE_CHECKING:
-    from engine import RemotePooling
+    from engine import RemotePooling, RemoteSpeech
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,20 @@ class PooledModel:
     caps: Caps = field(default_factory=Caps)
 
 
+@dataclass(frozen=True, slots=True)
+class SpeechModel:
+    """A model that turns sound into text. `created`: unix seconds."""
+
+    name: str
+    engine: SpeechEngine | RemoteSpeech
+    info: SpeechInfo
+    created: int
+    caps: Caps = field(default_factory=Caps)
+
+
+SPEECH_AT = ("text of sound", "/v1/audio/transcriptions")
+"""What a model for speech makes, and where it is asked for it."""
+
 USED_AT: Mapping[PoolingKind, tuple[str, str]] = {
     "embedding": ("embeddings", "/v1/embeddings"),
     "rerank": ("scores of documents", "/v1/rerank"),
@@ -87,6 +104,7 @@ class Models:
     def __init__(self) -> None:
         self._table: dict[str, ServedModel] = {}
         self._pooled: dict[str, PooledModel] = {}
+        self._speech: dict[str, SpeechModel] = {}
 
     def add(self, engine: Engine, names: Sequence[str] = (), caps: Caps | None = None) -> None:
         """Serve a started engine under `names`, by default the model's own, and adapters under theirs; the
@@ -105,15 +123,51 @@ class Models:
         info = engine.info
         self._pooled[info.name] = PooledModel(info.name, engine, info, int(time.time()), caps or Caps())
 
+    def add_speech(self, engine: SpeechEngine | RemoteSpeech, caps: Caps | None = None) -> None:
+        """Serve a started engine for speech under its name."""
+        info = engine.info
+        self._speech[info.name] = SpeechModel(info.name, engine, info, int(time.time()), caps or Caps())
+
+    @property
+    def speech(self) -> tuple[SpeechModel, ...]:
+        """The models for speech."""
+        return tuple(self._speech.values())
+
     @property
     def pooled(self) -> tuple[PooledModel, ...]:
-        """The models that generate nothing."""
+        """The models for vectors, scores and labels."""
         return tuple(self._pooled.values())
 
     @property
     def names(self) -> list[str]:
         """All names that a request may give, the default model's first."""
-        return [*self._table, *self._pooled]
+        return [*self._table, *self._pooled, *self._speech]
+
+    def get_speech(self, name: str | None) -> SpeechModel:
+        """The model for speech of that name, or the first one for None. ApiError 404 `model_not_found`, and
+        400 `unsupported_model` for a model of another kind."""
+        if name is None and self._speech:
+            return next(iter(self._speech.values()))
+        if name is not None and name in self._speech:
+            return self._speech[name]
+        named = ", ".join(f"'{each}'" for each in [*self._speech][:MAX_NAMED])
+        instead = f"Models for speech here: {named}."
+        if not named:
+            instead = (
+                "This server has no model for speech. Its operator can give it a Whisper model with the "
+                "setting --speech-model."
+            )
+        if name is not None and name not in self.names:
+            message = f"The model '{name}' does not exist or you do not have access to it. {instead}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+        message = instead if name is None else f"The model '{name}' hears nothing. {instead}"
+        raise ApiError(400, message, code="unsupported_model", param="model")
+
+    def _other_use(self, name: str) -> tuple[str, str] | None:
+        """What a model makes that generates no text, and where it is asked for it."""
+        if name in self._pooled:
+            return USED_AT[self._pooled[name].info.kind]
+        return SPEECH_AT if name in self._speech else None
 
     def get_pooled(self, name: str | None, *kinds: PoolingKind) -> PooledModel:
         """The model of that name, or the first of these kinds for None. ApiError 404 `model_not_found`, and
@@ -127,9 +181,8 @@ class Models:
             return found
         named = ", ".join(f"'{model.name}'" for model in fit[:MAX_NAMED])
         instead = f"Models for it here: {named}." if fit else f"This server has no model for {makes}."
-        if name is not None and name in self._pooled:
-            _, other = USED_AT[self._pooled[name].info.kind]
-            instead += f" '{name}' is for {other}."
+        if name is not None and (use := self._other_use(name)) is not None:
+            instead += f" '{name}' is for {use[1]}."
         elif name is not None and name not in self._table:
             message = f"The model '{name}' does not exist or you do not have access to it. {instead}"
             raise ApiError(404, message, code="model_not_found", param="model")
@@ -144,8 +197,8 @@ class Models:
         if name is None:
             return next(iter(self._table.values()))
         model = self._table.get(name)
-        if model is None and name in self._pooled:
-            makes, path = USED_AT[self._pooled[name].info.kind]
+        if model is None and (use := self._other_use(name)) is not None:
+            makes, path = use
             message = f"The model '{name}' generates no text: it makes {makes}, at {path}."
             message += f" For text there is '{next(iter(self._table))}'."
             raise ApiError(400, message, code="unsupported_model", param="model")
@@ -159,7 +212,11 @@ class Models:
 
     def digest(self) -> str:
         """Of names and fingerprints: equal where two processes serve the same."""
-        served: dict[str, ServedModel | PooledModel] = {**self._table, **self._pooled}
+        served: dict[str, ServedModel | PooledModel | SpeechModel] = {
+            **self._table,
+            **self._pooled,
+            **self._speech,
+        }
         lines = sorted(f"{name}={model.info.fingerprint}" for name, model in served.items())
         return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
@@ -277,16 +334,17 @@ def shipped_or_given(config: Config) -> Path | str:
 
 def is_hosted(config: Config) -> bool:
     """Whether several server processes have an engine's process behind them: with an upstream engine each
-    asks the upstreams itself, and what is hosted are models for vectors and scores, where there are any."""
-    return config.engine != "upstream" or bool(_asked_pooling(config))
+    asks the upstreams itself, and what is hosted are models for vectors, scores and speech, where there are
+    any."""
+    return config.engine != "upstream" or bool(_asked_pooling(config)) or bool(config.speech_model)
 
 
-def build_remote(config: Config, socket: Path) -> tuple[Engine, list[RemotePooling]]:
+def build_remote(config: Config, socket: Path) -> tuple[Engine, list[RemotePooling | RemoteSpeech]]:
     """What a server process serves of the engines in another one, which listens at `socket`; not yet started.
 
     Raises LoadError.
     """
-    from engine import EngineLine, RemoteEngine, RemotePooling
+    from engine import EngineLine, RemoteEngine, RemotePooling, RemoteSpeech
 
     line = EngineLine(socket)
     waiting: dict[str, Any] = {
@@ -294,9 +352,15 @@ def build_remote(config: Config, socket: Path) -> tuple[Engine, list[RemotePooli
         "max_waiting": config.max_waiting,
         "max_waiting_tokens": config.max_waiting_tokens,
     }
-    pooling = [RemotePooling(line, index, **waiting) for index in range(len(_asked_pooling(config)))]
+    others: list[RemotePooling | RemoteSpeech] = [
+        RemotePooling(line, index, **waiting) for index in range(len(_asked_pooling(config)))
+    ]
+    others += [
+        RemoteSpeech(line, index, num_servers=config.api_server_count, max_waiting=config.max_waiting)
+        for index in range(len(config.speech_model))
+    ]
     if config.engine == "upstream":
-        return build_engine(config), pooling
+        return build_engine(config), others
     engine = RemoteEngine(
         line,
         None if config.engine == "scripted" else shipped_or_given(config),
@@ -306,7 +370,7 @@ def build_remote(config: Config, socket: Path) -> tuple[Engine, list[RemotePooli
         reasoning_dialect=config.reasoning_dialect,
         **waiting,
     )
-    return engine, pooling
+    return engine, others
 
 
 def _asked_pooling(config: Config) -> list[tuple[PoolingKind, str]]:
@@ -324,16 +388,9 @@ def build_pooling(config: Config) -> list[PoolingEngine]:
     """
     if not (asked := _asked_pooling(config)):
         return []
-    taken = {*served_names(config), *_adapters(config)}
-    engines = []
+    names, engines = _Names(config), []
     for kind, each in asked:
-        name, equals, where = each.partition("=")
-        if not equals or "/" in name:  # a folder may have an equals sign in its name
-            name, where = Path(each).name, each
-        if name in taken:
-            setting = f"--{kind}-model"
-            raise LoadError(f"two models are named {name!r}; give one another name: {setting} NAME={where}")
-        taken.add(name)
+        name, where = names.take(each, f"--{kind}-model")
         engines.append(
             PoolingEngine(
                 PoolingConfig(
@@ -349,6 +406,48 @@ def build_pooling(config: Config) -> list[PoolingEngine]:
             )
         )
     return engines
+
+
+def build_speech(config: Config) -> list[SpeechEngine]:
+    """The engines for speech that the configuration asks for, not yet started. Raises LoadError as
+    `build_pooling` does."""
+    if not config.speech_model:
+        return []
+    names, engines = _Names(config), []
+    for kind, each in _asked_pooling(config):
+        names.take(each, f"--{kind}-model")
+    for each in config.speech_model:
+        name, where = names.take(each, "--speech-model")
+        engines.append(
+            SpeechEngine(
+                SpeechConfig(
+                    model=where,
+                    name=name,
+                    device=config.device,
+                    max_waiting=config.max_waiting,
+                    num_threads=config.num_threads,
+                )
+            )
+        )
+    return engines
+
+
+class _Names:
+    """The names that models have already."""
+
+    def __init__(self, config: Config) -> None:
+        self._taken = {*served_names(config), *_adapters(config)}
+
+    def take(self, asked: str, setting: str) -> tuple[str, str]:
+        """The name of a model that a setting asks for, and where the model is. LoadError where another has
+        the name."""
+        name, equals, where = asked.partition("=")
+        if not equals or "/" in name:  # a folder may have an equals sign in its name
+            name, where = Path(asked).name, asked
+        if name in self._taken:
+            raise LoadError(f"two models are named {name!r}; give one another name: {setting} NAME={where}")
+        self._taken.add(name)
+        return name, where
 
 
 def _engine_settings(config: Config) -> dict[str, Any]:

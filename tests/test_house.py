@@ -40,7 +40,7 @@ ORDERS = {
     "engine": (
         *("late", "types", "admission", "interface", "config", "step", "model_folder", "search"),
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
-        *("kernels", "models", "executor", "tiers", "core", "benchmark", "pooling", "backends"),
+        *("kernels", "models", "executor", "tiers", "core", "benchmark", "pooling", "speech", "backends"),
         *("llm_options", "llm"),
     ),
     "storage": (
@@ -76,6 +76,7 @@ ORDERS = {
             "usage",
             "ignored",
             "shapes",
+            "audio_fields",
             "vector_stores",
             "items",
             "schema",
@@ -89,6 +90,7 @@ ORDERS = {
             "prompting",
             "webhooks",
             "pooling",
+            "speech",
             "runs",
         ),
         "stateless",

@@ -29,10 +29,12 @@ from engine.backends.remote_wire import (
     read_line,
     read_request,
     read_text,
+    read_window,
     text_form,
 )
 from engine.interface import Engine
 from engine.pooling import PoolingEngine
+from engine.speech import SpeechEngine
 from engine.step import RowOutput
 from engine.types import Constraint, EngineDead, EngineError, GenerateRequest, RequestFailed
 
@@ -64,10 +66,17 @@ class TokenEngine(Engine, Protocol):
 class EngineHost:
     """Serves engines that have started. path: of the socket, in a folder that only this user may enter."""
 
-    def __init__(self, path: Path, engine: TokenEngine | None, pooling: Sequence[PoolingEngine] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        engine: TokenEngine | None,
+        pooling: Sequence[PoolingEngine] = (),
+        speech: Sequence[SpeechEngine] = (),
+    ) -> None:
         self._path = path
         self.engine = engine
         self.pooling = tuple(pooling)
+        self.speech = tuple(speech)
         self.probation = asyncio.Lock()  # held by the one suspect that the engine works for
         self._clients: set[_Client] = set()
         self._server: asyncio.Server | None = None
@@ -113,11 +122,14 @@ class EngineHost:
             "max_running": 0 if engine is None else engine.admission.max_running,
             "pooling": [pooling.info for pooling in self.pooling],
             "pooling_running": [pooling.admission.max_running for pooling in self.pooling],
+            "speech": [speech.info for speech in self.speech],
+            "speech_running": [speech.admission.max_running for speech in self.speech],
         }
 
     def _stats(self) -> bytes:
         engine = None if self.engine is None else self.engine.stats()
-        return message("stats", engine, self._gpu, [pooling.stats() for pooling in self.pooling])
+        pooling = [each.stats() for each in self.pooling]
+        return message("stats", engine, self._gpu, pooling, [each.stats() for each in self.speech])
 
     async def _tell(self) -> None:
         """Keep all clients informed of the counters."""
@@ -378,6 +390,10 @@ class _Client(asyncio.Protocol):
                         deadline=deadline,
                     )
                 return [[floats_text(vector) for vector in vectors], cached]
+            case "hear", (index, form, owner, weight, deadline):
+                speech = self._host.speech[index]
+                window = read_window(form)
+                return await speech.read(window, owner=owner, weight=weight, deadline=deadline)
             case _:
                 raise ValueError(f"{what!r} is nothing that could be asked")
         return None

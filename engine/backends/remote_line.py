@@ -15,6 +15,7 @@ from typing import Any, cast
 from engine.backends.generation import Mailbox
 from engine.backends.remote_wire import message, read, read_error, read_line, read_output
 from engine.pooling import PoolingInfo, PoolingStats
+from engine.speech import SpeechInfo, SpeechStats
 from engine.step import RowOutput
 from engine.types import EngineDead, EngineError, EngineStats, ModelInfo
 
@@ -55,9 +56,12 @@ class EngineLine:
         self.max_running = 0
         self.pooling: tuple[PoolingInfo, ...] = ()
         self.pooling_running: tuple[int, ...] = ()
+        self.speech: tuple[SpeechInfo, ...] = ()
+        self.speech_running: tuple[int, ...] = ()
         self.stats = EngineStats()
         self.gpu: Mapping[str, float] = {}
         self.pooling_stats: tuple[PoolingStats, ...] = ()
+        self.speech_stats: tuple[SpeechStats, ...] = ()
         self.on_stats: list[Callable[[], None]] = []
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -126,9 +130,10 @@ class EngineLine:
         """The engine's process has said what it serves."""
         info = read(ModelInfo, hello["info"])
         pooling = tuple(read(PoolingInfo, each) for each in hello["pooling"])
-        if self.info is None and not self.pooling:
-            self.info, self.pooling = info, pooling
-        elif (info, pooling) != (self.info, self.pooling):
+        speech = tuple(read(SpeechInfo, each) for each in hello["speech"])
+        if self.info is None and not self.pooling and not self.speech:
+            self.info, self.pooling, self.speech = info, pooling, speech
+        elif (info, pooling, speech) != (self.info, self.pooling, self.speech):
             # Runs are bound to the model that they began with: only a process that starts anew may change it.
             assert self._died is not None
             if not self._died.done():
@@ -136,6 +141,7 @@ class EngineLine:
                 self._change()
             return
         self.max_running, self.pooling_running = hello["max_running"], tuple(hello["pooling_running"])
+        self.speech_running = tuple(hello["speech_running"])
         self._wire = wire
         for line in self._owed:
             wire.send(line)
@@ -174,11 +180,14 @@ class EngineLine:
         if (reception := self._receptions.get(handle)) is not None:
             reception.begun = True
 
-    def got_stats(self, engine: Any, gpu: Mapping[str, float], pooling: Sequence[Any]) -> None:
+    def got_stats(
+        self, engine: Any, gpu: Mapping[str, float], pooling: Sequence[Any], speech: Sequence[Any]
+    ) -> None:
         """The engine's counters."""
         self.stats = EngineStats() if engine is None else read(EngineStats, engine)
         self.gpu = gpu
         self.pooling_stats = tuple(read(PoolingStats, each) for each in pooling)
+        self.speech_stats = tuple(read(SpeechStats, each) for each in speech)
         for notify in self.on_stats:
             notify()
 

@@ -39,6 +39,7 @@ from engine.types import (
 
 if TYPE_CHECKING:
     from engine.pooling import TextInput
+    from engine.speech import Window
 
 T = TypeVar("T")
 
@@ -222,6 +223,23 @@ def read_floats(text: str) -> NDArray[np.float32]:
 
 def _array_text(values: NDArray[Any], kind: type[np.generic]) -> str:
     return b64encode(np.ascontiguousarray(values, kind).tobytes()).decode()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Speech
+
+
+def window_form(window: Window) -> dict[str, Any]:
+    """A window of sound as it is sent."""
+    form = {field.name: getattr(window, field.name) for field in fields(window)}
+    return form | {"samples": b64encode(window.samples).decode()}
+
+
+def read_window(form: Mapping[str, Any]) -> Window:
+    """The window of `window_form`."""
+    from engine.speech import Window
+
+    return read(Window, {**form, "samples": b64decode(form["samples"])})
 
 
 # ------------------------------------------------------------------------------------------------------------

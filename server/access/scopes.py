@@ -50,6 +50,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "vector_stores": ("list and search vector stores", "create, change and delete vector stores"),
     "containers": ("list containers and download their files", "create and delete containers"),
     "embeddings": ("", "embed, rerank, score and classify texts"),
+    "audio": ("", "transcribe and translate sound"),
     "batches": ("retrieve and list batches", "create and cancel batches"),
     "prompts": ("retrieve and list prompt templates", "create, change and delete prompt templates"),
     "usage": ("see what the key's owner has used", ""),

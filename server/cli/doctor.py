@@ -29,7 +29,7 @@ from server.admin import address_file, keys
 from server.config import FILE_NAME, Config, masked
 from server.limits import NONE, changed, load_limits, parse_limits
 from server.mcp_servers import server_of
-from server.model_registry import build_engine, build_pooling
+from server.model_registry import build_engine, build_pooling, build_speech
 from storage import StorageError, inspect_database
 from tools import (
     BUILTIN,
@@ -408,9 +408,15 @@ async def _texts(config: Config) -> Finding:
                 await engine.close()
             how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
             told.append(f"{info.name} for {info.kind}: {how}, {info.max_model_len} tokens")
+        for speech in await asyncio.to_thread(build_speech, config):
+            try:
+                heard = await speech.start()
+            finally:
+                await speech.close()
+            told.append(f"{heard.name} for speech: {len(heard.languages) or 1} languages")
     except (EngineError, ImportError) as exc:
         return "FAIL", str(exc)
-    return "ok", "; ".join(told) or "no model for vectors, scores or labels is configured"
+    return "ok", "; ".join(told) or "no model for vectors, scores, labels or speech is configured"
 
 
 async def _device(config: Config) -> Finding:

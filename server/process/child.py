@@ -24,10 +24,10 @@ import orjson
 import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from engine import Engine, EngineHost, PoolingEngine, load_late_modules
+from engine import Engine, EngineHost, PoolingEngine, SpeechEngine, load_late_modules
 from server.config import Config, load
-from server.model_registry import build_engine, build_pooling
-from server.process.lifecycle import note_pooling
+from server.model_registry import build_engine
+from server.process.lifecycle import build_others, note_model
 from server.process.seat import (
     ENGINE,
     HandedConnections,
@@ -100,9 +100,11 @@ async def _host(config: Config, folder: Path) -> int:
             return 0
         if (failure := starting.exception()) is not None:
             return announce_refusal(*reasons(failure))
-        engine, pooling = starting.result()
+        engine, others = starting.result()
+        pooling = [each for each in others if isinstance(each, PoolingEngine)]
+        speech = [each for each in others if isinstance(each, SpeechEngine)]
         gc.freeze()
-        serving = EngineHost(engine_socket(folder), cast(Any, engine), pooling)
+        serving = EngineHost(engine_socket(folder), cast(Any, engine), pooling, speech)
         await serving.start()
         stack.push_async_callback(serving.close)
         registry = CollectorRegistry()
@@ -114,7 +116,7 @@ async def _host(config: Config, folder: Path) -> int:
         gc.freeze()
         if engine is not None:
             await engine.prepare()
-        mortal: list[Engine | PoolingEngine] = [*([] if engine is None else [engine]), *pooling]
+        mortal: list[Engine | PoolingEngine | SpeechEngine] = [*([] if engine is None else [engine]), *others]
         deaths = {asyncio.create_task(each.dead()): each for each in mortal}
         done, _ = await asyncio.wait((stopped, *deaths), return_when=asyncio.FIRST_COMPLETED)
         for death in done - {stopped}:
@@ -126,14 +128,16 @@ async def _host(config: Config, folder: Path) -> int:
         return 0 if stop.is_set() else ENGINE_DIED
 
 
-async def _start(config: Config, stack: AsyncExitStack) -> tuple[Engine | None, list[PoolingEngine]]:
+async def _start(
+    config: Config, stack: AsyncExitStack
+) -> tuple[Engine | None, list[PoolingEngine | SpeechEngine]]:
     """Load what is to be served; it is closed with the stack. Raises EngineError."""
     # With other servers as the engine each server process asks them itself.
     engine = None if config.engine == "upstream" else await asyncio.to_thread(build_engine, config)
-    served = await asyncio.to_thread(build_pooling, config)
-    for pooling in served:
-        stack.push_async_callback(pooling.close)
-        note_pooling(await pooling.start())
+    served = await asyncio.to_thread(build_others, config)
+    for each in served:
+        stack.push_async_callback(each.close)
+        note_model(await each.start())
     if engine is not None:
         stack.push_async_callback(engine.close)
         await engine.start()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from engine import Engine, EngineStats, PoolingEngine, PoolingInfo
+from engine import Engine, EngineStats, PoolingEngine, PoolingInfo, SpeechEngine, SpeechInfo
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
@@ -30,7 +30,15 @@ from server.http import Arrivals, Context, Phase
 from server.http.websocket import OpenSockets
 from server.input_files import InputImages
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
-from server.model_registry import Models, build_engine, build_pooling, build_remote, caps_of, served_names
+from server.model_registry import (
+    Models,
+    build_engine,
+    build_pooling,
+    build_remote,
+    build_speech,
+    caps_of,
+    served_names,
+)
 from server.pooling import embedder_of, reranker_of
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
@@ -47,7 +55,9 @@ from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, op
 from tools import GENERATE, Found, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
 if TYPE_CHECKING:
-    from engine import RemotePooling
+    from engine import RemotePooling, RemoteSpeech
+
+    Other = PoolingEngine | RemotePooling | SpeechEngine | RemoteSpeech
 
 log = logging.getLogger("antiphon")
 
@@ -104,7 +114,7 @@ class ServerLifecycle:
         self.cause: BaseException | None = None
         self.died = asyncio.Event()
         self._engine = engine
-        self._pooling: list[PoolingEngine | RemotePooling] = []
+        self._others: list[Other] = []  # models beside the engine
         self._registry = registry
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
@@ -205,8 +215,8 @@ class ServerLifecycle:
             asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
             *(
-                asyncio.create_task(self._watch(f"model {each.info.name}", each.dead()), name="watch-pooling")
-                for each in self._pooling
+                asyncio.create_task(self._watch(f"model {each.info.name}", each.dead()), name="watch-model")
+                for each in self._others
             ),
         ]
         self._meters.start()
@@ -229,8 +239,11 @@ class ServerLifecycle:
         """The models by their names, with what each may be asked for."""
         models = Models()
         models.add(engine, served_names(self.config), caps_of(self.config))
-        for pooling in self._pooling:
-            models.add_pooled(pooling, caps_of(self.config))
+        for other in self._others:
+            if isinstance(other.info, SpeechInfo):
+                models.add_speech(other, caps_of(self.config))
+            else:
+                models.add_pooled(other, caps_of(self.config))
         fallback = self.config.messages_model
         if fallback is not None and fallback not in models:
             raise Refused(
@@ -307,21 +320,21 @@ class ServerLifecycle:
             )
 
     async def _start_engine(self) -> None:
-        pooled: Sequence[PoolingEngine | RemotePooling]
+        others: Sequence[Other]
         if self._seat is not None:
-            self._engine, pooled = await asyncio.to_thread(
+            self._engine, others = await asyncio.to_thread(
                 build_remote, self.config, self._seat.engine_socket
             )
         else:
             if self._engine is None:
                 self._engine = await asyncio.to_thread(build_engine, self.config)
-            pooled = await asyncio.to_thread(build_pooling, self.config)
+            others = await asyncio.to_thread(build_others, self.config)
         engine = self._engine
         assert engine is not None
         # First, because the model that generates takes most of a GPU's memory that it finds free.
-        for pooling in pooled:
-            self._pooling.append(pooling)
-            note_pooling(await pooling.start())
+        for other in others:
+            self._others.append(other)
+            note_model(await other.start())
         await engine.start()
 
     async def prepare(self) -> None:
@@ -361,6 +374,10 @@ class ServerLifecycle:
             waiting = {"waiting_requests": pooled.engine.admission.num_waiting}
             yield Reading("pooling", pooled.engine.stats(), {"model": pooled.name})
             yield Reading("pooling", waiting, {"model": pooled.name})
+        for speech in self.context.models.speech:
+            waiting = {"waiting_requests": speech.engine.admission.num_waiting}
+            yield Reading("speech", speech.engine.stats(), {"model": speech.name})
+            yield Reading("speech", waiting, {"model": speech.name})
         yield Reading("storage", _commit_numbers(self._storage.commit_stats()))
         yield Reading("sse", {"readers": self.num_streams})
         yield Reading("websocket", self.sockets.readings())
@@ -453,8 +470,8 @@ class ServerLifecycle:
             yield self._seat.close
         if self._engine is not None:
             yield self._engine.close
-        for pooling in reversed(self._pooling):
-            yield pooling.close
+        for other in reversed(self._others):
+            yield other.close
         if self._deliveries is not None:
             yield self._deliveries.close
         if self._meters is not None:
@@ -477,8 +494,17 @@ class ServerLifecycle:
             await asyncio.gather(self._noting, return_exceptions=True)
 
 
-def note_pooling(info: PoolingInfo) -> None:
-    """Log what a model for vectors or scores is served for."""
+def build_others(config: Config) -> list[PoolingEngine | SpeechEngine]:
+    """The engines beside the one that generates. Raises LoadError."""
+    return [*build_pooling(config), *build_speech(config)]
+
+
+def note_model(info: PoolingInfo | SpeechInfo) -> None:
+    """Log what a model beside the one that generates is served for."""
+    if isinstance(info, SpeechInfo):
+        known = f"{len(info.languages)} languages" if info.languages else "English alone"
+        log.info("%s is served for speech: %s, windows of %g s", info.name, known, info.window_s)
+        return
     how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
     log.info("%s is served for %s: %s, %d tokens", info.name, info.kind, how, info.max_model_len)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from server.routes import (
+    audio,
     batches,
     completions,
     conversations,
@@ -33,7 +34,7 @@ ROUTERS: tuple[APIRouter, ...] = (
         family.router
         for family in (
             *(health, models, responses, response_events, conversations, prompts),
-            *(completions, stored_completions, batches, tokenize, webhooks),
+            *(completions, stored_completions, batches, tokenize, webhooks, audio),
         )
     ),
     *OF_CONSOLE,

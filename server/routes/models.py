@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from server.access import require_use
 from server.http import context, principal
-from server.model_registry import PooledModel, ServedModel
+from server.model_registry import PooledModel, ServedModel, SpeechModel
 from server.routes.documented import documented
 
 router = APIRouter(prefix="/v1")
@@ -58,12 +58,29 @@ def pooled_object(model: PooledModel) -> dict[str, Any]:
     }
 
 
+def speech_object(model: SpeechModel) -> dict[str, Any]:
+    """The Model object of a model that turns sound into text."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "antiphon",
+        "root": model.name,
+        "parent": None,
+        "used_for": "speech",
+        "architecture": model.info.architecture,
+        "languages": model.info.languages or ("en",),
+        "window_seconds": model.info.window_s,
+    }
+
+
 @router.get("/models", **documented("Models", "models.read"))
 async def list_models(request: Request) -> Response:
     """Every name that the key may use, the default model first."""
     scopes, models = principal(request).scopes, context(request).models
     usable = [model_object(model) for model in models if scopes.allow(f"model:{model.name}")]
     usable += [pooled_object(model) for model in models.pooled if scopes.allow(f"model:{model.name}")]
+    usable += [speech_object(model) for model in models.speech if scopes.allow(f"model:{model.name}")]
     return JSONResponse({"object": "list", "data": usable})
 
 
@@ -71,6 +88,9 @@ async def list_models(request: Request) -> Response:
 async def get_model(model_id: str, request: Request) -> Response:
     """One model; ids may hold slashes."""
     models = context(request).models
-    pooled = next((model for model in models.pooled if model.name == model_id), None)
-    require_use(principal(request), model_id if pooled is not None else models.get(model_id).name)
-    return JSONResponse(pooled_object(pooled) if pooled is not None else model_object(models.get(model_id)))
+    shown: dict[str, dict[str, Any]] = {
+        **{model.name: pooled_object(model) for model in models.pooled if model.name == model_id},
+        **{model.name: speech_object(model) for model in models.speech if model.name == model_id},
+    }
+    require_use(principal(request), model_id if shown else models.get(model_id).name)
+    return JSONResponse(shown[model_id] if shown else model_object(models.get(model_id)))

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-SHARED = ("antiphon_engine_", "antiphon_kv_", "antiphon_gpu_", "antiphon_pooling_")
+SHARED = ("antiphon_engine_", "antiphon_kv_", "antiphon_gpu_", "antiphon_pooling_", "antiphon_speech_")
 """How the names of metrics begin that are the engine's own."""
 
 

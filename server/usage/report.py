@@ -75,7 +75,11 @@ KINDS: Mapping[str, Kind] = {
         ("project_id", "user_id", "api_key_id", "model", "size", "source"),
     ),
     "audio_speeches": Kind("organization.usage.audio_speeches.result", {}),
-    "audio_transcriptions": Kind("organization.usage.audio_transcriptions.result", {}),
+    "audio_transcriptions": Kind(
+        "organization.usage.audio_transcriptions.result",
+        # what is counted as the input of sound are its seconds
+        {"seconds": "input_tokens", "num_model_requests": "requests"},
+    ),
     "vector_stores": Kind("organization.usage.vector_stores.result", {}, ("project_id",)),
     "code_interpreter_sessions": Kind(
         "organization.usage.code_interpreter_sessions.result", {"num_sessions": "requests"}, ("project_id",)

@@ -8,10 +8,10 @@ from tests.support.running import Running
 from tests.support.wire import Json
 
 
-async def used(running: Running) -> Counts:
-    """All that was counted, whoever used it."""
+async def used(running: Running, kind: str = "completions") -> Counts:
+    """All that was counted of a kind of use, whoever used it."""
     await running.context.meter.flush()
-    wanted = UsageFilter("completions", 0, now_us() + 60_000_000)
+    wanted = UsageFilter(kind, 0, now_us() + 60_000_000)
     sums = await running.context.storage.usage_sums(wanted, (), 86_400_000_000)
     total = Counts()
     for one in sums:

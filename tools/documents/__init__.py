@@ -1,4 +1,5 @@
-"""Documents as text: PDF, docx, pptx, xlsx, HTML, Markdown and plain text; and their cutting into chunks.
+"""Documents as text: PDF, docx, pptx, xlsx, HTML, Markdown and plain text; their cutting into chunks; and
+files of sound as samples.
 
 A document is read in a process of its own, which can reach no network, write no file and start no process,
 within limits of time and memory: parsers are fed with the bytes of strangers here.
@@ -16,10 +17,13 @@ from tools.documents.document import (
 from tools.documents.reader import (
     parser_version,
     prepare_documents,
+    prepare_sounds,
     read_document,
+    read_sound,
     reading_confinement,
     unreadable_kinds,
 )
+from tools.documents.sound import Sound
 from tools.documents.splitting import Chunk, estimated_tokens, split_document, splitter_version
 
 __all__ = [
@@ -28,11 +32,14 @@ __all__ = [
     "DocumentPage",
     "ReadersBusy",
     "ReadingLimits",
+    "Sound",
     "UnreadableDocument",
     "estimated_tokens",
     "parser_version",
     "prepare_documents",
+    "prepare_sounds",
     "read_document",
+    "read_sound",
     "reading_confinement",
     "split_document",
     "splitter_version",

@@ -28,6 +28,7 @@ from typing import Any
 from tools.documents.confinement import confine, library_folders, limit
 from tools.documents.document import Code, Document, ReadingLimits, UnreadableDocument
 from tools.documents.kinds import LIBRARIES
+from tools.documents.sound import Sound
 
 FRAME = struct.Struct("<I")
 PAGE = struct.Struct("<i")
@@ -38,9 +39,15 @@ ANSWER = struct.Struct("<q")
 """The process id; or how the child ended, as `os.waitpid` says it."""
 FORK, END = b"f", b"e"
 
+EXTRAS = {"trafilatura": "web", "soundfile": "audio", "av": "audio", "numpy": "audio"}
+"""The extra that a library comes with, where it is not `files`."""
+
 KINDS = ("text", "markdown", "pdf", "docx", "pptx", "xlsx", "html")
 
-Parse = Callable[[bytes, str, str | None, ReadingLimits], Document]
+SAMPLES = 1 << 20
+"""Bytes of samples in a frame."""
+
+Parse = Callable[[bytes, str, str | None, ReadingLimits], Document | Sound]
 """Takes the file's bytes, its name, its URL if it has one, and limits. Raises UnreadableDocument."""
 
 
@@ -79,7 +86,10 @@ def main(descriptor: int, module: str, folders: Sequence[str]) -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     control = socket.socket(fileno=descriptor)
-    parse: Parse = importlib.import_module(module).parse
+    parser = importlib.import_module(module)
+    parse: Parse = parser.parse
+    with contextlib.suppress(ImportError):  # the child says what is missing
+        getattr(parser, "prepare", lambda: None)()
     control.sendall(ANSWER.pack(0))
     loaded: set[int] = set()
     children: set[int] = set()
@@ -146,11 +156,11 @@ def _answer(
     """Read one document, and tell what it is, or why it cannot be read."""
     try:
         data = exactly(channel, order["size"])
-        document = parse(data, order["filename"], order["url"], limits)
+        read = parse(data, order["filename"], order["url"], limits)
     except UnreadableDocument as error:
         _refuse(channel, error.code, error.message)
     except ModuleNotFoundError as error:
-        extra = "web" if error.name == "trafilatura" else "files"
+        extra = EXTRAS.get(error.name or "", "files")
         message = f"This server cannot read such files: its operator has to install the extra '{extra}'."
         _refuse(channel, "unsupported_file", message)
     except MemoryError:
@@ -163,10 +173,21 @@ def _answer(
     except Exception:  # whatever a parser raises on broken bytes
         _refuse(channel, "invalid_file", "This file is damaged: it cannot be read.")
     else:
-        told = {"kind": document.kind, "title": document.title, "pages": len(document.pages)}
-        send(channel, json.dumps(told | {"confined": confined}).encode())
-        for page in document.pages:
-            send(channel, PAGE.pack(page.number or 0), page.text.encode("utf-8", "replace"))
+        _tell(channel, read, confined)
+
+
+def _tell(channel: socket.socket, read: Document | Sound, confined: list[str]) -> None:
+    """Tell what was read: what it is, then its pages or its samples."""
+    if isinstance(read, Sound):
+        send(channel, json.dumps({"bytes": len(read.samples), "confined": confined}).encode())
+        whole = memoryview(read.samples)
+        for at in range(0, len(whole), SAMPLES):
+            send(channel, whole[at : at + SAMPLES])
+        return
+    told = {"kind": read.kind, "title": read.title, "pages": len(read.pages)}
+    send(channel, json.dumps(told | {"confined": confined}).encode())
+    for page in read.pages:
+        send(channel, PAGE.pack(page.number or 0), page.text.encode("utf-8", "replace"))
 
 
 def _refuse(channel: socket.socket, code: Code, message: str) -> None:

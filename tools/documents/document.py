@@ -64,14 +64,15 @@ class ReadingLimits:
     """What the reading of one document may take.
 
     max_bytes: of the file. max_unpacked: bytes of all members of an archive, such as docx. max_pages: pages,
-    slides or sheets. max_chars: of the text. memory: bytes of address space. cpu_s: seconds of a processor.
-    wall_s: seconds by the clock, once it is a document's turn.
+    slides or sheets. max_chars: of the text. max_seconds: of sound. memory: bytes of address space. cpu_s:
+    seconds of a processor. wall_s: seconds by the clock, once it is a document's turn.
     """
 
     max_bytes: int = 128 << 20
     max_unpacked: int = 256 << 20
     max_pages: int = 10_000
     max_chars: int = 16_000_000
+    max_seconds: float = 3600.0
     memory: int = 1 << 30
     cpu_s: int = 30
     wall_s: float = 120.0

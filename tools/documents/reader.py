@@ -15,14 +15,14 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import Any, Generic, TypeVar, get_args
 
 from tools.documents.child_process import (
     ANSWER,
@@ -31,6 +31,7 @@ from tools.documents.child_process import (
     KINDS,
     ORDER,
     PAGE,
+    SAMPLES,
     command,
     exactly,
     receive,
@@ -47,9 +48,16 @@ from tools.documents.document import (
     UnreadableDocument,
 )
 from tools.documents.kinds import HEAD, LIBRARIES, likely_kind
+from tools.documents.sound import RATE, Sound
 from tools.documents.turns import Turns
 
+T = TypeVar("T")
+
 DEFAULT_LIMITS = ReadingLimits()
+
+SOUND_LIMITS = ReadingLimits(cpu_s=180, wall_s=300.0)
+"""An hour of sound takes some ten seconds of a processor to decode, in ten formats; of a slow one it takes
+more."""
 
 PLACES = max(2, min(4, (os.cpu_count() or 1) // 2))
 """How many documents are read at a time. One more may be, of an owner of whom none is being read: so
@@ -64,7 +72,6 @@ START_S = 60.0
 PART = 1 << 20
 """Bytes of a document that are sent at a time."""
 
-_PARSERS = "tools.documents.parsers"
 _ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """All that a nursery knows of the server's. One thread each: a process that forks must have no other."""
 _MAX_TOLD = 1 << 16
@@ -75,7 +82,7 @@ class Nursery:
     """The process that forks children for documents, started by the first and anew should it be lost.
     Thread-safe. module: what parses. folders: what children can read besides Python and its libraries."""
 
-    def __init__(self, module: str = _PARSERS, folders: tuple[str, ...] = ()) -> None:
+    def __init__(self, module: str = "tools.documents.parsers", folders: tuple[str, ...] = ()) -> None:
         self._module = module
         self._folders = folders
         self._lock = threading.Lock()
@@ -190,6 +197,55 @@ class Nursery:
             process.wait()
 
 
+Hear = Callable[[Mapping[str, Any], Callable[[int], bytes], ReadingLimits], T]
+"""Makes the result of what a child has told first, and of the frames behind that, of which it says how long
+they may be. Raises ValueError, KeyError and TypeError for what no child of ours tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T]):
+    """How files of a sort are read. module: what parses them. kind: of which kind a file seems to be, by its
+    first bytes and its name; may raise UnreadableDocument. hear: takes what is told."""
+
+    module: str
+    kind: Callable[[bytes, str], Kind]
+    hear: Hear[T]
+
+
+def _hear_document(told: Mapping[str, Any], frame: Callable[[int], bytes], limits: ReadingLimits) -> Document:
+    kind, title, count = told["kind"], told["title"], told["pages"]
+    if kind not in KINDS or not isinstance(title, str | None) or not isinstance(count, int):
+        raise ValueError("no such document")
+    if not 0 <= count <= limits.max_pages:
+        raise ValueError("no such number of pages")
+    pages, chars = [], 0
+    for _ in range(count):
+        page = frame(PAGE.size + 4 * (limits.max_chars - chars))
+        text = _plain(page[PAGE.size :].decode())
+        chars += len(text)
+        number = PAGE.unpack_from(page)[0]
+        if number < 0 or chars > limits.max_chars:
+            raise ValueError("no such page")
+        pages.append(DocumentPage(number or None, text))
+    return Document(kind, tuple(pages), title if title is None else _plain(title))
+
+
+def _hear_sound(told: Mapping[str, Any], frame: Callable[[int], bytes], limits: ReadingLimits) -> Sound:
+    size = told["bytes"]
+    if not isinstance(size, int) or size % 2 or not 0 <= size <= 2 * RATE * limits.max_seconds:
+        raise ValueError("no such sound")
+    samples = bytearray()
+    while len(samples) < size:
+        if not (piece := frame(min(SAMPLES, size - len(samples)))):
+            raise ValueError("an empty frame")
+        samples += piece
+    return Sound(bytes(samples))
+
+
+DOCUMENTS = Reading("tools.documents.parsers", likely_kind, _hear_document)
+SOUNDS: Reading[Sound] = Reading("tools.documents.sound", lambda head, filename: "text", _hear_sound)
+
+
 class Child:
     """A process that reads one document. One thread asks; any may cancel."""
 
@@ -202,11 +258,12 @@ class Child:
         self.confined: tuple[str, ...] = ()
 
     def read(
-        self, data: Iterator[bytes], size: int, filename: str, url: str | None, limits: ReadingLimits
-    ) -> Document:
-        """What the child makes of a document. Raises UnreadableDocument, whatever becomes of the child."""
+        self, data: Iterator[bytes], order: Mapping[str, Any], limits: ReadingLimits, hear: Hear[T]
+    ) -> T:
+        """What the child makes of a document. order: its size, name and URL. hear: takes what the child
+        tells. Raises UnreadableDocument, whatever becomes of the child."""
         self._ends = time.monotonic() + limits.wall_s
-        order = {"size": size, "filename": filename, "url": url, "limits": asdict(limits)}
+        order = {**order, "limits": asdict(limits)}
         try:
             self._channel.settimeout(limits.wall_s)
             with suppress(BrokenPipeError):  # it has died, or refuses what it has seen
@@ -214,7 +271,7 @@ class Child:
                 for part in data:
                     self._in_time()
                     self._channel.sendall(part)
-            return self._heard(limits)
+            return self._heard(limits, hear)
         except TimeoutError:
             message = f"Reading this file takes longer than {limits.wall_s:g} seconds."
             raise UnreadableDocument("too_large", message) from None
@@ -232,31 +289,20 @@ class Child:
         with suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
-    def _heard(self, limits: ReadingLimits) -> Document:
-        self._in_time()
-        told = json.loads(receive(self._channel, _MAX_TOLD))
+    def _heard(self, limits: ReadingLimits, hear: Hear[T]) -> T:
+        told = json.loads(self._frame(_MAX_TOLD))
         if "code" in told:
             code, message = told["code"], told["message"]
             if code not in get_args(Code) or not isinstance(message, str):
                 raise ValueError("no such error")
             raise UnreadableDocument(code, _plain(message[:_MAX_MESSAGE]))
-        kind, title, count = told["kind"], told["title"], told["pages"]
-        if kind not in KINDS or not isinstance(title, str | None) or not isinstance(count, int):
-            raise ValueError("no such document")
-        if not 0 <= count <= limits.max_pages:
-            raise ValueError("no such number of pages")
         self.confined = tuple(map(str, told["confined"]))
-        pages, chars = [], 0
-        for _ in range(count):
-            self._in_time()
-            frame = receive(self._channel, PAGE.size + 4 * (limits.max_chars - chars))
-            text = _plain(frame[PAGE.size :].decode())
-            chars += len(text)
-            number = PAGE.unpack_from(frame)[0]
-            if number < 0 or chars > limits.max_chars:
-                raise ValueError("no such page")
-            pages.append(DocumentPage(number or None, text))
-        return Document(kind, tuple(pages), title if title is None else _plain(title))
+        return hear(told, self._frame, limits)
+
+    def _frame(self, most: int) -> bytes:
+        """The next frame, of at most so many bytes."""
+        self._in_time()
+        return receive(self._channel, most)
 
     def _in_time(self) -> None:
         """The next operation may take what is left of the time. Raises TimeoutError."""
@@ -287,11 +333,12 @@ def _plain(text: str) -> str:
     return text
 
 
-class Reader:
-    """Reads documents, PLACES at a time, the owners in turn. Of any event loop."""
+class Reader(Generic[T]):
+    """Reads documents, PLACES at a time, the owners in turn. Of any event loop. reading: how."""
 
-    def __init__(self, nursery: Nursery) -> None:
+    def __init__(self, nursery: Nursery, reading: Reading[T]) -> None:
         self._nursery = nursery
+        self._reading = reading
         self._turns = Turns(PLACES)
         self._confined: tuple[str, ...] = ()
 
@@ -303,9 +350,9 @@ class Reader:
         url: str | None = None,
         owner: str = "",
         limits: ReadingLimits = DEFAULT_LIMITS,
-    ) -> Document:
-        """A document as text. Raises UnreadableDocument; of these ReadersBusy where it is not even tried."""
-        work = _Work(self._nursery, source, filename, url, limits)
+    ) -> T:
+        """What a file says. Raises UnreadableDocument; of these ReadersBusy where it is not even tried."""
+        work = _Work(self._nursery, self._reading, source, {"filename": filename, "url": url}, limits)
         turn = self._turns.submit(owner, work.run)
         reading = asyncio.wrap_future(turn)
         try:
@@ -334,22 +381,27 @@ class Reader:
         self._turns.close()
 
 
-class _Work:
-    """The reading of one document, on a thread."""
+class _Work(Generic[T]):
+    """The reading of one document, on a thread. order: its name and its URL."""
 
     def __init__(
-        self, nursery: Nursery, source: bytes | Path, filename: str, url: str | None, limits: ReadingLimits
+        self,
+        nursery: Nursery,
+        reading: Reading[T],
+        source: bytes | Path,
+        order: Mapping[str, str | None],
+        limits: ReadingLimits,
     ) -> None:
         self._nursery = nursery
+        self._reading = reading
         self._source = source
-        self._filename = filename
-        self._url = url
+        self._order = order
         self._limits = limits
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._cancelled = False
 
-    def run(self) -> tuple[Document, tuple[str, ...]]:
+    def run(self) -> tuple[T, tuple[str, ...]]:
         source = self._source
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         if size > self._limits.max_bytes:
@@ -358,14 +410,14 @@ class _Work:
         if not size:
             raise UnreadableDocument("invalid_file", "This file is empty.")
         head = next(_parts(source, HEAD))
-        kind = likely_kind(head, self._filename)
-        child = self._nursery.fork(kind)
+        child = self._nursery.fork(self._reading.kind(head, self._order["filename"] or ""))
         with self._lock:
             self._child = child
             if self._cancelled:
                 child.cancel()
-        document = child.read(_parts(source, PART), size, self._filename, self._url, self._limits)
-        return document, child.confined
+        order = {**self._order, "size": size}
+        read = child.read(_parts(source, PART), order, self._limits, self._reading.hear)
+        return read, child.confined
 
     def cancel(self) -> None:
         with self._lock:
@@ -384,11 +436,31 @@ def _parts(source: bytes | Path, size: int) -> Iterator[bytes]:
 
 
 @cache
-def shared_reader() -> Reader:
-    """The reader of this process."""
-    reader = Reader(Nursery())
+def shared_reader() -> Reader[Document]:
+    """The reader of documents of this process."""
+    reader = Reader(Nursery(), DOCUMENTS)
     atexit.register(reader.close)
     return reader
+
+
+@cache
+def sound_reader() -> Reader[Sound]:
+    """The reader of sounds of this process."""
+    reader = Reader(Nursery(SOUNDS.module), SOUNDS)
+    atexit.register(reader.close)
+    return reader
+
+
+async def read_sound(
+    source: bytes | Path, filename: str, *, owner: str = "", limits: ReadingLimits = SOUND_LIMITS
+) -> Sound:
+    """A file of sound as samples, decoded in a confined process of its own; see `read_document`."""
+    return await sound_reader().read(source, filename, owner=owner, limits=limits)
+
+
+def prepare_sounds() -> None:
+    """Start what the first sound would otherwise wait for."""
+    sound_reader().start()
 
 
 async def read_document(

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 from python_multipart import MultipartParser
@@ -43,7 +43,7 @@ MAX_BOUNDARY = 70
 # What is wrong with a form is for its client to know, not for the log.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
-_FORMS = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
+_FORMS = re.compile(r"/v1/(files|uploads/[^/]+/parts|audio/(transcriptions|translations))")
 _MAY_BE_FORMS = re.compile(r"/v1/containers/[^/]+/files")
 """Where a body may be a form or JSON."""
 
@@ -62,11 +62,18 @@ class ReceivedFile:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form: its fields and its files, by their names. digest: equal for forms that say the same."""
+    """A form: its fields and its files, by their names. digest: equal for forms that say the same. lists: of
+    the fields whose names end in `[]`, all their values, in their order."""
 
     fields: Mapping[str, str]
     files: Mapping[str, ReceivedFile]
     digest: bytes
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def all_fields(self) -> dict[str, tuple[str, ...]]:
+        """Every field with its values; most have one."""
+        return {**{name: (value,) for name, value in self.fields.items()}, **self.lists}
 
     def file(self, name: str) -> ReceivedFile:
         """The file of this name. ApiError 400 where there is none."""
@@ -102,6 +109,7 @@ async def _receive(request: Request) -> Form:
     taken_in = intake(request)
     fields: dict[str, str] = {}
     files: dict[str, ReceivedFile] = {}
+    lists: dict[str, list[str]] = {}
     reading = _Reading(_boundary(request), expected)
     if length is not None:
         if int(length) > limit + ENVELOPE_BYTES:
@@ -110,10 +118,13 @@ async def _receive(request: Request) -> Form:
     async with aclosing(_parts(request, reading, limit + ENVELOPE_BYTES)) as parts:
         async for _, disposition in parts:
             name, filename = _names(disposition)
-            if len(fields) + len(files) == MAX_FIELDS or name in fields or name in files:
+            num_fields = len(fields) + len(files) + sum(map(len, lists.values()))
+            if num_fields == MAX_FIELDS or name in fields or name in files:
                 why = f"it has the field '{shorten(name)}' twice, or more than {MAX_FIELDS} fields"
                 raise _bad_form(why, name)
-            if filename is None:
+            if filename is None and name.endswith("[]"):
+                lists.setdefault(name, []).append(await _field(parts, name))
+            elif filename is None:
                 fields[name] = await _field(parts, name)
             elif files:
                 raise _bad_form("it has more than one file", name)
@@ -124,14 +135,21 @@ async def _receive(request: Request) -> Form:
                 except BlobTooLarge as error:
                     raise to_api_error(error, param=shorten(name)) from None
                 files[name] = ReceivedFile(shown_name(filename, shorten(name)), blob)
-    said = [sorted(fields.items()), [[name, one.filename, one.blob.digest] for name, one in files.items()]]
-    return Form(fields, files, hashlib.blake2b(orjson.dumps(said), digest_size=32).digest())
+    said: list[object] = [
+        sorted(fields.items()),
+        [[name, one.filename, one.blob.digest] for name, one in files.items()],
+    ]
+    said.append(sorted(lists.items()))
+    several = {name: tuple(values) for name, values in lists.items()}
+    return Form(fields, files, hashlib.blake2b(orjson.dumps(said), digest_size=32).digest(), several)
 
 
 def _limit(path: str, config: Config) -> int:
     """The bytes that the file of a form may have."""
     if path.startswith("/v1/uploads/"):
         return min(MAX_PART_BYTES, config.max_file_bytes)
+    if path.startswith("/v1/audio/"):
+        return config.max_audio_bytes
     if path.startswith("/v1/containers/"):
         return min(config.max_container_bytes, config.max_file_bytes)
     return config.max_file_bytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from server.schema.description.audio import audio_components
 from server.schema.description.files import FILE_PURPOSES, file_components
 from server.schema.description.messages import messages_components
 from server.schema.description.organization import organization_components
@@ -30,6 +31,7 @@ def components() -> Mapping[str, Schema]:
         **messages_components(),
         **prompt_components(),
         **pooling_components(),
+        **audio_components(),
         **file_components(),
         **vector_store_components(),
         **organization_components(),

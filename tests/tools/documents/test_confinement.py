@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.documents import ReadersBusy, ReadingLimits, UnreadableDocument
+from tools.documents import Document, ReadersBusy, ReadingLimits, UnreadableDocument
 from tools.documents.child_process import FRAME
-from tools.documents.reader import PLACES, Nursery, Reader
+from tools.documents.reader import DOCUMENTS, PLACES, Nursery, Reader
 from tools.landlock import landlock_version
 
 HERE = Path(__file__).parent
@@ -28,19 +28,19 @@ LANDLOCK = f"Landlock {landlock_version()}"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Landlock and seccomp are of Linux")
 
 
-def hostile() -> Reader:
-    return Reader(Nursery("tests.tools.documents.hostile_parser", (str(HERE),)))
+def hostile() -> Reader[Document]:
+    return Reader(Nursery("tests.tools.documents.hostile_parser", (str(HERE),)), DOCUMENTS)
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Reader]:
+def reader() -> Iterator[Reader[Document]]:
     reader = hostile()
     yield reader
     reader.close()
 
 
 @pytest.fixture(scope="module")
-def reader_without_bubblewrap() -> Iterator[Reader]:
+def reader_without_bubblewrap() -> Iterator[Reader[Document]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "which", lambda _: None)
         reader = hostile()
@@ -49,18 +49,20 @@ def reader_without_bubblewrap() -> Iterator[Reader]:
     reader.close()
 
 
-async def error_of(reader: Reader, told: str, limits: ReadingLimits | None = None) -> tuple[str, str]:
+async def error_of(
+    reader: Reader[Document], told: str, limits: ReadingLimits | None = None
+) -> tuple[str, str]:
     with pytest.raises(UnreadableDocument) as raised:
         await reader.read(told.encode(), "a.txt", limits=limits or ReadingLimits())
     return raised.value.code, raised.value.message
 
 
-async def text_of(reader: Reader, told: str) -> str:
+async def text_of(reader: Reader[Document], told: str) -> str:
     return (await reader.read(told.encode(), "a.txt")).text
 
 
 @LINUX
-async def test_under_bubblewrap_nothing_can_be_reached(reader: Reader) -> None:
+async def test_under_bubblewrap_nothing_can_be_reached(reader: Reader[Document]) -> None:
     if shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     assert await text_of(reader, "attempt") == ""
@@ -68,7 +70,9 @@ async def test_under_bubblewrap_nothing_can_be_reached(reader: Reader) -> None:
 
 
 @LINUX
-async def test_without_bubblewrap_nothing_can_be_reached_either(reader_without_bubblewrap: Reader) -> None:
+async def test_without_bubblewrap_nothing_can_be_reached_either(
+    reader_without_bubblewrap: Reader[Document],
+) -> None:
     assert await text_of(reader_without_bubblewrap, "attempt") == ""
     assert reader_without_bubblewrap.confinement() == (LANDLOCK, "seccomp", "limits")
     assert not Path("/tmp/written-by-a-parser").exists()
@@ -76,7 +80,7 @@ async def test_without_bubblewrap_nothing_can_be_reached_either(reader_without_b
 
 
 async def test_no_variable_of_the_server_is_seen(
-    reader_without_bubblewrap: Reader, monkeypatch: pytest.MonkeyPatch
+    reader_without_bubblewrap: Reader[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANTIPHON_SECRET", "s")
     seen = await text_of(reader_without_bubblewrap, "environment")
@@ -86,7 +90,7 @@ async def test_no_variable_of_the_server_is_seen(
 @LINUX
 @pytest.mark.parametrize("bubblewrap", [True, False])
 async def test_a_child_has_its_channel_and_nothing_else_of_the_server(
-    reader: Reader, reader_without_bubblewrap: Reader, tmp_path: Path, bubblewrap: bool
+    reader: Reader[Document], reader_without_bubblewrap: Reader[Document], tmp_path: Path, bubblewrap: bool
 ) -> None:
     """No descriptor but the standard ones, which are /dev/null, and the channel; no file of anybody."""
     asked = reader if bubblewrap else reader_without_bubblewrap
@@ -102,7 +106,7 @@ async def test_a_child_has_its_channel_and_nothing_else_of_the_server(
     await asyncio.gather(other, return_exceptions=True)
 
 
-async def test_time_and_memory_are_bounded(reader: Reader) -> None:
+async def test_time_and_memory_are_bounded(reader: Reader[Document]) -> None:
     computing = error_of(reader, "compute", ReadingLimits(cpu_s=1))
     waiting = error_of(reader, "wait", ReadingLimits(wall_s=1.0))
     neighbour = text_of(reader, "a neighbour")
@@ -115,7 +119,7 @@ async def test_time_and_memory_are_bounded(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("told", ["crash", "abort", "garbage"])
-async def test_the_death_of_a_child_is_the_error_of_one_document(reader: Reader, told: str) -> None:
+async def test_the_death_of_a_child_is_the_error_of_one_document(reader: Reader[Document], told: str) -> None:
     died, read = await asyncio.gather(error_of(reader, told), text_of(reader, "a neighbour"))
     assert died[0] == "invalid_file"
     assert read == "a neighbour"
@@ -146,12 +150,14 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_an_answer_that_no_parser_gives_is_the_error_of_one_document(reader: Reader, name: str) -> None:
+async def test_an_answer_that_no_parser_gives_is_the_error_of_one_document(
+    reader: Reader[Document], name: str
+) -> None:
     code, message = await error_of(reader, f"say {ANSWERS[name].hex()}")
     assert (code, message) == ("invalid_file", "This file cannot be read.")
 
 
-async def test_who_gives_up_ends_the_child(reader: Reader) -> None:
+async def test_who_gives_up_ends_the_child(reader: Reader[Document]) -> None:
     """More of them than can be read at a time, so that the last document would wait for their ends."""
     waiting = [asyncio.create_task(text_of(reader, "wait")) for _ in range(8)]
     await asyncio.sleep(0)
@@ -164,7 +170,9 @@ async def test_who_gives_up_ends_the_child(reader: Reader) -> None:
     assert await asyncio.wait_for(text_of(reader, "the last"), 30) == "the last"
 
 
-async def test_nobody_waits_for_a_turn_for_ever(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_waits_for_a_turn_for_ever(
+    reader: Reader[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
     going = [asyncio.create_task(text_of(reader, "wait")) for _ in range(PLACES)]
     await asyncio.sleep(0)
     monkeypatch.setattr("tools.documents.reader.WAIT_S", 0.1)
@@ -178,7 +186,7 @@ async def test_nobody_waits_for_a_turn_for_ever(reader: Reader, monkeypatch: pyt
     assert await asyncio.wait_for(text_of(reader, "the next"), 30) == "the next"
 
 
-async def test_a_lost_nursery_is_started_anew(reader_without_bubblewrap: Reader) -> None:
+async def test_a_lost_nursery_is_started_anew(reader_without_bubblewrap: Reader[Document]) -> None:
     reader = reader_without_bubblewrap
     assert await text_of(reader, "before") == "before"
     pid = reader._nursery.pid

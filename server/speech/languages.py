@@ -1,0 +1,37 @@
+"""Languages by their codes (ISO 639), as Whisper models are trained on them, and their English names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_LINES = """
+af afrikaans, am amharic, ar arabic, as assamese, az azerbaijani, ba bashkir, be belarusian, bg bulgarian,
+bn bengali, bo tibetan, br breton, bs bosnian, ca catalan, cs czech, cy welsh, da danish, de german, el
+greek, en english, es spanish, et estonian, eu basque, fa persian, fi finnish, fo faroese, fr french, gl
+galician, gu gujarati, ha hausa, haw hawaiian, he hebrew, hi hindi, hr croatian, ht haitian creole, hu
+hungarian, hy armenian, id indonesian, is icelandic, it italian, ja japanese, jw javanese, ka georgian, kk
+kazakh, km khmer, kn kannada, ko korean, la latin, lb luxembourgish, ln lingala, lo lao, lt lithuanian, lv
+latvian, mg malagasy, mi maori, mk macedonian, ml malayalam, mn mongolian, mr marathi, ms malay, mt maltese,
+my myanmar, ne nepali, nl dutch, nn nynorsk, no norwegian, oc occitan, pa punjabi, pl polish, ps pashto, pt
+portuguese, ro romanian, ru russian, sa sanskrit, sd sindhi, si sinhala, sk slovak, sl slovenian, sn shona,
+so somali, sq albanian, sr serbian, su sundanese, sv swedish, sw swahili, ta tamil, te telugu, tg tajik, th
+thai, tk turkmen, tl tagalog, tr turkish, tt tatar, uk ukrainian, ur urdu, uz uzbek, vi vietnamese, yi
+yiddish, yo yoruba, yue cantonese, zh chinese
+"""
+
+NAMES: Mapping[str, str] = {
+    code: name
+    for code, _, name in (each.strip().partition(" ") for each in _LINES.replace("\n", " ").split(","))
+}
+
+_ALIASES = {"nb": "no", "jv": "jw", "iw": "he", "in": "id", "fil": "tl", "cmn": "zh"}
+
+
+def language_code(said: str) -> str:
+    """The code of a language that is said by a code, with or without a region, or by its English name; what
+    is none of these as it is, in small letters."""
+    word = said.strip().lower().replace("_", "-")
+    by_name = {name: code for code, name in NAMES.items()}
+    word = by_name.get(word, word)
+    code = word.partition("-")[0]
+    return _ALIASES.get(code, code)
