@@ -56,6 +56,7 @@ ORDERS = {
     "server": (
         *(
             "clock",
+            "progress",
             "threads",
             "errors",
             "limits",
