@@ -330,6 +330,10 @@ class Storage:
         """Whose run in flight this is. NotFound("run")."""
         return await self._read(partial(live_runs.run_owner, response_id=response_id))
 
+    async def response_owner(self, response_id: str) -> str:
+        """Whose stored response this is, in flight or ended. NotFound("response")."""
+        return await self._read(partial(live_runs.response_owner, response_id=response_id))
+
     async def cancel_run(self, response_id: str, *, entry: AuditEntry) -> None:
         """Marks a run in flight of any owner as to be cancelled. NotFound("run")."""
         await self._audited(partial(runs.cancel_of_any_owner, response_id=response_id), entry)

@@ -31,6 +31,8 @@ AuditType = Literal[
     "admin.accessed",
     "tool_call.approved",
     "run.cancelled",
+    "run.followed",
+    "run.forked",
     "sealing_key.created",
     "database.copied",
 ]

@@ -42,7 +42,7 @@ from server.process.app import create_app
 from server.process.lifecycle import Refused, ServerLifecycle
 from server.process.log_lines import Lines, json_lines
 from server.process.seat import REFUSED, HandedConnections, Seat, announce_refusal
-from server.process.service_manager import ServiceManager
+from server.process.systemd import ServiceManager
 from server.process.sockets import Listener, raise_descriptor_limit, room
 from server.process.tls import CertificateError, Tls
 from server.progress import Progress

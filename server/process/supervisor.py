@@ -37,7 +37,7 @@ from server.process.serve import (
     print_banner,
     refuse,
 )
-from server.process.service_manager import ServiceManager
+from server.process.systemd import ServiceManager
 from server.process.sockets import BATCH, PAUSE_S, raise_descriptor_limit
 
 log = logging.getLogger("antiphon")

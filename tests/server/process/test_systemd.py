@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.process import service_manager
-from server.process.service_manager import ServiceManager
+from server.process import systemd
+from server.process.systemd import ServiceManager
 from tests.support.processes import server_process
 
 
@@ -77,7 +77,7 @@ def test_a_manager_that_has_gone_is_told_nothing_more(
 async def test_signs_of_life_come_while_the_process_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_manager, "STARTING_S", 0.01)
+    monkeypatch.setattr(systemd, "STARTING_S", 0.01)
     address = str(tmp_path / "notify")
     with manager(address) as sock:
         service = ServiceManager(address, watchdog_s=0.03)
