@@ -20,6 +20,7 @@ AuditType = Literal[
     "project.updated",
     "project.archived",
     "project.exported",
+    "project.imported",
     "project.purged",
     "webhook.created",
     "webhook.deleted",

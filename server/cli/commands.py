@@ -641,6 +641,22 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="what `antiphon export` wrote, or - for standard input")
+    parser.add_argument(
+        "--owner", default=None, help="whose it is to be, by id or name (default: the owner in the file)"
+    )
+    parser.add_argument("--check", action="store_true", help="check that the file is whole, and store nothing")
+    _add_storage_settings(parser)
+
+
+def _import(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import importing
+
+    return _print(importing.run(loaded.config, options))
+
+
 def _add_purge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", required=True, help="whose data: an owner's id or name")
     parser.add_argument("--keys", action="store_true", help="also revoke the owner's keys")
@@ -848,6 +864,16 @@ COMMANDS = {
         _export,
         _add_export,
         ("antiphon export --owner local > local.jsonl",),
+    ),
+    "import": Command(
+        "put back what an export holds, and leave what is there as it is",
+        _import,
+        _add_import,
+        (
+            "antiphon import local.jsonl",
+            "antiphon import local.jsonl --check",
+            "antiphon import ann.jsonl --owner own_... --data /srv/antiphon",
+        ),
     ),
     "purge": Command(
         "remove everything of an owner",

@@ -166,7 +166,7 @@ async def test_a_run_of_any_owner_is_followed_to_its_end_and_forked(
             following = asyncio.create_task(asyncio.to_thread(main, ["runs", "tail", held, *data]))
             waiting = await api.create(CALL, tools=[WEATHER], await_tool_outputs=True, background=True)
             await client.get(f"/v1/responses/{waiting['id']}?wait=20")
-            gate.open()
+            gate.release.set()
             assert await following == 0
             lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
             assert [int(line[0]) for line in lines] == [*range(len(lines))]
