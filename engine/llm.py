@@ -161,7 +161,13 @@ class LLM:
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         reader = ReaderParams(dialect=False)
         asks = [
-            _Ask(prompt, prompt, option, reader, Constraint(answer=shape) if (shape := option.shape()) else None)
+            _Ask(
+                prompt,
+                prompt,
+                option,
+                reader,
+                Constraint(answer=shape) if (shape := option.shape()) else None,
+            )
             for prompt, option in zip(asked, _each(options, len(asked)), strict=True)
         ]
         return self._run(self._answer(asks, progress))
@@ -255,9 +261,7 @@ class LLM:
             results = await self._best(generate, requests, options)
         else:
             results = await asyncio.gather(*(self._answered(generate, request) for request in requests))
-        return [
-            replace(result, prompt=ask.given, index=index) for index, result in enumerate(results)
-        ]
+        return [replace(result, prompt=ask.given, index=index) for index, result in enumerate(results)]
 
     async def _answered(self, generate: Generate, request: GenerateRequest) -> Result:
         answer = _Answer()

@@ -11,7 +11,6 @@ from typing import Any
 from engine.structured import closed_schema
 from engine.types import ModelInfo, SamplingParams, Shape
 
-
 MAX_ANSWERS = 128
 """Answers that are drawn for one prompt at most, as over HTTP."""
 

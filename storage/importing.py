@@ -223,9 +223,7 @@ def _note_turn(
         conn.execute(brought.values(values))
 
 
-def put_prompt(
-    conn: Connection, prompt: StoredPrompt, versions: Sequence[StoredPromptVersion]
-) -> bool:
+def put_prompt(conn: Connection, prompt: StoredPrompt, versions: Sequence[StoredPromptVersion]) -> bool:
     """Stores a prompt template with its versions; False where it is there. OwnedByAnother."""
     if is_there(conn, prompt.owner, "prompt", prompt.id):
         return False

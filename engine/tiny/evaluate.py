@@ -32,6 +32,10 @@ SEED = 20_261
 MAX_TOKENS = 500  # no right answer is longer; a model that has begun to repeat itself would fill its context
 THRESHOLD = 0.95
 FEWEST = 20  # dialogues of a skill, from which on a single wrong answer does not miss the threshold
+EXAMPLES = """examples:
+  antiphon eval-tiny --count 5                 a quick look
+  antiphon eval-tiny --skills greet everyday --show 3
+  antiphon eval-tiny --base-url http://127.0.0.1:8000/v1"""
 LINE_S = 5.0  # without a line of the table for so long, it is said how far the next one is
 SKILLS: dict[str, tuple[str, ...]] = {
     "greet": ("greet",),
@@ -368,7 +372,10 @@ def evaluate(ask: Asker, skills: list[str], count: int, show: int = 0) -> dict[s
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; `argv` without the program's name."""
     parser = argparse.ArgumentParser(
-        prog="antiphon eval-tiny", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="antiphon eval-tiny",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--base-url", help="a server's /v1; without it the model runs in this process")
     parser.add_argument("--model", default="antiphon-tiny", help="the model id to ask a server for")
@@ -402,7 +409,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         ask = local_asker(options.checkpoint, options.greedy)
     scores = evaluate(ask, skills, options.count, options.show)
-    print(f"{'all of them':<14} {sum(scores.values()) / len(scores):7.1%}  (the mean of {len(scores)} skills)")
+    print(
+        f"{'all of them':<14} {sum(scores.values()) / len(scores):7.1%}  (the mean of {len(scores)} skills)"
+    )
     if options.count < FEWEST:
         print(
             f"{options.count} dialogues per skill are too few to judge by the threshold of {THRESHOLD:.0%}: "

@@ -646,7 +646,9 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--owner", default=None, help="whose it is to be, by id or name (default: the owner in the file)"
     )
-    parser.add_argument("--check", action="store_true", help="check that the file is whole, and store nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="check that the file is whole, and store nothing"
+    )
     _add_storage_settings(parser)
 
 

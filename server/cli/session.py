@@ -215,9 +215,7 @@ class Session:
             went_well = self._turn(self._events(self._body(answers))) and went_well
         return went_well
 
-    def _events(
-        self, body: dict[str, Any] | None = None, response_id: str = ""
-    ) -> Iterator[dict[str, Any]]:
+    def _events(self, body: dict[str, Any] | None = None, response_id: str = "") -> Iterator[dict[str, Any]]:
         """The turn's events, each once, over as many connections as it takes, also over the end of the server
         and its next start. Raises TransportError where the first one cannot be made."""
         seen, attempt, since = -1, 0, time.monotonic()

@@ -42,8 +42,8 @@ from server.process.app import create_app
 from server.process.lifecycle import Refused, ServerLifecycle
 from server.process.log_lines import Lines, json_lines
 from server.process.seat import REFUSED, HandedConnections, Seat, announce_refusal
-from server.process.systemd import ServiceManager
 from server.process.sockets import Listener, raise_descriptor_limit, room
+from server.process.systemd import ServiceManager
 from server.process.tls import CertificateError, Tls
 from server.progress import Progress
 from server.telemetry import TracingError

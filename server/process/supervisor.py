@@ -37,8 +37,8 @@ from server.process.serve import (
     print_banner,
     refuse,
 )
-from server.process.systemd import ServiceManager
 from server.process.sockets import BATCH, PAUSE_S, raise_descriptor_limit
+from server.process.systemd import ServiceManager
 
 log = logging.getLogger("antiphon")
 

@@ -81,7 +81,9 @@ async def test_everything_comes_back_and_can_be_gone_on_from(
         await api.create("say f", conversation=conversation)
         assert len(await api.conversation_items(conversation)) == 5
         outputs = {"tool_outputs": [{"call_id": called["output"][0]["call_id"], "output": "sunny"}]}
-        assert (await http.post(f"/v1/responses/{called['id']}/tool_outputs", json=outputs)).status_code == 200
+        assert (
+            await http.post(f"/v1/responses/{called['id']}/tool_outputs", json=outputs)
+        ).status_code == 200
         gone = await http.get(f"/v1/responses/{first}?stream=true")
         assert gone.json()["error"]["code"] == "events_expired"
         forked = await http.post(f"/v1/responses/{second}/fork", json={})
@@ -115,7 +117,9 @@ async def test_another_owner_gets_it_where_the_first_has_it_not(
         file.write_text(capsys.readouterr().out)
     here = ("--data", str(tmp_path / "a"))
     told = await asyncio.to_thread(imported, capsys, str(file), *here, "--owner", "ann", code=2)
-    assert told == [f"antiphon: the response {made} is in this database already, and belongs to another owner"]
+    assert told == [
+        f"antiphon: the response {made} is in this database already, and belongs to another owner"
+    ]
     monkeypatch.setattr("sys.stdin", type("In", (), {"buffer": io.BytesIO(file.read_bytes())})())
     there = ("--data", str(tmp_path / "b"))
     told = await asyncio.to_thread(imported, capsys, "-", *there, "--owner", "ann")

@@ -243,7 +243,11 @@ def test_calls_in_words(item: dict[str, Any], words: str) -> None:
 
 def test_messages_in_words() -> None:
     assert text_of({"content": "a"}) == "a"
-    parts = [{"type": "input_text", "text": "a"}, {"type": "input_image"}, {"type": "refusal", "refusal": "b"}]
+    parts = [
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image"},
+        {"type": "refusal", "refusal": "b"},
+    ]
     assert text_of({"content": parts}) == "a\n(input_image)\nb"
 
 

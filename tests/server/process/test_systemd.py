@@ -81,7 +81,10 @@ async def test_signs_of_life_come_while_the_process_lives(
     address = str(tmp_path / "notify")
     with manager(address) as sock:
         service = ServiceManager(address, watchdog_s=0.03)
-        for said, work in (("EXTEND_TIMEOUT_USEC", service.while_starting("x")), ("WATCHDOG", service.alive())):
+        for said, work in (
+            ("EXTEND_TIMEOUT_USEC", service.while_starting("x")),
+            ("WATCHDOG", service.alive()),
+        ):
             task = asyncio.create_task(work)
             for _ in range(2):
                 assert said in await asyncio.to_thread(told, sock)
