@@ -1,7 +1,7 @@
 """`LLM`: answers batches of prompts without a server, on the engine that a server would use.
 
-The engine's asyncio loop runs in a thread of its own. Every prompt has `n` results, one by default, which stand
-together and in the prompts' order.
+The engine's asyncio loop runs in a thread of its own. Every prompt has `n` results, one by default, which
+stand together and in the prompts' order.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Result:
 
     finish: "stop", "length", or None where `error` says why there is no more; what came before stays.
     stop: the stop string or token id that ended it. cached_tokens: of the prompt, found in the prefix cache.
-    prompt: as it was given, a text, token ids or messages. index: which of its prompt's answers this is, from 0.
-    score: the mean log probability of a token, where `best_of` asked for the best.
+    prompt: as it was given, a text, token ids or messages. index: which of its prompt's answers this is, from
+    0. score: the mean log probability of a token, where `best_of` asked for the best.
     """
 
     prompt_ids: tuple[int, ...] = field(repr=False)
@@ -155,8 +155,8 @@ class LLM:
         """Go on from each prompt, a text or token ids, as plain text: no template, no calls.
 
         options: for all, or one for each. progress: a bar on stderr; None: where that is a terminal. One
-        result a prompt (or `n`, beside each other), in order; a prompt that fails has its error in its result.
-        Raises ValueError.
+        result a prompt (or `n`, beside each other), in order; a prompt that fails has its error in its
+        result. Raises ValueError.
         """
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         reader = ReaderParams(dialect=False)

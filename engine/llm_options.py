@@ -20,13 +20,14 @@ class Options:
     """How prompts are answered; None takes what the checkpoint's generation_config.json says, then what is
     usual.
 
+    n: answers to a prompt, which then draw from seeds that follow each other. best_of: how many are drawn for
+    them; those whose tokens were likeliest on average are kept, best first.
     max_tokens None, there too: up to the end of the context. seed None: drawn anew for each prompt; one that
     is given holds for each, so a prompt's answer does not depend on its place among others. temperature 0 is
-    greedy. adapter: the name of one that the engine was given. n: answers to a prompt, which then draw from
-    seeds that follow each other. best_of: how many are drawn for them; those whose tokens were likeliest on
-    average are kept, best first. stop_token_ids, min_tokens, ignore_eos, logprobs (0 to 20 alternatives): as over HTTP. At most one of
-    json_schema (as an object or its text), regex, choice and grammar (Lark) shapes the answer; what would cut
-    JSON short cannot stand beside it. Raises ValueError.
+    greedy. adapter: the name of one that the engine was given. stop_token_ids, min_tokens, ignore_eos,
+    logprobs (0 to 20 alternatives): as over HTTP. At most one of json_schema (as an object or its text),
+    regex, choice and grammar (Lark) shapes the answer; what would cut JSON short cannot stand beside it.
+    Raises ValueError.
     """
 
     n: int = 1

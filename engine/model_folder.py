@@ -45,7 +45,7 @@ def find_folder(model: str | Path, *, weights: bool = True) -> Path:
 
 
 def _instead(path: Path) -> str:
-    """What a message ends with that says that `path` is no model: which models lie there, or where it would."""
+    """What a message ends with that says that `path` is no model: which models lie there, or beside it."""
     whole = path.absolute()
     where = next((folder for folder in (whole, *whole.parents) if folder.is_dir()), Path("/"))
     models = _models_in(where)

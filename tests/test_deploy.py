@@ -176,7 +176,8 @@ def test_nginx_takes_the_proxys_settings(tmp_path: Path) -> None:
     text = (DEPLOY / "nginx.conf").read_text()
     text = re.sub(r"^\s*resolver .*\n", "", text, flags=re.MULTILINE).replace(" resolve ", " ")
     (tmp_path / "default.conf").write_text(text.replace("antiphon:8000", "127.0.0.1:8000"))
-    main = f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ access_log off; include {tmp_path}/default.conf; }}"
+    http = f"access_log off; include {tmp_path}/default.conf;"
+    main = f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ {http} }}"
     (tmp_path / "nginx.conf").write_text(main)
     command = [program("nginx"), "-t", "-c", str(tmp_path / "nginx.conf")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -31,7 +31,8 @@ def list_lines(
     """Carry out a verb `list`; yields the lines to print. Raises AdminError.
 
     path: of the same list at a running server. in_database: the list, as `{"data": [object, ...]}`. Objects
-    that have an `owner` get its name too. of: only objects of this owner. keep: only those of which this is true.
+    that have an `owner` get its name too. of: only objects of this owner. keep: only those of which this is
+    true.
     """
     objects = carry_out(config, in_database, "GET", path)["data"]
     objects = [one for one in objects if keep(one)]

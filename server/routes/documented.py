@@ -220,8 +220,8 @@ def _names(query: tuple[str, ...]) -> list[str]:
 
 
 def _refusing_others(query: tuple[str, ...]) -> Callable[[Request], Awaitable[None]]:
-    """What refuses any other parameter of a list's query: ApiError 400. With a filter left out, the list would
-    hold more than its client meant."""
+    """What refuses any other parameter of a list's query: ApiError 400. With a filter left out, the list
+    would hold more than its client meant."""
     known = _names(query)
     objects = {
         name for name, told in zip(known, query, strict=True) if QUERY[told][0].get("type") == "object"

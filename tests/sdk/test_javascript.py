@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "js"
 
 
 def prepared() -> str:
-    """Node, with the SDKs beside the checks; the test is skipped, with the reason, where they cannot be had."""
+    """Node, with the SDKs beside the checks; where they cannot be had, the test is skipped, and says why."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("Node is not installed here")

@@ -126,9 +126,9 @@ async def test_another_owner_gets_it_where_the_first_has_it_not(
     assert told[-1].startswith("all of it belongs to the owner ann: antiphon keys create")
     assert await asyncio.to_thread(main, ["keys", "create", "--owner", "ann", *there]) == 0
     key = capsys.readouterr().out.splitlines()[0]
-    async with live_app(tmp_path / "b") as running:
-        async with http_client(running, authorization=f"Bearer {key}") as http:
-            assert (await http.get(f"/v1/responses/{made}")).status_code == 200
+    keyed = {"authorization": f"Bearer {key}"}
+    async with live_app(tmp_path / "b") as running, http_client(running, **keyed) as http:
+        assert (await http.get(f"/v1/responses/{made}")).status_code == 200
 
 
 END = {"type": "end", "owner": "ann", "conversations": 0, "responses": 0, "chat_completions": 0, "batches": 0}
