@@ -11,8 +11,6 @@ if TYPE_CHECKING:  # imported when they are asked for
     from server.admin import (
         audit,
         backup,
-        exporting,
-        importing,
         keys,
         live_runs,
         projects,
@@ -29,8 +27,6 @@ __all__ = [
     "address_file",
     "audit",
     "backup",
-    "exporting",
-    "importing",
     "keys",
     "leave_address",
     "live_runs",

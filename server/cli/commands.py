@@ -654,9 +654,9 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 def _import(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    from server.admin import importing
+    from server.admin import exports
 
-    return _print(importing.run(loaded.config, options))
+    return _print(exports.run(loaded.config, options))
 
 
 def _add_purge(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ import orjson
 
 from server.access import OPERATOR
 from server.admin.database_access import AdminError, opened
-from server.admin.exporting import COUNTED
+from server.admin.exports.exporting import COUNTED
 from server.admin.owner_names import owner_id
 from server.clock import now_us
 from server.config import Config
