@@ -338,7 +338,10 @@ def http_asker(base_url: str, model: str, greedy: bool, key: str | None) -> Aske
 
     def ask(asked: list[Dialogue]) -> list[Answer]:
         with httpx.Client(timeout=300, headers=headers) as client, ThreadPoolExecutor(8) as pool:
-            return list(pool.map(lambda dialogue: one(client, dialogue), asked))
+            try:
+                return list(pool.map(lambda dialogue: one(client, dialogue), asked))
+            except httpx.HTTPError as fault:
+                raise OSError(str(fault)) from fault
 
     return ask
 
@@ -408,7 +411,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         ask = http_asker(options.base_url, options.model, options.greedy, options.api_key)
     else:
         ask = local_asker(options.checkpoint, options.greedy)
-    scores = evaluate(ask, skills, options.count, options.show)
+    try:
+        scores = evaluate(ask, skills, options.count, options.show)
+    except OSError as fault:  # of a server; httpx's own errors are made into these
+        print(f"antiphon: {options.base_url}: {fault}", file=sys.stderr)
+        return 2
     print(
         f"{'all of them':<14} {sum(scores.values()) / len(scores):7.1%}  (the mean of {len(scores)} skills)"
     )

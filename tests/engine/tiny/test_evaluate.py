@@ -55,3 +55,8 @@ def test_a_look_says_what_it_looks_at_and_how_far_it_is(
     assert "greet: 0 of 5 turns" in told.err
     with pytest.raises(SystemExit):
         main(["--count", "0"])
+
+
+def test_a_server_that_is_not_there_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--skills", "greet", "--count", "1", "--base-url", "http://127.0.0.1:9/v1"]) == 2
+    assert capsys.readouterr().err.startswith("antiphon: http://127.0.0.1:9/v1: ")
