@@ -44,6 +44,7 @@ class Progress:
         self.total = total
         self._unit = unit
         self._out = sys.stderr if out is None else out
+        self._to_log = say is not None
         self._say = say or self._print
         self._line_s = LINE_S if line_s is None else line_s
         self._bar = self._new_bar() if say is None and self._out.isatty() else None
@@ -62,7 +63,7 @@ class Progress:
     def close(self) -> None:
         """Nothing is shown from here on; a bar is wiped off. Again: nothing."""
         self._over.set()
-        if self._watch.ident is not None:
+        if self._watch.ident is not None and not self._to_log:  # an event loop does not wait for it
             self._watch.join()
         if self._bar is not None:
             self._bar.close()
