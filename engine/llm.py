@@ -1,6 +1,7 @@
 """`LLM`: answers batches of prompts without a server, on the engine that a server would use.
 
-The engine's asyncio loop runs in a thread of its own. Every prompt has one result, in the prompts' order.
+The engine's asyncio loop runs in a thread of its own. Every prompt has `n` results, one by default, which
+stand together and in the prompts' order.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -20,6 +21,7 @@ from tqdm import tqdm
 from engine.config import EngineConfig
 from engine.interface import Engine
 from engine.llm_options import Options
+from engine.search import best_of
 from engine.structured import closed_schema
 from engine.tiny import CHECKPOINT
 from engine.types import (
@@ -42,6 +44,8 @@ from engine.types import (
 
 T = TypeVar("T")
 
+Generate = Callable[[GenerateRequest], AsyncGenerator[Chunk]]
+
 SHIPPED = "antiphon-tiny"  # the model that comes with the package
 IN_FLIGHT = 512  # requests that the engine is given at once; it takes as many into its queue by default
 
@@ -61,6 +65,8 @@ class Result:
 
     finish: "stop", "length", or None where `error` says why there is no more; what came before stays.
     stop: the stop string or token id that ended it. cached_tokens: of the prompt, found in the prefix cache.
+    prompt: as it was given, a text, token ids or messages. index: which of its prompt's answers this is, from
+    0. score: the mean log probability of a token, where `best_of` asked for the best.
     """
 
     prompt_ids: tuple[int, ...] = field(repr=False)
@@ -73,12 +79,16 @@ class Result:
     stop: str | int | None = None
     cached_tokens: int = 0
     error: EngineError | None = None
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]] = field(default="", repr=False)
+    index: int = 0
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """One prompt: a text, token ids, or messages; and how to answer it."""
+    """One prompt: a text, token ids, or messages; and how to answer it. given: as its caller has it."""
 
+    given: str | Sequence[int] | Sequence[Mapping[str, Any]]
     prompt: str | Sequence[int] | RenderInput
     options: Options
     reader: ReaderParams
@@ -145,12 +155,19 @@ class LLM:
         """Go on from each prompt, a text or token ids, as plain text: no template, no calls.
 
         options: for all, or one for each. progress: a bar on stderr; None: where that is a terminal. One
-        result a prompt, in order; a prompt that fails has its error in its result. Raises ValueError.
+        result a prompt (or `n`, beside each other), in order; a prompt that fails has its error in its
+        result. Raises ValueError.
         """
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         reader = ReaderParams(dialect=False)
         asks = [
-            _Ask(prompt, option, reader, Constraint(answer=shape) if (shape := option.shape()) else None)
+            _Ask(
+                prompt,
+                prompt,
+                option,
+                reader,
+                Constraint(answer=shape) if (shape := option.shape()) else None,
+            )
             for prompt, option in zip(asked, _each(options, len(asked)), strict=True)
         ]
         return self._run(self._answer(asks, progress))
@@ -193,7 +210,7 @@ class LLM:
                 answer=answer,
                 now=time.time(),
             )
-            asks.append(_Ask(prompt, option, reader, constraint))
+            asks.append(_Ask(messages, prompt, option, reader, constraint))
         return self._run(self._answer(asks, progress))
 
     async def _answer(self, asks: Sequence[_Ask], progress: bool | None) -> list[Result]:
@@ -201,42 +218,79 @@ class LLM:
         began, num_tokens = time.monotonic(), 0
         with tqdm(total=len(asks), unit="prompt", disable=None if progress is None else not progress) as bar:
 
-            async def one(ask: _Ask) -> Result:
+            async def one(ask: _Ask) -> list[Result]:
                 nonlocal num_tokens
-                async with gate:
-                    result = await self._one(ask)
-                num_tokens += len(result.token_ids)
+                results = await self._one(ask, gate)
+                num_tokens += sum(len(result.token_ids) for result in results)
                 bar.set_postfix_str(f"{num_tokens / (time.monotonic() - began):.0f} tok/s", refresh=False)
                 bar.update()
-                return result
+                return results
 
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(ask)) for ask in asks]
-        return [task.result() for task in tasks]
+        return [result for task in tasks for result in task.result()]
 
-    async def _one(self, ask: _Ask) -> Result:
+    async def _one(self, ask: _Ask, gate: asyncio.Semaphore) -> list[Result]:
+        """All answers to one prompt; each is there, also where it failed."""
         ids: tuple[int, ...] = ()
+        options = ask.options
+        try:
+            async with gate:  # as many prompts are rendered at once as are answered
+                ids, reader = await self._prompt(ask)
+            sampling = options.sampling(self.info, len(ids))
+            requests = [
+                GenerateRequest(
+                    id=f"llm-{next(self._numbers)}",
+                    prompt_ids=ids,
+                    sampling=replace(sampling, seed=(sampling.seed + draw) % (1 << 63)),
+                    reader=reader,
+                    constraint=ask.constraint,
+                    adapter=options.adapter,
+                )
+                for draw in range(options.best_of or options.n)
+            ]
+        except Exception as error:
+            return [replace(_Answer().result(ids, _failure(error)), prompt=ask.given)] * options.n
+
+        async def generate(request: GenerateRequest) -> AsyncGenerator[Chunk]:
+            async with gate, aclosing(self._engine.generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+        if len(requests) > options.n:
+            results = await self._best(generate, requests, options)
+        else:
+            results = await asyncio.gather(*(self._answered(generate, request) for request in requests))
+        return [replace(result, prompt=ask.given, index=index) for index, result in enumerate(results)]
+
+    async def _answered(self, generate: Generate, request: GenerateRequest) -> Result:
         answer = _Answer()
         try:
-            ids, reader = await self._prompt(ask)
-            request = GenerateRequest(
-                id=f"llm-{next(self._numbers)}",
-                prompt_ids=ids,
-                sampling=ask.options.sampling(self.info, len(ids)),
-                reader=reader,
-                constraint=ask.constraint,
-                adapter=ask.options.adapter,
-            )
-            async with aclosing(self._engine.generate(request)) as chunks:
+            async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     answer.add(chunk)
-        except EngineError as error:
-            return answer.result(ids, error)
         except Exception as error:  # the other prompts of a long batch must not be lost to one
-            failure = RequestFailed(f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return answer.result(ids, failure)
-        return answer.result(ids, None)
+            return answer.result(tuple(request.prompt_ids), _failure(error))
+        return answer.result(tuple(request.prompt_ids), None)
+
+    async def _best(
+        self, generate: Generate, requests: Sequence[GenerateRequest], options: Options
+    ) -> list[Result]:
+        ids = tuple(requests[0].prompt_ids)
+        try:
+            picked = await best_of(generate, requests, options.n)
+        except Exception as error:
+            return [_Answer().result(ids, _failure(error)) for _ in range(options.n)]
+        results = []
+        for chunks, score in zip(picked.chunks, picked.scores, strict=True):
+            answer = _Answer()
+            for chunk in chunks:
+                answer.add(chunk)
+            result = answer.result(ids, None)
+            # They were ranked by log probabilities that nobody may have asked for.
+            shown = result.logprobs if options.logprobs is not None else ()
+            results.append(replace(result, score=score, logprobs=shown))
+        return results
 
     async def _prompt(self, ask: _Ask) -> tuple[tuple[int, ...], ReaderParams]:
         if isinstance(ask.prompt, str):
@@ -267,6 +321,15 @@ class LLM:
         await asyncio.gather(*others, return_exceptions=True)
         await self._engine.close()
         await self._loop.shutdown_asyncgens()
+
+
+def _failure(error: Exception) -> EngineError:
+    """An error as a result has it."""
+    if isinstance(error, EngineError):
+        return error
+    failure = RequestFailed(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 class _Answer:

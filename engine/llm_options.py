@@ -11,20 +11,27 @@ from typing import Any
 from engine.structured import closed_schema
 from engine.types import ModelInfo, SamplingParams, Shape
 
+MAX_ANSWERS = 128
+"""Answers that are drawn for one prompt at most, as over HTTP."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How prompts are answered; None takes what the checkpoint's generation_config.json says, then what is
     usual.
 
+    n: answers to a prompt, which then draw from seeds that follow each other. best_of: how many are drawn for
+    them; those whose tokens were likeliest on average are kept, best first.
     max_tokens None, there too: up to the end of the context. seed None: drawn anew for each prompt; one that
     is given holds for each, so a prompt's answer does not depend on its place among others. temperature 0 is
-    greedy. adapter: the name of one that the engine was given.
-    stop_token_ids, min_tokens, ignore_eos, logprobs (0 to 20 alternatives): as over HTTP. At most one of
-    json_schema (as an object or its text), regex, choice and grammar (Lark) shapes the answer; what would cut
-    JSON short cannot stand beside it. Raises ValueError.
+    greedy. adapter: the name of one that the engine was given. stop_token_ids, min_tokens, ignore_eos,
+    logprobs (0 to 20 alternatives): as over HTTP. At most one of json_schema (as an object or its text),
+    regex, choice and grammar (Lark) shapes the answer; what would cut JSON short cannot stand beside it.
+    Raises ValueError.
     """
 
+    n: int = 1
+    best_of: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -47,6 +54,10 @@ class Options:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
+        if not 1 <= self.n <= MAX_ANSWERS:
+            raise ValueError(f"n must be between 1 and {MAX_ANSWERS}")
+        if self.best_of is not None and not self.n <= self.best_of <= MAX_ANSWERS:
+            raise ValueError(f"best_of must be between n ({self.n}) and {MAX_ANSWERS}")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
         shapes = [name for name in _SHAPES if getattr(self, name) is not None]

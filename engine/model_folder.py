@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
 from engine.types import LoadError, SamplingDefaults
+
+log = logging.getLogger("antiphon.engine")
+
+MOST_NEIGHBOURS = 10
+"""Folders that are named where the one that was meant is not there."""
 
 MOST_DRAFTS = 32
 """Draft tokens that one step checks at most; a checkpoint that wants more gets as many."""
@@ -23,15 +30,55 @@ def find_folder(model: str | Path, *, weights: bool = True) -> Path:
         return path.resolve()
     name = str(model)
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise LoadError(f"{name} is not a folder, nor a hub id of the form owner/name")
+        what = "is a file" if path.is_file() else "is not a folder"
+        raise LoadError(f"{name} {what}, nor a hub id of the form owner/name{_instead(path)}")
     from huggingface_hub import snapshot_download
 
+    log.info("finding %s: what is not here yet is downloaded from the hub", name)
     wanted = ["*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", *(["*.safetensors"] if weights else [])]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # whatever the hub or the network raises becomes one line that says so
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise LoadError(f"cannot fetch {name} from the hub: {reason[0]}") from error
+        near = _instead(path) if path.parent.is_dir() else ""
+        raise LoadError(f"cannot fetch {name} from the hub: {reason[0]}{near}") from error
+
+
+def _instead(path: Path) -> str:
+    """What a message ends with that says that `path` is no model: which models lie there, or beside it."""
+    whole = path.absolute()
+    where = next((folder for folder in (whole, *whole.parents) if folder.is_dir()), Path("/"))
+    models = _models_in(where)
+    if not models:
+        return ""
+    more = ", and others" if len(models) > MOST_NEIGHBOURS else ""
+    return f"; {where} has the models {', '.join(models[:MOST_NEIGHBOURS])}{more}"
+
+
+def _models_in(folder: Path) -> list[str]:
+    """Names of the folders in this one that hold a model, or hold folders that do, by name."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        try:
+            inner = [""] if (folder / name / "config.json").is_file() else _inner_models(folder / name)
+        except OSError:
+            continue
+        found += [f"{name}/{each}".rstrip("/") for each in inner]
+        if len(found) > MOST_NEIGHBOURS:
+            break
+    return found
+
+
+def _inner_models(folder: Path) -> list[str]:
+    """Of a folder as the hub names an owner's: its models."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir())
+    return [name for name in names[:100] if (folder / name / "config.json").is_file()]
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any] | None:
@@ -54,7 +101,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json; raises LoadError when it is missing."""
     config = read_json(folder, "config.json")
     if config is None:
-        raise LoadError(f"{folder} has no config.json")
+        raise LoadError(f"{folder} has no config.json{_instead(folder)}")
     return config
 
 

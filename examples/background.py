@@ -1,7 +1,7 @@
 """A response that needs no connection: `python examples/background.py`.
 
-The program starts one in the background and polls until it has ended, then watches a second one by its
-events.
+It needs the OpenAI SDK (`pip install openai`), and a server (`make serve`). The program starts one in the
+background and polls until it has ended, then watches a second one by its events.
 """
 
 import os

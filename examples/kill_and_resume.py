@@ -1,8 +1,8 @@
 """A stream that survives `kill -9` of its server: `python examples/kill_and_resume.py`.
 
-The program starts a server of its own on a free port, kills it in the middle of an answer, starts it again,
-and reads the stream on from the next event. It then compares the text with that of the same request to which
-nothing happened.
+It needs the OpenAI SDK (`pip install openai`). The program starts a server of its own on a free port,
+kills it in the middle of an answer, starts it again, and reads the stream on from the next event. It then
+compares the text with that of the same request to which nothing happened.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Tools that the server runs itself: `python examples/own_tools.py`.
 
-The program writes a file of tools, a program and what it is told to be, starts a server of its own with it,
-and asks something that the model needs the tool for.
+It needs the OpenAI SDK (`pip install openai`). The program writes a file of tools, a program and what it
+is told to be, starts a server of its own with it, and asks something that the model needs the tool for.
 """
 
 import subprocess

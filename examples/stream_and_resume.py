@@ -1,6 +1,7 @@
 """A stream that survives a cut connection: `python examples/stream_and_resume.py`.
 
-The first connection is dropped after a few events; a second one goes on at the very next event.
+It needs the OpenAI SDK (`pip install openai`), and a server (`make serve`). The first connection is
+dropped after a few events; a second one goes on at the very next event.
 """
 
 import os

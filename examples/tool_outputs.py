@@ -1,7 +1,8 @@
 """Two ways to answer the calls of a model: `python examples/tool_outputs.py`.
 
-In the way of the OpenAI API the response completes with its call, and a new request carries the output. In
-the waiting way, an extension, the response stays open, and the output goes into the same stream.
+It needs the OpenAI SDK (`pip install openai`), and a server (`make serve`). In the way of the OpenAI API
+the response completes with its call, and a new request carries the output. In the waiting way, an
+extension, the response stays open, and the output goes into the same stream.
 """
 
 import os

@@ -33,6 +33,7 @@ from server.event_profiles import Profile
 from server.images import ImagesSettings, read_images_settings
 from server.limits import ServedTier, parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
+from server.settings_table import Bytes
 from server.web_settings import WebSettings, read_web_settings
 from tools import Egress, read_rule
 
@@ -164,17 +165,6 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 _AMOUNTS = re.compile(r"\d{1,9}(\.\d{1,9})?(/\d{1,9}(\.\d{1,9})?){2}", re.ASCII)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:iB)?", re.IGNORECASE)
-
-
-def _bytes(value: Any) -> Any:
-    """A number of bytes may be written with K, M, G or T, which multiply it by 1024 once, twice and so on."""
-    if not isinstance(value, str) or re.fullmatch(r"\s*-?\d+\s*", value):
-        return value
-    if (written := _SIZE.fullmatch(value.strip())) is None:
-        raise ValueError(f"{value!r} is no number of bytes, such as 4096, 64K, 2M, 4G or 1T")
-    number, suffix = written.groups()
-    return int(float(number) * 1024 ** ("KMGT".index(suffix.upper()) + 1))
 
 
 def _absolute_database(url: str) -> str:
@@ -189,7 +179,6 @@ def _absolute_database(url: str) -> str:
     return f"sqlite+aiosqlite:///{file}{question_mark}{query}"
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes)]
 DatabaseUrl = Annotated[str, AfterValidator(_absolute_database)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ...], BeforeValidator(_split)]

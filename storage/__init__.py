@@ -147,6 +147,13 @@ from storage.vector_stores import (
 if TYPE_CHECKING:
     from storage.backup import back_up, check_backup
     from storage.files import Blobs, Files
+    from storage.importing import (
+        ImportedConversation,
+        ImportedResponse,
+        Imports,
+        OwnedByAnother,
+        Place,
+    )
     from storage.inspection import inspect_database
     from storage.storage import Storage
     from storage.tables import metadata
@@ -207,6 +214,9 @@ __all__ = [
     "FolderHeld",
     "FoundKey",
     "HistoryItem",
+    "ImportedConversation",
+    "ImportedResponse",
+    "Imports",
     "ItemConflict",
     "Kept",
     "KeyEnded",
@@ -229,11 +239,13 @@ __all__ = [
     "Notice",
     "Order",
     "OutputConflict",
+    "OwnedByAnother",
     "OwnerArchived",
     "OwnerShare",
     "Page",
     "Park",
     "PathTaken",
+    "Place",
     "PositionedItem",
     "PromptChange",
     "Purged",
@@ -312,6 +324,8 @@ def __getattr__(name: str) -> Any:
         return import_module("storage.storage").Storage
     if name in ("Blobs", "Files"):
         return getattr(import_module("storage.files"), name)
+    if name in ("ImportedConversation", "ImportedResponse", "Imports", "OwnedByAnother", "Place"):
+        return getattr(import_module("storage.importing"), name)
     if name in ("back_up", "check_backup"):
         return getattr(import_module("storage.backup"), name)
     if name == "inspect_database":

@@ -23,6 +23,7 @@ from storage.chat_completions import ChatCompletions
 from storage.containers import Containers
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
 from storage.files import Blobs, Files
+from storage.importing import Imports
 from storage.migrate import migrated
 from storage.prompts import Prompts
 from storage.queries import (
@@ -104,7 +105,7 @@ class Storage:
 
     blobs, files, containers: the operations on contents, and on the files, uploads and containers that name
     them. batches: those on batches of requests. chat_completions: those on stored chat completions. prompts:
-    those on prompt templates.
+    those on prompt templates. imports: those that put back what an export holds.
     """
 
     def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
@@ -121,6 +122,7 @@ class Storage:
         self._writer.start()
         self.blobs = Blobs(database, self._read)
         self.files = Files(self._read, self._write, self.blobs, removed=(remove_from_stores,))
+        self.imports = Imports(self._read, self._write)
         self.containers = Containers(
             self._read, self._write, self.blobs, partial(usage.add, shard=self._shard)
         )
@@ -329,6 +331,10 @@ class Storage:
     async def run_owner(self, response_id: str) -> str:
         """Whose run in flight this is. NotFound("run")."""
         return await self._read(partial(live_runs.run_owner, response_id=response_id))
+
+    async def response_owner(self, response_id: str) -> str:
+        """Whose stored response this is, in flight or ended. NotFound("response")."""
+        return await self._read(partial(live_runs.response_owner, response_id=response_id))
 
     async def cancel_run(self, response_id: str, *, entry: AuditEntry) -> None:
         """Marks a run in flight of any owner as to be cancelled. NotFound("run")."""

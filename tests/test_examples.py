@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +43,26 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_every_example_is_run() -> None:
     """An example that no test runs would rot."""
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_an_example_says_what_it_needs_besides_the_server(name: str) -> None:
+    """`make serve` installs what the server needs; a client's packages are for its user to install."""
+    tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
+    imported = {
+        (node.module if isinstance(node, ast.ImportFrom) else alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    wanted = {CLIENTS[each] for each in imported if each in CLIENTS}
+    told = " ".join((ast.get_docstring(tree) or "").split())
+    found = set(re.findall(r"pip install ([\w-]+)", told))
+    brought = {"openai"} if found - {"openai"} else set()  # by the others
+    assert wanted <= found | brought, wanted - found
+
+
+CLIENTS = {"openai": "openai", "agents": "openai-agents", "langchain_openai": "langchain-openai"}
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))

@@ -46,7 +46,8 @@ ORDERS = {
     "storage": (
         *("private_files", "patience", "records", "tables", "lineage", "claims", "drivers", "files"),
         *("containers", "chat_completions"),
-        *("batches", "prompts", "vector_stores", "backup", "queries", "migrate", "inspection"),
+        *("batches", "prompts", "vector_stores", "backup", "queries", "importing", "migrate"),
+        "inspection",
         "storage",
     ),
     "tools": (
@@ -57,6 +58,7 @@ ORDERS = {
         *(
             "clock",
             "console",
+            "progress",
             "threads",
             "errors",
             "limits",

@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -31,6 +32,11 @@ SEED = 20_261
 MAX_TOKENS = 500  # no right answer is longer; a model that has begun to repeat itself would fill its context
 THRESHOLD = 0.95
 FEWEST = 20  # dialogues of a skill, from which on a single wrong answer does not miss the threshold
+EXAMPLES = """examples:
+  antiphon eval-tiny --count 5                 a quick look
+  antiphon eval-tiny --skills greet everyday --show 3
+  antiphon eval-tiny --base-url http://127.0.0.1:8000/v1"""
+LINE_S = 5.0  # without a line of the table for so long, it is said how far the next one is
 SKILLS: dict[str, tuple[str, ...]] = {
     "greet": ("greet",),
     "repeat": ("repeat",),
@@ -259,7 +265,9 @@ def local_asker(checkpoint: Path, greedy: bool, seed: int = 1) -> Asker:
     """Answers through transformers' own `generate`, with the checkpoint's sampling defaults or greedily."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # the table is what is to be seen
     torch.manual_seed(seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -330,25 +338,33 @@ def http_asker(base_url: str, model: str, greedy: bool, key: str | None) -> Aske
 
     def ask(asked: list[Dialogue]) -> list[Answer]:
         with httpx.Client(timeout=300, headers=headers) as client, ThreadPoolExecutor(8) as pool:
-            return list(pool.map(lambda dialogue: one(client, dialogue), asked))
+            try:
+                return list(pool.map(lambda dialogue: one(client, dialogue), asked))
+            except httpx.HTTPError as fault:
+                raise OSError(str(fault)) from fault
 
     return ask
 
 
 def evaluate(ask: Asker, skills: list[str], count: int, show: int = 0) -> dict[str, float]:
-    """Scores by skill; prints up to `show` wrong answers of each."""
+    """Scores by skill; prints up to `show` wrong answers of each. What takes long says how far it is."""
     scores = {}
+    said = time.monotonic()
     for skill in skills:
         chosen = held_out(skill, count)
         asked = [(index, turn) for index, dialogue in enumerate(chosen) for turn in turns(dialogue)]
         wrong: dict[int, tuple[Dialogue, Answer]] = {}
         for start in range(0, len(asked), 16):
             batch = asked[start : start + 16]
+            if time.monotonic() - said >= LINE_S:
+                said = time.monotonic()
+                print(f"{skill}: {start} of {len(asked)} turns", file=sys.stderr, flush=True)
             for (index, turn), answer in zip(batch, ask([turn for _, turn in batch]), strict=True):
                 if not answer.same(Answer.expected(turn.target), turn.schema is not None):
                     wrong.setdefault(index, (turn, answer))
         scores[skill] = 1 - len(wrong) / len(chosen)
         print(f"{skill:<14} {scores[skill]:7.1%}  ({len(chosen) - len(wrong)}/{len(chosen)})", flush=True)
+        said = time.monotonic()
         for dialogue, answer in list(wrong.values())[:show]:
             print(f"    asked    {dialogue.messages[-2].content!r}")
             print(f"    expected {Answer.expected(dialogue.target)}")
@@ -359,7 +375,10 @@ def evaluate(ask: Asker, skills: list[str], count: int, show: int = 0) -> dict[s
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; `argv` without the program's name."""
     parser = argparse.ArgumentParser(
-        prog="antiphon eval-tiny", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="antiphon eval-tiny",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--base-url", help="a server's /v1; without it the model runs in this process")
     parser.add_argument("--model", default="antiphon-tiny", help="the model id to ask a server for")
@@ -384,13 +403,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", type=int, default=0, help="wrong answers to print per skill (default 0)")
     options = parser.parse_args(argv)
     skills: list[str] = options.skills
+    if options.count < 1:
+        parser.error("--count must be at least 1")
+    where = f"{options.model} at {options.base_url}" if options.base_url else f"{options.checkpoint}, here"
+    print(f"{where}: right answers to {options.count} held-out dialogues of each skill", flush=True)
     if options.base_url:
         ask = http_asker(options.base_url, options.model, options.greedy, options.api_key)
     else:
         ask = local_asker(options.checkpoint, options.greedy)
-    scores = evaluate(ask, skills, options.count, options.show)
+    try:
+        scores = evaluate(ask, skills, options.count, options.show)
+    except OSError as fault:  # of a server; httpx's own errors are made into these
+        print(f"antiphon: {options.base_url}: {fault}", file=sys.stderr)
+        return 2
+    print(
+        f"{'all of them':<14} {sum(scores.values()) / len(scores):7.1%}  (the mean of {len(scores)} skills)"
+    )
     if options.count < FEWEST:
-        print(f"{options.count} dialogues per skill are too few to judge by the threshold of {THRESHOLD:.0%}")
+        print(
+            f"{options.count} dialogues per skill are too few to judge by the threshold of {THRESHOLD:.0%}: "
+            f"give --count {FEWEST} or more"
+        )
         return 0
     low = {skill: score for skill, score in scores.items() if score < THRESHOLD}
     for skill, score in low.items():

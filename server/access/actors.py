@@ -20,6 +20,7 @@ AuditType = Literal[
     "project.updated",
     "project.archived",
     "project.exported",
+    "project.imported",
     "project.purged",
     "webhook.created",
     "webhook.deleted",
@@ -31,6 +32,8 @@ AuditType = Literal[
     "admin.accessed",
     "tool_call.approved",
     "run.cancelled",
+    "run.followed",
+    "run.forked",
     "sealing_key.created",
     "database.copied",
 ]

@@ -11,7 +11,6 @@ if TYPE_CHECKING:  # imported when they are asked for
     from server.admin import (
         audit,
         backup,
-        exporting,
         keys,
         live_runs,
         projects,
@@ -28,7 +27,6 @@ __all__ = [
     "address_file",
     "audit",
     "backup",
-    "exporting",
     "keys",
     "leave_address",
     "live_runs",

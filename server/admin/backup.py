@@ -1,6 +1,6 @@
 """`antiphon backup`: copies the database to one file, with progress, whether or not a server runs.
 
-The progress is shown on a terminal only.
+A copy that takes long says how far it is.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from server.access import OPERATOR, Actor
 from server.admin.database_access import AdminError, carry_out
 from server.config import Config
+from server.progress import Progress
 from storage import Storage, StorageError, back_up, check_backup, inspect_database
 
 PATH = "/admin/backups"
@@ -46,17 +45,11 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     whose server does not answer, is copied all the same: that is when a copy is needed most.
     """
     target = Path(options.file).absolute()
-    # Where nobody watches (no terminal) only the lines at the end are printed.
-    with tqdm(desc="backup", unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=None) as bar:
-
-        def progress(copied: int, total: int) -> None:
-            bar.total = total
-            bar.update(copied - bar.n)
-
+    with Progress("copying the database", unit="B") as progress:
         try:
             check_backup(config.db, target)
             missed = _note(config, target)
-            size = asyncio.run(back_up(config.db, target, progress))
+            size = asyncio.run(back_up(config.db, target, progress.reached))
         except StorageError as exc:
             raise AdminError(exc) from None
     yield f"{target} holds the whole database ({size:,} bytes), as it was when the copy began"

@@ -39,6 +39,10 @@ class AdminError(Exception):
     """An operator's command could not be carried out; the message says why."""
 
 
+class Unreachable(AdminError):
+    """A server holds the database, and does not answer."""
+
+
 class UnknownOwner(AdminError):
     """No stored key, and nothing that is kept, belongs to the owner that a command names."""
 
@@ -127,14 +131,14 @@ def asking(config: Config) -> Iterator[httpx.Client]:
     try:
         address = orjson.loads(address_file(config).read_bytes())
     except (OSError, ValueError) as exc:
-        raise AdminError(f"the database is in use, and its server's address cannot be read: {exc}") from None
+        raise Unreachable(f"the database is in use, and its server's address cannot be read: {exc}") from None
     headers = {"authorization": f"Bearer {address['token']}"}
     try:
         verify = _pinned(Path(address["certificate"])) if address["certificate"] else True
         with httpx.Client(base_url=address["url"], headers=headers, timeout=TIMEOUT_S, verify=verify) as http:
             yield http
     except (OSError, httpx.HTTPError) as exc:
-        raise AdminError(f"the server at {address['url']} does not answer: {exc}") from None
+        raise Unreachable(f"the server at {address['url']} does not answer: {exc}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -144,6 +148,18 @@ def asking(config: Config) -> Iterator[httpx.Client]:
 def address_file(config: Config) -> Path:
     """Where the server of this database leaves its address and admin token; readable by its user only."""
     return config.data / f"server-{hashlib.sha256(config.db.encode()).hexdigest()[:12]}.json"
+
+
+def is_served(config: Config) -> bool:
+    """Whether a server of this database is ready, as far as its file says; one that was killed has left its
+    file behind."""
+    try:
+        os.kill(orjson.loads(address_file(config).read_bytes())["pid"], 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def leave_address(config: Config, url: str, token: str) -> None:

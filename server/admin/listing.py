@@ -26,13 +26,16 @@ def list_lines(
     columns: Columns,
     *,
     of: str | None = None,
+    keep: Callable[[dict[str, Any]], bool] = lambda one: True,
 ) -> Iterator[str]:
     """Carry out a verb `list`; yields the lines to print. Raises AdminError.
 
     path: of the same list at a running server. in_database: the list, as `{"data": [object, ...]}`. Objects
-    that have an `owner` get its name too. of: only objects of this owner.
+    that have an `owner` get its name too. of: only objects of this owner. keep: only those of which this is
+    true.
     """
     objects = carry_out(config, in_database, "GET", path)["data"]
+    objects = [one for one in objects if keep(one)]
     if of is not None:
         objects = [one for one in objects if one["owner"] == of]
     if any("owner" in one for one in objects):

@@ -21,7 +21,7 @@ from server.admin.database_access import (
     refusal_of,
     require_database,
 )
-from server.admin.exporting import exported
+from server.admin.exports import exported
 from server.admin.owner_names import owner_id
 from server.clock import now_us
 from server.config import Config

@@ -22,6 +22,7 @@ from server.bench.outside import APIS, Outside, ServerRefused, base_url, first_m
 from server.bench.report import Pace, as_json, compared, legend, pairs, plot, text
 from server.config import Config, masked
 from server.environment import without_secrets
+from server.progress import Progress
 
 REFUSED = 2
 
@@ -224,7 +225,8 @@ def _write(shape: str, folder: Path, seed: int) -> None:
 
     if shape not in SIZES:
         raise BenchError(f"there is no shape {shape!r}; there are {', '.join(SIZES)}")
-    write_random_model(shape, folder, seed=seed)
+    with Progress(f"writing {shape} with random weights"):
+        write_random_model(shape, folder, seed=seed)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -257,9 +259,12 @@ async def _inside(options: argparse.Namespace, config: Config) -> int:
     from engine import EngineError, LocalEngine
     from server.model_registry import build_engine
 
-    engine = await asyncio.to_thread(build_engine, config)
+    loading = Progress(f"loading {config.model}")
+    with loading:
+        engine = await asyncio.to_thread(build_engine, config)
     try:
-        info = await engine.start()
+        with Progress(loading.what):
+            info = await engine.start()
         if options.input + options.output > info.max_model_len:
             raise BenchError(
                 f"{info.name} holds {info.max_model_len} tokens: less --input and --output together"
@@ -273,7 +278,8 @@ async def _inside(options: argparse.Namespace, config: Config) -> int:
         cases: list[Case] = []
         paces: list[Pace | None] = []
         for load in plan.loads:
-            before = await local.read_rate() if local and latency else 0.0
+            with Progress("measuring how fast this machine reads memory"):
+                before = await local.read_rate() if local and latency else 0.0
             requests = load.concurrency if latency else plan.requests
             cases += await measure([target], replace(plan, loads=[load], requests=requests))
             paces.append(None)

@@ -6,10 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tqdm import tqdm
-
 from server.bench.figures import Figures, Sample, figures
 from server.bench.load import Ask, Load, Prompts, drive
+from server.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +60,24 @@ class Case:
         return figures(samples, sum(self.seconds), asked=self.num_output)
 
 
-async def measure(targets: Sequence[Target], plan: Plan, *, progress: bool | None = None) -> list[Case]:
+async def measure(targets: Sequence[Target], plan: Plan) -> list[Case]:
     """Put each load on each target, in turn within a round, so that a drift of the machine's speed hits all
     alike.
 
-    All targets get the same prompts. progress: a bar on stderr; None: where that is a terminal.
+    All targets get the same prompts. How far it is, is shown on standard error.
     """
     run = str(time.time_ns())  # no prefix cache has seen these prompts, also none of an earlier run
     counts = [(load.requests(plan.requests), _warmup(load, plan)) for load in plan.loads]
     total = len(targets) * sum(plan.rounds * count + warm for count, warm in counts)
     cases: list[Case] = []
-    with tqdm(total=total, unit="request", disable=None if progress is None else not progress) as bar:
+    with Progress("measuring", total=total, unit="requests") as progress:
         for load, (count, warm) in zip(plan.loads, counts, strict=True):
             load_cases = [
                 Case(target.label, load, plan.num_output, 0.0 if target.remote else None)
                 for target in targets
             ]
             cases += load_cases
-            bar.set_description(str(load), refresh=False)
+            progress.now(f"measuring {load}")
             for number in range(-1, plan.rounds):
                 prompts = plan.prompts.make(count if number >= 0 else warm, f"{run} {load} {number}")
                 pairs = list(zip(targets, load_cases, strict=True))
@@ -87,7 +86,7 @@ async def measure(targets: Sequence[Target], plan: Plan, *, progress: bool | Non
                         continue
                     before = time.process_time()
                     samples, seconds = await drive(
-                        target.ask, prompts, load, seed=plan.seed + number, done=lambda _: bar.update()
+                        target.ask, prompts, load, seed=plan.seed + number, done=lambda _: progress.add()
                     )
                     if number >= 0:
                         case.samples.append(samples)

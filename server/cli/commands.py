@@ -210,12 +210,20 @@ def _refusing() -> Iterator[None]:
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser)
+    parser.usage = f"{parser.prog} [MODEL] [FLAGS]"
+    parser.add_argument(
+        "MODEL", nargs="?", help="folder or Hugging Face id of a decoder model, the same as --model"
+    )
     parser.add_argument(
         "--workers", type=int, default=1, help="only 1: see --api-server-count for more processes"
     )
 
 
 def _serve(options: argparse.Namespace) -> int:
+    if options.MODEL is not None:
+        if options.model not in (None, options.MODEL):
+            raise Refusal(f"MODEL is {options.MODEL!r}, and --model {options.model!r}: give one of them")
+        options.model = options.MODEL
     loaded = _load(options, for_engine=True)
     if options.workers != 1:
         raise Refusal(
@@ -257,6 +265,18 @@ def _chat(options: argparse.Namespace) -> int:
     return chat(options)
 
 
+def _add_complete(parser: argparse.ArgumentParser) -> None:
+    from server.cli.complete import add_arguments
+
+    add_arguments(parser)
+
+
+def _complete(options: argparse.Namespace) -> int:
+    from server.cli.complete import complete
+
+    return complete(options)
+
+
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
     from server.cli.prompts import add_arguments
 
@@ -280,8 +300,11 @@ def _migrate(options: argparse.Namespace) -> int:
         storage = await open_storage(loaded.config.db, runner="migrate")
         await storage.close()
 
+    from server.progress import Progress
+
     try:
-        asyncio.run(run())
+        with Progress("bringing the database to this version's schema"):
+            asyncio.run(run())
     except (StorageError, ValueError) as exc:
         raise Refusal(exc) from None
     print(f"{shown(loaded.config.db)} has this version's schema")
@@ -560,12 +583,28 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "verb",
         nargs="?",
-        choices=("list", "cancel"),
+        choices=("list", "tail", "cancel", "fork"),
         default="list",
-        help="list (the default), or cancel one",
+        help="list (the default) those that are being made; follow the events of one; cancel one; make a "
+        "response that ends where one did, or behind one of its events, and print its id",
     )
-    parser.add_argument("id", nargs="?", help="of the run that is cancelled, as `antiphon runs` shows it")
-    parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
+    parser.add_argument("id", nargs="?", help="of the run, as `antiphon runs` and the API show it")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON array instead of a table, and whole events"
+    )
+    parser.add_argument(
+        "--state",
+        choices=("queued", "running", "waiting", "unowned"),
+        default=None,
+        help="list only runs in this state; waiting: for outputs of their client's tools, or an approval",
+    )
+    parser.add_argument(
+        "--after",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="the number of an event: follow from behind it, or fork behind it",
+    )
     _add_storage_settings(parser)
 
 
@@ -600,6 +639,24 @@ def _export(options: argparse.Namespace) -> int:
     with _refusing():
         tenants.export(loaded.config, options.owner, sys.stdout.buffer)
     return 0
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="what `antiphon export` wrote, or - for standard input")
+    parser.add_argument(
+        "--owner", default=None, help="whose it is to be, by id or name (default: the owner in the file)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="check that the file is whole, and store nothing"
+    )
+    _add_storage_settings(parser)
+
+
+def _import(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import exports
+
+    return _print(exports.run(loaded.config, options))
 
 
 def _add_purge(parser: argparse.ArgumentParser) -> None:
@@ -648,7 +705,8 @@ COMMANDS = {
         _add_serve,
         (
             "antiphon serve                                      the shipped model, on http://127.0.0.1:8000",
-            "antiphon serve --model Qwen/Qwen3-0.6B --port 8123  a model of the Hugging Face hub",
+            "antiphon serve Qwen/Qwen3-0.6B --port 8123          a model of the Hugging Face hub",
+            "antiphon serve --model /models/Qwen3-0.6B           a model in a folder",
             "antiphon serve --host 0.0.0.0 --api-key-file keys   for other machines, which need keys",
             "antiphon serve --kv-cache-bytes 4G --log-level debug",
             "antiphon serve --api-server-count 2 --db URL        two server processes before one engine",
@@ -660,9 +718,22 @@ COMMANDS = {
         _add_chat,
         (
             "antiphon chat                      begin a conversation at http://127.0.0.1:8000",
+            "antiphon chat antiphon-tiny        the same with this model",
+            "antiphon chat --resume             pick one of the latest, and go on with it",
+            "antiphon chat --resume conv_...    go on with a conversation, or after a response",
             "antiphon chat --conversation new   keep all turns in a conversation of the server",
             "antiphon chat --previous resp_...  go on after a response",
             "antiphon chat --url http://gpu:8000 --model sql --instructions 'Be brief.'",
+        ),
+    ),
+    "complete": Command(
+        "have a running server go on from a text, without a conversation",
+        _complete,
+        _add_complete,
+        (
+            "antiphon complete antiphon-tiny --prompt 'Once upon a time'",
+            "antiphon complete --prompt 'One, two,' --max-tokens 8 --temperature 0",
+            "antiphon complete --url http://gpu:8000 < letter.txt",
         ),
     ),
     "prompts": Command(
@@ -675,7 +746,12 @@ COMMANDS = {
             "antiphon prompts show pmpt_... --version 2",
         ),
     ),
-    "migrate": Command("bring the database to this version's schema", _migrate, _add_storage_settings),
+    "migrate": Command(
+        "bring the database to this version's schema",
+        _migrate,
+        _add_storage_settings,
+        ("antiphon migrate", "antiphon migrate --db postgresql+asyncpg://antiphon@db-1/antiphon"),
+    ),
     "config": Command(
         "show every setting, its value and where it came from",
         _config,
@@ -697,9 +773,21 @@ COMMANDS = {
             "antiphon bench serve --compare http://127.0.0.1:8001 --compare-api completions",
         ),
     ),
-    "collect-env": Command("print what a bug report should say of this machine", _collect_env),
+    "collect-env": Command(
+        "print what a bug report should say of this machine",
+        _collect_env,
+        examples=("antiphon collect-env", "antiphon collect-env --data /srv/antiphon > report.txt"),
+    ),
     "eval-tiny": Command(
-        "score the shipped model at what it was made for", _eval_tiny, lambda parser: None, passes_on=True
+        "score the shipped model at what it was made for",
+        _eval_tiny,
+        lambda parser: None,
+        (
+            "antiphon eval-tiny --count 5                 a quick look",
+            "antiphon eval-tiny --skills greet everyday --show 3",
+            "antiphon eval-tiny --base-url http://127.0.0.1:8000/v1",
+        ),
+        passes_on=True,
     ),
     "keys": Command(
         "create, list, rotate, change and revoke API keys",
@@ -745,10 +833,17 @@ COMMANDS = {
         ),
     ),
     "runs": Command(
-        "show the responses being made, of all owners, or cancel one",
+        "show the responses being made, of all owners; follow, cancel or fork one",
         _runs,
         _add_runs,
-        ("antiphon runs", "antiphon runs --json", "antiphon runs cancel resp_..."),
+        (
+            "antiphon runs",
+            "antiphon runs --state waiting",
+            "antiphon runs tail resp_...                follow its events, a line each",
+            "antiphon runs tail resp_... --after 120 --json",
+            "antiphon runs cancel resp_...",
+            "antiphon runs fork resp_... --after 120    prints the new response's id",
+        ),
     ),
     "usage": Command(
         "show what was used, by owner, key, model or day",
@@ -771,6 +866,16 @@ COMMANDS = {
         _export,
         _add_export,
         ("antiphon export --owner local > local.jsonl",),
+    ),
+    "import": Command(
+        "put back what an export holds, and leave what is there as it is",
+        _import,
+        _add_import,
+        (
+            "antiphon import local.jsonl",
+            "antiphon import local.jsonl --check",
+            "antiphon import ann.jsonl --owner own_... --data /srv/antiphon",
+        ),
     ),
     "purge": Command(
         "remove everything of an owner",

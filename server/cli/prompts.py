@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import orjson
 
-from server.cli.chat import ChatError, add_server_arguments, read_json, server_client, trouble
+from server.cli.connection import ChatError, add_server_arguments, read_json, server_client, trouble
 
 PATH = "/v1/prompts"
 

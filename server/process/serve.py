@@ -43,7 +43,9 @@ from server.process.lifecycle import Refused, ServerLifecycle
 from server.process.log_lines import Lines, json_lines
 from server.process.seat import REFUSED, HandedConnections, Seat, announce_refusal
 from server.process.sockets import Listener, raise_descriptor_limit, room
+from server.process.systemd import ServiceManager
 from server.process.tls import CertificateError, Tls
+from server.progress import Progress
 from server.telemetry import TracingError
 from storage import StorageError
 
@@ -123,6 +125,8 @@ class _Process:
         seat: Seat | None = None,
     ) -> None:
         self._seat = seat
+        # One of several processes is the supervisor's, which speaks for all of them.
+        self._manager = ServiceManager.of(os.environ) if seat is None else ServiceManager()
         self._refuse = refuse if seat is None else announce_refusal
         self._config = config
         self._began = began
@@ -132,6 +136,7 @@ class _Process:
         self._first_signal: float | None = None
         self._ready = False
         self._code = 0
+        self._status = ""
         self._tls: Tls | None = None
         self._leave_address: Callable[[Config], None] = lambda _: None
 
@@ -162,6 +167,7 @@ class _Process:
         starting = asyncio.create_task(self._start(life, sock), name="start")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         died = asyncio.create_task(life.died.wait(), name="death")
+        alive = asyncio.create_task(self._manager.alive(), name="alive")
         try:
             await asyncio.wait((starting, stopped, died), return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
@@ -172,13 +178,18 @@ class _Process:
         finally:
             if self._ready and self._seat is None:
                 address_file(self._config).unlink(missing_ok=True)
-            for task in (starting, stopped, died, serving):
+            for task in (starting, stopped, died, serving, alive):
                 task.cancel()
-            await asyncio.gather(starting, stopped, died, serving, return_exceptions=True)
+            await asyncio.gather(starting, stopped, died, serving, alive, return_exceptions=True)
         return self._code
 
     async def _start(self, life: ServerLifecycle, sock: socket.socket | HandedConnections) -> None:
-        await life.start(key_required=not self._config.loopback)
+        waiting = asyncio.create_task(self._manager.while_starting(_starting(self._config)))
+        try:
+            with Progress(_starting(self._config), say=log.info):
+                await life.start(key_required=not self._config.loopback)
+        finally:
+            waiting.cancel()
         self._ready = True
         # What was imported stays for good; unfrozen, the collector would walk all of it again and again
         # while every stream waits (110 ms a time with torch).
@@ -194,6 +205,8 @@ class _Process:
         if self._seat is None or self._seat.is_first:
             self._warn(keyed=keyed)
         say(_banner(life, url, time.monotonic() - self._began, keyed=keyed))
+        self._status = f"listens on {url}"
+        self._manager.ready(self._status)
         await asyncio.to_thread(load_late_modules)
         gc.freeze()
         await life.prepare()
@@ -221,6 +234,7 @@ class _Process:
     async def _end(self, life: ServerLifecycle, server: uvicorn.Server, starting: asyncio.Task[None]) -> None:
         """Bring `server` to its end: after a refusal and a death at once, after a signal with a drain."""
         failure = starting.exception() if starting.done() and not starting.cancelled() else None
+        self._manager.stopping("ending" if failure is None else "refused to start")
         if life.died.is_set():
             self._code = ENGINE_DIED
             _backstop(DEATH_S, ENGINE_DIED)
@@ -237,6 +251,15 @@ class _Process:
         server.should_exit = True
 
     def _reload(self, life: ServerLifecycle) -> None:
+        """Take over what may change while the server runs, and have the service manager know."""
+        if not self._ready:
+            self._take_over(life)
+            return
+        self._manager.reloading()
+        self._take_over(life)
+        self._manager.ready(self._status)
+
+    def _take_over(self, life: ServerLifecycle) -> None:
         """Take over what may change while the server runs; nothing in flight is touched.
 
         What was wrong is logged, and everything stays as it was.
@@ -326,6 +349,11 @@ def load_late_modules() -> None:
     for name in LATE_MODULES:
         importlib.import_module(name)
     engine_late_modules()
+
+
+def _starting(config: Config) -> str:
+    """What a server does until it is ready."""
+    return "starting" if config.engine == "scripted" else f"loading {config.model}"
 
 
 def _unreachable(config: Config) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import signal
@@ -37,6 +38,7 @@ from server.process.serve import (
     refuse,
 )
 from server.process.sockets import BATCH, PAUSE_S, raise_descriptor_limit
+from server.process.systemd import ServiceManager
 
 log = logging.getLogger("antiphon")
 
@@ -114,6 +116,7 @@ class _Supervisor:
         self._folder = folder
         self._began = began
         self._reread = reread
+        self._manager = ServiceManager.of(os.environ)
         self._admin_token = secrets.token_urlsafe(32)
         self._engine = _Member(ENGINE, -1)
         self._servers = [_Member(server_name(index), index) for index in range(config.api_server_count)]
@@ -133,6 +136,7 @@ class _Supervisor:
         except OSError as exc:
             return refuse(cannot_listen(self._config, exc))
         self._url = base_url(self._sock, tls=self._config.ssl_certfile is not None)
+        self._status = f"listens on {self._url}"
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
@@ -142,6 +146,7 @@ class _Supervisor:
             keeping.append(asyncio.create_task(self._keep(self._engine), name=ENGINE))
         keeping.append(asyncio.create_task(self._keep(self._servers[0]), name="server-0"))
         stopped = asyncio.create_task(self._stop.wait())
+        alive = asyncio.create_task(self._manager.alive(), name="alive")
         try:
             waiting = {stopped, *keeping}
             while not self._stop.is_set() and waiting:
@@ -150,9 +155,9 @@ class _Supervisor:
                     task.result()  # a fault of ours ends everything
             await self._end()
         finally:
-            for task in (stopped, *keeping, *self._others):
+            for task in (stopped, alive, *keeping, *self._others):
                 task.cancel()
-            await asyncio.gather(stopped, *keeping, *self._others, return_exceptions=True)
+            await asyncio.gather(stopped, alive, *keeping, *self._others, return_exceptions=True)
             for member in (*self._servers, self._engine):
                 member.signal(signal.SIGKILL)
             loop.remove_reader(self._sock)
@@ -165,13 +170,18 @@ class _Supervisor:
         """Once the first server is ready, which has found the database in order, start the others; once all
         are, say so."""
         first, *others = self._servers
-        await first.ready.wait()
-        self._others = [asyncio.create_task(self._keep(each), name=each.name) for each in others]
-        for each in others:
-            await each.ready.wait()
+        waiting = asyncio.create_task(self._manager.while_starting("starting"))
+        try:
+            await first.ready.wait()
+            self._others = [asyncio.create_task(self._keep(each), name=each.name) for each in others]
+            for each in others:
+                await each.ready.wait()
+        finally:
+            waiting.cancel()
         self._started = True
         leave_address(self._config, self._url, self._admin_token)
         print_banner(first.banner)
+        self._manager.ready(self._status)
         log.info("%d server processes take turns", len(self._servers))
 
     async def _keep(self, member: _Member) -> None:
@@ -339,6 +349,13 @@ class _Supervisor:
 
     def _reload(self) -> None:
         """Every server reads its settings again, and says what it took over."""
+        if self._started:
+            self._manager.reloading()
+        self._pass_on_reload()
+        if self._started:
+            self._manager.ready(self._status)
+
+    def _pass_on_reload(self) -> None:
         try:
             leave_address(self._reread(), self._url, self._admin_token)
         except ConfigError as error:
@@ -349,6 +366,7 @@ class _Supervisor:
 
     async def _end(self) -> None:
         """Drain the servers, which may still need the engine, and then end the engine."""
+        self._manager.stopping("ending")
         refused = not self._started and self._code
         grace = 0.0 if refused else self._config.drain_grace_s
         codes = await asyncio.gather(

@@ -7,13 +7,18 @@ that a key needs for a route is declared here too, and read by the door before t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypedDict
+
+from fastapi import Depends
+from starlette.requests import Request
 
 from server import ignored
 from server.access import OPEN
+from server.config import nearest
 from server.http import MAX_PAGE, SCOPE
 from server.schema import INCLUDES, STATUSES
+from server.shapes import refuse, shorten
 
 Json = dict[str, Any]
 
@@ -156,6 +161,7 @@ class RouteDocs(TypedDict):
 
     responses: dict[int | str, dict[str, Any]]
     openapi_extra: dict[str, Any]
+    dependencies: list[Any]
 
 
 class RouteScope(TypedDict):
@@ -212,7 +218,32 @@ def documented(
             "5XX": {"description": "The server is at fault, or not ready.", **failed},
         },
         openapi_extra=extra,
+        dependencies=[Depends(_refusing_others(query))] if "after" in _names(query) else [],
     )
+
+
+def _names(query: tuple[str, ...]) -> list[str]:
+    return [name.partition(":")[0] for name in query]
+
+
+def _refusing_others(query: tuple[str, ...]) -> Callable[[Request], Awaitable[None]]:
+    """What refuses any other parameter of a list's query: ApiError 400. With a filter left out, the list
+    would hold more than its client meant."""
+    known = _names(query)
+    objects = {
+        name for name, told in zip(known, query, strict=True) if QUERY[told][0].get("type") == "object"
+    }
+
+    async def refuse_others(request: Request) -> None:
+        for name in request.query_params:
+            plain, bracket, _ = name.partition("[")
+            if name in known or (bracket and (plain in objects or name.removesuffix("[]") in known)):
+                continue
+            meant = nearest(name, known)
+            hint = f"Did you mean '{meant}'?" if meant else f"There are: {', '.join(known)}."
+            refuse(shorten(name), f"Unknown parameter: '{shorten(name)}'. {hint}", "unknown_parameter")
+
+    return refuse_others
 
 
 def _named(name: str) -> Json:

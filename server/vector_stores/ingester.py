@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from engine import EngineError
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
+from server.progress import Progress
 from server.vector_stores.embedding import Embedder, Payer
 from server.vector_stores.vectors import as_bytes
 from storage import MAX_CHUNKS, FileClaim, FileClaimLost, NewChunk, NotFound, StorageUnavailable
@@ -227,8 +228,10 @@ class Ingester:
     async def _work_on(self, job: FileClaim, pace: Pace) -> None:
         """Do what a claim is for, or have the file rest. Raises FileClaimLost and StorageUnavailable."""
         try:
-            work = self._take_in if job.status == "in_progress" else self._embed_anew
-            await work(job, pace)
+            reads = job.status == "in_progress"
+            what = f"{'reading' if reads else 'embedding anew'} file {job.file_id} of {job.store_id}"
+            with Progress(what, say=log.info):
+                await (self._take_in if reads else self._embed_anew)(job, pace)
         except FileClaimLost:
             raise
         except StorageUnavailable:

@@ -15,9 +15,10 @@ from storage.prompts.records import (
 )
 
 if TYPE_CHECKING:
+    from storage.prompts.rows import put_back
     from storage.prompts.verbs import Prompts
 
-__all__ = ["DefaultVersion", "PromptChange", "Prompts", "StoredPrompt", "StoredPromptVersion"]
+__all__ = ["DefaultVersion", "PromptChange", "Prompts", "StoredPrompt", "StoredPromptVersion", "put_back"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from storage.prompts.verbs import Prompts
 
         return Prompts
+    if name == "put_back":
+        from storage.prompts.rows import put_back
+
+        return put_back
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,19 @@ ROWS = 100
 
 def create(conn: Connection, prompt: StoredPrompt, body: bytes) -> StoredPrompt:
     """Stores a prompt with its first version."""
+    _add(conn, prompt)
+    _add_version(conn, prompt, prompt.latest_version, body, prompt.created_at)
+    return prompt
+
+
+def put_back(conn: Connection, prompt: StoredPrompt, versions: Sequence[StoredPromptVersion]) -> None:
+    """Stores a prompt with all of its versions, as an export has them."""
+    _add(conn, prompt)
+    for version in versions:
+        _add_version(conn, prompt, version.version, version.body, version.created_at)
+
+
+def _add(conn: Connection, prompt: StoredPrompt) -> None:
     conn.execute(
         insert(prompts).values(
             id=prompt.id,
@@ -32,8 +45,6 @@ def create(conn: Connection, prompt: StoredPrompt, body: bytes) -> StoredPrompt:
             num_bytes=_size(prompt.metadata, prompt.name),
         )
     )
-    _add_version(conn, prompt, prompt.latest_version, body, prompt.created_at)
-    return prompt
 
 
 def get(conn: Connection, owner: str, id: str, *, change: bool = False) -> StoredPrompt:

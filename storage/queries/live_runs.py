@@ -55,3 +55,11 @@ def run_owner(conn: Connection, response_id: str) -> str:
     if owner is None:
         raise NotFound("run", response_id)
     return str(owner)
+
+
+def response_owner(conn: Connection, response_id: str) -> str:
+    """Whose response this is, whether or not it has ended. NotFound("response")."""
+    owner = conn.execute(select(responses.c.owner).where(responses.c.id == response_id)).scalar()
+    if owner is None:
+        raise NotFound("response", response_id)
+    return str(owner)

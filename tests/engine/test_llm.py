@@ -218,3 +218,41 @@ def test_the_shipped_model_answers() -> None:
         first, second = llm.chat([say("My name is Mark. What is my name?"), say("Hello!")], greedy)
         assert "Mark" in first.text and second.text
         assert llm.chat(say("Hello!"), greedy)[0].token_ids == second.token_ids
+
+
+def test_a_prompt_may_have_several_answers_which_know_it(llm: LLM) -> None:
+    results = llm.generate(["say a", "say b"], Options(n=3, seed=7))
+    assert [(result.prompt, result.index, result.text) for result in results] == [
+        *(("say a", index, "a") for index in range(3)),
+        *(("say b", index, "b") for index in range(3)),
+    ]
+    (talk,) = llm.chat(say("say hello"))
+    assert talk.prompt == say("say hello") and talk.score is None
+    mixed = llm.generate(["say a", "say b"], [Options(n=2), Options()])
+    assert [result.text for result in mixed] == ["a", "a", "b"]
+
+
+def test_answers_of_one_prompt_are_drawn_apart_and_again_by_the_same_seed(llm: LLM) -> None:
+    wanted = Options(n=3, seed=11, max_tokens=8)
+    first, again = llm.generate("random 8", wanted), llm.generate("random 8", wanted)
+    assert [result.token_ids for result in first] == [result.token_ids for result in again]
+    assert len({result.token_ids for result in first}) == 3
+    (alone,) = llm.generate("random 8", Options(seed=12, max_tokens=8))
+    assert alone.token_ids == first[1].token_ids, "each is what its seed alone would give"
+
+
+def test_the_best_of_several_are_kept_best_first(engine: ScriptedEngine, llm: LLM) -> None:
+    kept = llm.generate("random 8", Options(n=2, best_of=5, seed=3, max_tokens=8))
+    assert {request.sampling.seed for request in list(engine.requests)[-5:]} == {3, 4, 5, 6, 7}
+    scores = [result.score for result in kept]
+    assert scores == sorted(scores, reverse=True) and all(score <= 0 for score in scores)
+    assert [result.index for result in kept] == [0, 1] and kept[0].logprobs == ()
+    failed = llm.generate("word " * 5000, Options(n=2, best_of=3))
+    assert [type(result.error) for result in failed] == [PromptTooLong] * 2
+    assert failed[0].prompt == "word " * 5000
+
+
+@pytest.mark.parametrize(("asked", "told"), [({"n": 0}, "n must be"), ({"n": 3, "best_of": 2}, "best_of")])
+def test_a_number_of_answers_that_cannot_be_is_refused(asked: dict[str, int], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Options(**asked)

@@ -206,6 +206,7 @@ def build(march: str = "native") -> Library:
         with suppress(OSError):  # what a fall of the machine has left in pieces is made anew
             return _load(folder / name)
     began = time.perf_counter()
+    log.info("compiling kernels for this CPU, once for this machine; that takes up to a minute")
     with tempfile.TemporaryDirectory(prefix="antiphon-kernels-", dir=folder) as temporary:
         compiled, linked = Path(temporary) / "kernels.o", Path(temporary) / "kernels.so"
         _call([*command, "-c", "-o", str(compiled), str(SOURCE)])

@@ -1,9 +1,12 @@
 """/v1/organization/runs: the runs in flight of all owners, listed and cancelled (extension).
 
-The same list stands at /admin/runs, where `antiphon runs` asks for it with the admin token.
+The same list stands at /admin/runs, where `antiphon runs` asks for it with the admin token, and below it what
+only the operator's commands do: reading the events of a response of any owner, and forking it.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import orjson
 from fastapi import APIRouter
@@ -12,8 +15,9 @@ from starlette.responses import Response
 
 from server.access import ADMIN, OPERATOR_ONLY
 from server.admin import live_runs
-from server.http import actor, context, json_reply, read_body
+from server.http import actor, context, flag, integer, json_reply, read_as, read_body
 from server.routes.documented import documented, needs
+from server.schema import parse_fork
 
 router = APIRouter()
 
@@ -69,3 +73,26 @@ async def cancel_live_run(request: Request, run_id: str) -> Response:
     else:
         await here.runs.cancel_any(run_id, actor(request))
     return json_reply(orjson.dumps(live_runs.cancelled(run_id, over=over)))
+
+
+@router.get(f"{live_runs.PATH}/{{run_id}}/events", **needs(OPERATOR_ONLY), include_in_schema=False)
+async def read_events(request: Request, run_id: str) -> Response:
+    """Some events of a response of any owner, behind the one with the number `after`."""
+    query = request.query_params
+    after = integer(query, "after", minimum=-1)
+    page = await live_runs.events_after(
+        context(request).storage,
+        actor(request),
+        run_id,
+        -1 if after is None else after,
+        begins=flag(query, "begins"),
+    )
+    return json_reply(orjson.dumps(page))
+
+
+@router.post(f"{live_runs.PATH}/{{run_id}}/fork", **needs(OPERATOR_ONLY), include_in_schema=False)
+async def fork_run(request: Request, run_id: str) -> Response:
+    """Fork a response of any owner, for that owner."""
+    wanted = await read_as(request, partial(parse_fork, at_event=True), allow_empty=True)
+    made = await live_runs.fork(context(request).storage, actor(request), run_id, wanted)
+    return json_reply(orjson.dumps(made))

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from server.access import OPERATOR_ONLY
-from server.admin import UnknownOwner, backup, exporting, projects, tenants, tiers
+from server.admin import UnknownOwner, backup, projects, tenants, tiers
+from server.admin.exports import exported
 from server.clock import now_us
 from server.errors import ApiError, invalid_value
 from server.http import actor, choice, context, json_reply, life, query_text, read_body
@@ -63,9 +64,7 @@ async def export(request: Request) -> Response:
     owner = query_text(request.query_params, "owner") or missing("owner")
     storage = context(request).storage
     await _require(storage, owner)
-    return StreamingResponse(
-        exporting.exported(storage, owner, actor(request)), media_type="application/x-ndjson"
-    )
+    return StreamingResponse(exported(storage, owner, actor(request)), media_type="application/x-ndjson")
 
 
 @router.post("/purge", **needs(OPERATOR_ONLY))

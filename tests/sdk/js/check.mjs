@@ -1,6 +1,6 @@
 // The official JavaScript SDK and the Vercel AI SDK, unmodified, against servers of their own: one on the scripted
 // engine, one with the shipped model, which decides by itself what to call.
-// `make test-js`; not a part of `make test`, which needs Python only.
+// `make test-js`. `node check.mjs scripted` leaves out the shipped model: `make test` runs that where Node is there.
 
 import assert from "node:assert/strict";
 
@@ -125,4 +125,4 @@ const tiny = {
 };
 
 await against(["--engine", "scripted"], checks);
-await against([], tiny);
+if (process.argv[2] !== "scripted") await against([], tiny);

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import ScriptedEngine
+from server.admin import live_runs
 from server.admin.database_access import leave_address
 from server.cli.commands import main
 from tests.support.running import http_client, live_app
@@ -149,3 +150,76 @@ async def test_a_run_that_no_server_carries_on_is_cancelled_by_the_next(
     assert f"{id} will be cancelled by the server" in capsys.readouterr().out
     async with live_app(tmp_path) as server, http_client(server) as client:
         assert (await Api(client).ended(id))["status"] == "cancelled"
+
+
+async def test_a_run_of_any_owner_is_followed_to_its_end_and_forked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated_at(gate, "hold"))) as server:
+        leave_address(server.context.config, server.base_url, server.life.admin_token)
+        data = ["--data", str(tmp_path)]
+        async with http_client(server) as client:
+            api = Api(client)
+            held = (await api.create("hold\nsay one two", background=True))["id"]
+            await gate.reached.wait()
+            following = asyncio.create_task(asyncio.to_thread(main, ["runs", "tail", held, *data]))
+            waiting = await api.create(CALL, tools=[WEATHER], await_tool_outputs=True, background=True)
+            await client.get(f"/v1/responses/{waiting['id']}?wait=20")
+            gate.release.set()
+            assert await following == 0
+            lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+            assert [int(line[0]) for line in lines] == [*range(len(lines))]
+            assert lines[0][1] == "created"
+            assert lines[-1][1:] == ["completed", "completed"]
+            said = "".join(json.loads(line[2]) for line in lines if line[1] == "output_text.delta")
+            whole = (await api.get(held))["output"][0]["content"][0]["text"]
+            assert said == whole and whole
+
+            assert await asyncio.to_thread(main, ["runs", "--state", "waiting", "--json", *data]) == 0
+            assert [run["id"] for run in json.loads(capsys.readouterr().out)] == [waiting["id"]]
+
+            assert await asyncio.to_thread(main, ["runs", "fork", held, *data]) == 0
+            fork = capsys.readouterr().out.strip()
+            shown = (await client.get(f"/v1/responses/{fork}")).json()
+            assert shown["forked_from"]["response_id"] == held and shown["output"]
+            for argv, told in (
+                (["tail", fork], "is a fork: it was not run"),
+                (["tail", "resp_nobody"], "resp_nobody"),
+                (["fork", held, "--after", "99999"], "has no event 99999"),
+                (["tail"], "which run?"),
+                (["list", held], "lists all runs"),
+            ):
+                assert await asyncio.to_thread(main, ["runs", *argv, *data]) == 2
+                assert told in capsys.readouterr().err
+    # Without a server, the events that are stored are read from the database.
+    assert main(["runs", "tail", held, "--after", str(len(lines) - 2), "--json", *data]) == 0
+    (last,) = capsys.readouterr().out.splitlines()
+    assert json.loads(last)["response"]["status"] == "completed"
+    assert main(["audit", "list", "--json", *data]) == 0
+    types = {entry["type"] for entry in json.loads(capsys.readouterr().out)}
+    assert {"run.followed", "run.forked"} <= types
+    assert main(["runs", "fork", held, *data]) == 0
+
+
+async def test_a_follower_waits_for_the_next_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_runs, "POLL_S", 0.02)
+    data = ["--data", str(tmp_path)]
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated_at(gate, "hold"))) as server:
+        async with http_client(server) as client:
+            held = (await Api(client).create("hold\nsay one", background=True))["id"]
+            await gate.reached.wait()
+        await server.life.drain(0)
+    following = asyncio.create_task(asyncio.to_thread(main, ["runs", "tail", held, *data]))
+    told = ""
+    while "waiting for one" not in told:
+        assert not following.done()
+        told += capsys.readouterr().err
+        await asyncio.sleep(0.01)
+    async with live_app(tmp_path, ScriptedEngine()) as server:
+        leave_address(server.context.config, server.base_url, server.life.admin_token)
+        assert await following == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[1] == "completed"

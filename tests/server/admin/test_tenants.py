@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from server.access import OPERATOR
-from server.admin import exporting
 from server.admin.database_access import leave_address
+from server.admin.exports import exporting
 from server.admin.tenants import purge
 from server.cli.commands import main
 from storage import AuditFilter

@@ -13,7 +13,7 @@ import pytest
 
 from engine import ScriptedEngine
 from server.access import OPERATOR
-from server.admin import exporting
+from server.admin.exports import exporting
 from server.batches import carrier, worker
 from server.clock import now_us
 from server.webhooks import EVENT_TYPES

@@ -21,8 +21,10 @@ import httpx
 import pytest
 
 from engine import GenerateRequest, ScriptedEngine
-from server.cli import chat
-from server.cli.chat import PLAIN, ChatError, Session, add_arguments
+from server.cli import chat, session
+from server.cli.chat import add_arguments
+from server.cli.connection import ChatError
+from server.cli.session import PLAIN, Session
 from server.mcp_servers import McpSettings
 from tests.support.running import Running, live_app
 
@@ -132,7 +134,7 @@ async def test_a_call_that_needs_approval_is_told_not_to_be_made(tmp_path: Path)
 async def test_a_cut_connection_is_resumed_where_it_was_cut(
     live_server: Running, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "RETRY_S", 0.0)
+    monkeypatch.setattr(session, "RETRY_S", 0.0)
     transport = CutOnce(after)
     printed = await talk(live_server, "tick 2\ncount 50", transport=transport)
     assert printed.replace(" (connection lost, resuming) ", "").split() == [str(n) for n in range(1, 51)]
@@ -166,10 +168,10 @@ def at_the_terminal() -> None:
 
 
 @contextmanager
-def terminal(*argv: str) -> Iterator[Terminal]:
-    """The command in a terminal of its own."""
+def terminal(*argv: str, state: str = "/dev/null") -> Iterator[Terminal]:
+    """The command in a terminal of its own. state: where what is typed is kept; nowhere by default."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "INPUTRC": "/dev/null"}
+    environment = {**os.environ, "TERM": "xterm", "INPUTRC": "/dev/null", "XDG_STATE_HOME": state}
     process = subprocess.Popen(
         [sys.executable, "-m", "server.cli", "chat", *argv],
         stdin=theirs,
@@ -278,7 +280,7 @@ async def test_no_colour_is_left_for_the_prompt(live_server: Running) -> None:
             session.say("fail the dog ate it")
 
     await asyncio.to_thread(run)
-    assert chat.RED in out.getvalue() and out.getvalue().endswith(PLAIN)
+    assert session.RED in out.getvalue() and out.getvalue().endswith(PLAIN)
 
 
 async def test_the_command(tmp_path: Path) -> None:

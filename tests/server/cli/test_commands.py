@@ -200,7 +200,11 @@ def test_a_wrong_command_line_is_told_in_one_line(
     assert err.startswith("antiphon: ") and words in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.examples])
+def test_every_command_has_examples() -> None:
+    assert [name for name, command in COMMANDS.items() if not command.examples] == []
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not command.passes_on])
 def test_the_examples_of_a_command_are_its_own_and_parse(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, NotFoundError
 
 from engine import Fail, Say, ScriptedEngine
 from server.access import Actor
-from server.admin.exporting import exported
+from server.admin.exports import exported
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
 

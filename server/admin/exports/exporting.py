@@ -1,13 +1,17 @@
-"""All that an owner keeps, as JSON lines: what `antiphon export` and its route write."""
+"""All that an owner keeps, as JSON lines: what `antiphon export` and its route write.
+
+A line shows an object as the API does. Its member `kept` has what the API does not show and `antiphon import`
+needs to put the object back as it was.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -23,9 +27,20 @@ from server.http import (
     prompt_version_json,
     stored_completion_json,
 )
+from server.items import filled_body
 from server.runs.events import snapshot
 from server.vector_stores.wire import file_object, store_object
-from storage import Cursor, NotFound, Page, Storage, StoredResponse, each_row
+from storage import (
+    Cursor,
+    ExportedResponse,
+    NotFound,
+    Page,
+    Storage,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+    each_row,
+)
 
 T = TypeVar("T")
 
@@ -68,12 +83,16 @@ async def _conversations(storage: Storage, owner: str, counts: Counter[str]) -> 
             yield b'{"type":"conversation","conversation":' + conversation_json(conversation) + b',"items":['
             separator = b""
             at = -1
+            places: list[tuple[int, int | None]] = []
+            kept: dict[str, Any] = {}
             while page_items := await storage.export_conversation_items(
                 owner, conversation.id, after=at, limit=ITEMS_AT_ONCE
             ):
                 yield separator + b",".join(positioned.item.body for positioned in page_items)
                 separator, at = b",", page_items[-1].position
-            yield b"]}\n"
+                places += [(one.position, one.created_at) for one in page_items]
+                kept |= _kept_items(one.item for one in page_items)
+            yield b'],"kept":' + orjson.dumps(_kept_conversation(conversation, places, kept)) + b"}\n"
         counts["conversations"] += len(page)
         after = (page[-1].created_at, page[-1].id)
 
@@ -84,7 +103,9 @@ async def _responses(storage: Storage, owner: str, counts: Counter[str]) -> Asyn
         for found in page:
             body = await _response(storage, found.response)
             items = b",".join(item.body for item in found.input)
-            yield b'{"type":"response","response":' + body + b',"input":[' + items + b"]}\n"
+            kept = orjson.dumps(_kept_response(found))
+            yield b'{"type":"response","response":' + body + b',"input":[' + items
+            yield b'],"kept":' + kept + b"}\n"
         counts["responses"] += len(page)
         last = page[-1].response
         after = (last.created_at, last.id)
@@ -98,7 +119,7 @@ async def _chat_completions(storage: Storage, owner: str, counts: Counter[str]) 
             messages = await storage.chat_completions.messages(owner, stored.id)
             shown = stored_completion_json(stored)
             yield b'{"type":"chat_completion","chat_completion":' + shown
-            yield b',"messages":' + messages + b"}\n"
+            yield b',"messages":' + messages + b',"kept":{"created_at":%d}}\n' % stored.created_at
             counts["chat_completions"] += 1
 
 
@@ -112,7 +133,7 @@ async def _prompts(storage: Storage, owner: str, counts: Counter[str]) -> AsyncG
             async for version in each_row(partial(_behind, listed), lambda version: version.version):
                 yield separator + prompt_version_json(version)
                 separator = b","
-        yield b"]}\n"
+        yield b'],"kept":{"created_at":%d}}\n' % prompt.created_at
         counts["prompts"] += 1
 
 
@@ -126,7 +147,9 @@ async def _batches(storage: Storage, owner: str, counts: Counter[str]) -> AsyncG
 async def _files(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
     page_after = partial(_behind, partial(storage.files.list, owner, now=now_us(), limit=FILES_AT_ONCE))
     async for file in each_row(page_after, _by_time):
-        async with aclosing(_with_content(storage, "file", file_json(file), file.digest, counts)) as pieces:
+        kept = {"created_at": file.created_at, "expires_at": file.expires_at, "sha256": file.digest}
+        shown = file_json(file) + b',"kept":' + orjson.dumps(kept)
+        async with aclosing(_with_content(storage, "file", shown, file.digest, counts)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -188,6 +211,49 @@ async def _containers(storage: Storage, owner: str, counts: Counter[str]) -> Asy
             async with aclosing(line) as pieces:
                 async for piece in pieces:
                     yield piece
+
+
+def _kept_items(items: Iterable[StoredItem]) -> dict[str, Any]:
+    """What is kept of items besides what is shown of them, by id."""
+    found = {}
+    for item in items:
+        kept: dict[str, Any] = {"call_id": item.call_id, "name": item.name}
+        if item.private is not None:
+            kept["private"] = orjson.Fragment(item.private)
+        if filled_body(item.body, item.private, ()) != item.body:
+            kept["body"] = orjson.Fragment(item.body)
+        if given := {name: value for name, value in kept.items() if value is not None}:
+            found[item.id] = given
+    return found
+
+
+def _kept_conversation(
+    conversation: StoredConversation, places: list[tuple[int, int | None]], items: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "created_at": conversation.created_at,
+        "used_at": conversation.used_at,
+        "archived_at": conversation.archived_at,
+        "head": conversation.head,
+        "places": places,
+        "items": items,
+    }
+
+
+def _kept_response(found: ExportedResponse) -> dict[str, Any]:
+    """head: the names of the members that are not from the echo of the request. What a plan has sealed can be
+    opened by this database's keys only, and is left out."""
+    stored = found.response
+    return {
+        "created_at": stored.created_at,
+        "completed_at": stored.completed_at,
+        "head": list(orjson.loads(stored.head)),
+        "plan": {**orjson.loads(stored.plan), "secrets": None},
+        "previous_response_id": stored.previous_response_id,
+        "conversation_id": stored.conversation_id,
+        "conversation_head": stored.conversation_head,
+        "items": _kept_items((*found.input, *stored.output)),
+    }
 
 
 async def _response(storage: Storage, stored: StoredResponse) -> bytes:

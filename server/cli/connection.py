@@ -1,0 +1,104 @@
+"""How commands reach a running server over its public API: flags, a client, and what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import orjson
+
+from server.config import masked
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class ChatError(Exception):
+    """The server said no; the message is its own. status: that of its reply, 0 where there was none."""
+
+    def __init__(self, told: str, status: int = 0) -> None:
+        super().__init__(told)
+        self.status = status
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a running server."""
+    url = os.environ.get("ANTIPHON_URL", DEFAULT_URL)
+    parser.add_argument(
+        "--url", default=url, help=f"the server, with or without /v1 (or ANTIPHON_URL; default {masked(url)})"
+    )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("ANTIPHON_CHAT_KEY"),
+        help="a key of the server (or ANTIPHON_CHAT_KEY)",
+    )
+
+
+def server_client(options: argparse.Namespace) -> httpx.Client:
+    """A client of the server that the flags name. Raises ValueError, with what to do about it, where its URL
+    is none."""
+    if not options.url.lower().startswith(("http://", "https://")):
+        told, rest = masked(options.url), masked(options.url.rpartition("://")[2])
+        raise ValueError(f"{told!r} is no URL of a server: give --url http://{rest}")
+    headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    try:
+        return httpx.Client(base_url=root(options.url), headers=headers, timeout=httpx.Timeout(10, read=60))
+    except httpx.InvalidURL as exc:
+        raise ValueError(trouble(exc, options.url)) from None
+
+
+def root(url: str) -> str:
+    """A server's URL without the path of its API, which every request names."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def trouble(error: Exception, url: str) -> str:
+    """What went wrong with a server, and what its user can do about it."""
+    at = masked(url)
+    match error:
+        case ChatError():
+            return f"{at}: {error}"
+        case httpx.ConnectError() if "[SSL" in str(error) and "VERIFY" not in str(error):
+            return f"{at}: {error}; does the server speak http:// instead?"
+        case httpx.ConnectError() | httpx.ConnectTimeout():
+            told = f"no server answers at {at} ({error})"
+            return f"{told}: start one with `antiphon serve`, or name another with --url"
+        case httpx.TimeoutException():
+            return f"the server at {at} did not answer in time; `antiphon serve` prints what holds it up"
+        case httpx.TransportError():
+            other = "http" if at.startswith("https") else "https"
+            return f"the connection to {at} broke ({error}); does the server speak {other} instead?"
+    return f"{at}: {error}"
+
+
+def read_json(reply: httpx.Response) -> dict[str, Any]:
+    """A server's reply. Raises ChatError for one that is no success."""
+    try:
+        body: dict[str, Any] = orjson.loads(reply.content)
+    except ValueError:
+        told = f"the server does not speak this API: status {reply.status_code} without JSON"
+        raise ChatError(told, reply.status_code) from None
+    if reply.status_code != 200:
+        told = body.get("error", {}).get("message", f"status {reply.status_code}")
+        if reply.status_code == 401:
+            told += " Give a key with --api-key or ANTIPHON_CHAT_KEY; `antiphon keys create` makes one."
+        raise ChatError(told, reply.status_code)
+    return body
+
+
+def read_events(reply: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The events of a stream; comments and names are skipped, since the data repeats the type."""
+    for line in reply.iter_lines():
+        if line.startswith("data: "):
+            yield orjson.loads(line[6:])
+
+
+def printable(text: str) -> str:
+    """A text without what would steer a terminal: models and other people write it."""
+    return "".join(letter for letter in text if letter in "\n\t" or not _steers(letter))
+
+
+def _steers(letter: str) -> bool:
+    return letter < " " or "\x7f" <= letter <= "\x9f"

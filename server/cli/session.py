@@ -1,0 +1,351 @@
+"""One conversation with a server, as `antiphon chat` has it: what is sent, what is shown, and what is gone on
+from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from secrets import token_hex
+from typing import Any, TextIO
+
+import httpx
+
+from server.cli.connection import DEFAULT_URL, ChatError, printable, read_events, read_json, root
+from server.config import masked
+from storage import TERMINAL_STATUSES
+
+TERMINAL_EVENTS = frozenset(f"response.{status}" for status in TERMINAL_STATUSES)
+RETRY_S = 0.25  # before the first resume; doubled for each further one, up to 4 s
+LOST_S = 600.0
+"""How long a chat waits for a server that has gone in the middle of an answer; Ctrl-C ends it sooner."""
+
+AWAY = (502, 503, 504)
+"""What a server that starts says, and a proxy before one that has gone."""
+
+DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
+
+TOOLS = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
+
+Approve = Callable[[dict[str, Any]], tuple[bool, str | None]]
+"""Whether a call may be made, and a reason that the model is told."""
+
+
+class Session:
+    """One conversation with a server."""
+
+    def __init__(
+        self,
+        http: httpx.Client,
+        options: argparse.Namespace,
+        out: TextIO,
+        *,
+        colour: bool,
+        approve: Approve | None = None,
+    ) -> None:
+        """approve: asks for each call that needs it; None where nobody can be asked."""
+        self._http = http
+        self._options = options
+        self._out = out
+        self._colour = colour
+        self._approve = approve
+        self._previous: str | None = None
+        self._conversation: str | None = None
+        self._requests: list[dict[str, Any]] = []
+        self._style = PLAIN
+        self._named_model = options.model is not None
+        self.model: str = options.model or ""
+        self.url: str = options.url
+        self.instructions: str | None = options.instructions
+        self.tools: bool = options.tools
+
+    def begin(self, *, anew: bool = False) -> None:
+        """Find the model, and what is to be gone on from. anew: what was said before is left behind."""
+        self._previous = None
+        if not self.model:
+            self.model = self.models()[0]
+        conversation, previous = self._options.conversation, self._options.previous
+        if conversation == "new" or (conversation and anew):
+            self._conversation = read_json(self._http.post("/v1/conversations", json={}))["id"]
+            self._print(f"conversation {self._conversation}\n", DIM)
+        elif conversation:
+            self._conversation = read_json(self._http.get(f"/v1/conversations/{conversation}"))["id"]
+        elif previous and not anew:
+            self._previous = read_json(self._http.get(f"/v1/responses/{previous}"))["id"]
+        elif anew:
+            self._conversation = None
+        self._print("", PLAIN)
+
+    def models(self) -> list[str]:
+        """What the server serves, by name."""
+        return [model["id"] for model in read_json(self._http.get("/v1/models"))["data"]]
+
+    def take_model(self, name: str) -> None:
+        """Have this model answer from here on. Raises ChatError where the server does not serve it."""
+        if name not in (names := self.models()):
+            raise ChatError(f"there is no model {name!r}; there are {', '.join(names)}")
+        self.model, self._named_model = name, True
+
+    def fork(self) -> None:
+        """Go on in a copy of what was said, so that the original stays as it is. Raises ChatError."""
+        if self._conversation:
+            made = read_json(self._http.post(f"/v1/conversations/{self._conversation}/fork", json={}))
+            self._conversation, self._previous = made["id"], None
+        elif self._previous:
+            made = read_json(self._http.post(f"/v1/responses/{self._previous}/fork", json={}))
+            self._previous = made["id"]
+        else:
+            raise ChatError("nothing was said yet that could be forked")
+        self._print(f"(forked: {made['id']})\n", DIM)
+        self._print("", PLAIN)
+
+    def go_on(self, id: str) -> None:
+        """Take up a conversation, or what led to a response; what was said last is shown. A response that is
+        still being made is followed to its end. Raises ChatError."""
+        self._previous = self._conversation = None
+        if id.startswith("conv_"):
+            self._conversation = read_json(self._http.get(f"/v1/conversations/{id}"))["id"]
+            query = {"limit": "10", "order": "desc"}
+            items = read_json(self._http.get(f"/v1/conversations/{id}/items", params=query))["data"][::-1]
+            self._show_past(items)
+            self._requests = _unanswered(items)
+            if (response_id := self._under_way(id)) is not None:
+                self._turn(self._events(response_id=response_id))
+            self._answer_requests()
+            return
+        response = read_json(self._http.get(f"/v1/responses/{id}"))
+        self._previous = response["id"]
+        if response.get("conversation"):
+            self._conversation = response["conversation"]["id"]
+        items = read_json(self._http.get(f"/v1/responses/{id}/input_items", params={"order": "asc"}))["data"]
+        if response["status"] in TERMINAL_STATUSES:
+            self._show_past([*items, *response["output"]])
+            self._requests = _unanswered(response["output"])
+        else:
+            self._show_past(items)
+            self._turn(self._events(response_id=id))
+        self._answer_requests()
+
+    def _under_way(self, conversation: str) -> str | None:
+        """The response of a conversation that is being made, if one is."""
+        query = {"status": "in_progress", "limit": "100"}
+        page = read_json(self._http.get("/v1/responses", params=query))["data"]
+        of_it = (one["id"] for one in page if (one.get("conversation") or {}).get("id") == conversation)
+        return next(of_it, None)
+
+    def command_to_return(self) -> str | None:
+        """The command line that goes on where this session stands; None where nothing was said."""
+        if self._previous is None and self._conversation is None:
+            return None
+        words = ["antiphon", "chat"]
+        if root(self._options.url) != root(os.environ.get("ANTIPHON_URL", DEFAULT_URL)):
+            words += ["--url", masked(self._options.url)]
+        if self._named_model:
+            words += ["--model", self.model]
+        if self.instructions:
+            words += ["--instructions", self.instructions]
+        if self.tools:
+            words.append("--tools")
+        if self._conversation:
+            words += ["--conversation", self._conversation]
+        else:
+            words += ["--previous", self._previous or ""]
+        return shlex.join(words)
+
+    def say(self, text: str) -> bool:
+        """One turn: send, show what comes, remember the response to go on from. False where it failed."""
+        went_well = self._turn(self._events(self._body(text)))
+        return self._answer_requests() and went_well
+
+    # -- turns -----------------------------------------------------------------------------------------------
+
+    def _body(self, input: str | list[dict[str, Any]]) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.model, "input": input, "stream": True, "store": True}
+        if self.instructions:
+            body["instructions"] = self.instructions
+        if self.tools:
+            body["tools"] = [TOOLS]
+        if self._conversation:
+            body["conversation"] = self._conversation
+        elif self._previous:
+            body["previous_response_id"] = self._previous
+        return body
+
+    def _turn(self, events: Iterator[dict[str, Any]]) -> bool:
+        """Show a turn's events; Ctrl-C has the server stop. False where the response failed."""
+        response_id = ""
+        failed = False
+        self._requests = []
+        try:
+            for event in events:
+                failed = failed or event["type"] == "response.failed"
+                response_id = response_id or event.get("response", {}).get("id", "")
+                self._show(event)
+        except KeyboardInterrupt:
+            self._stop(response_id)
+        finally:
+            self._print("", PLAIN)  # the prompt that follows has no colour
+            if response_id:
+                self._previous = response_id
+        return not failed
+
+    def _stop(self, response_id: str) -> None:
+        if not response_id:
+            self._print("\n(stopped)\n", DIM)
+            return
+        try:
+            self._http.post(f"/v1/responses/{response_id}/cancel")
+        except httpx.HTTPError:
+            self._print("\n(left; the server could not be told to stop)\n", DIM)
+        else:
+            self._print("\n(stopped)\n", DIM)
+
+    def _answer_requests(self) -> bool:
+        """Ask for the calls that need it, have the answers sent, and show what comes of them."""
+        went_well = True
+        while self._requests and self._approve is not None:
+            answers: list[dict[str, Any]] = []
+            for request in self._requests:
+                approved, reason = self._approve(request)
+                answer = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
+                answers.append({**answer, "approve": approved, **({"reason": reason} if reason else {})})
+            went_well = self._turn(self._events(self._body(answers))) and went_well
+        return went_well
+
+    def _events(self, body: dict[str, Any] | None = None, response_id: str = "") -> Iterator[dict[str, Any]]:
+        """The turn's events, each once, over as many connections as it takes, also over the end of the server
+        and its next start. Raises TransportError where the first one cannot be made."""
+        seen, attempt, since = -1, 0, time.monotonic()
+        key = token_hex(16)  # what is sent again because no reply came is carried out once
+        while time.monotonic() - since < LOST_S:
+            try:
+                with self._stream(body, key, response_id, seen) as reply:
+                    if reply.status_code in AWAY and (response_id or attempt):
+                        raise httpx.RemoteProtocolError("the server is not back yet")
+                    if reply.status_code != 200:
+                        reply.read()
+                        read_json(reply)
+                    for event in read_events(reply):
+                        response_id = response_id or event["response"]["id"]
+                        seen = event["sequence_number"]
+                        attempt, since = 0, time.monotonic()
+                        yield event
+                        if event["type"] in TERMINAL_EVENTS:
+                            return
+            except httpx.ConnectError:
+                if not response_id and not attempt:
+                    raise
+            except httpx.TransportError:
+                pass
+            if not attempt:
+                self._print(" (connection lost, resuming) ", DIM)
+            time.sleep(min(RETRY_S * 2**attempt, 4.0))
+            attempt += 1
+        raise ChatError(f"response {response_id} could not be followed to its end")
+
+    def _stream(
+        self, body: dict[str, Any] | None, key: str, response_id: str, seen: int
+    ) -> AbstractContextManager[httpx.Response]:
+        if not response_id:
+            return self._http.stream("POST", "/v1/responses", json=body, headers={"idempotency-key": key})
+        params = {"stream": "true", "starting_after": str(seen)}
+        return self._http.stream("GET", f"/v1/responses/{response_id}", params=params)
+
+    # -- what is shown ---------------------------------------------------------------------------------------
+
+    def _show(self, event: dict[str, Any]) -> None:
+        match event["type"]:
+            case "response.output_text.delta" | "response.refusal.delta":
+                self._print(event["delta"], PLAIN)
+            case "response.reasoning_text.delta" | "response.reasoning_summary_text.delta":
+                self._print(event["delta"], DIM)
+            case "response.output_item.done":
+                self._show_item(event["item"])
+            case "response.completed":
+                self._print("\n", PLAIN)
+            case "response.incomplete":
+                self._print(f"\n(incomplete: {event['response']['incomplete_details']['reason']})\n", DIM)
+            case "response.failed":
+                self._print(f"\n({event['response']['error']['message']})\n", RED)
+            case "response.cancelled":
+                self._print("\n(cancelled)\n", DIM)
+
+    def _show_item(self, item: dict[str, Any]) -> None:
+        if item["type"] == "reasoning":
+            self._print("\n", DIM)
+        elif item["type"] == "mcp_approval_request":
+            self._requests.append(item)
+            self._print(call_words(item), BOLD)
+            told = " -> not made: it needs an approval, which this chat does not give\n"
+            self._print("\n" if self._approve is not None else told, DIM)
+        elif words := call_words(item):
+            self._print(words, BOLD)
+            outcome = _outcome(item)
+            self._print(f" -> {outcome}\n" if outcome else "\n", DIM)
+
+    def _show_past(self, items: list[dict[str, Any]]) -> None:
+        """The last question, and what came behind it."""
+        asked = [at for at, item in enumerate(items) if item.get("role") == "user"]
+        for item in items[asked[-1] if asked else 0 :]:
+            if item["type"] == "message":
+                mark = "> " if item["role"] == "user" else ""
+                self._print(f"{mark}{text_of(item)}\n", DIM)
+            elif words := call_words(item):
+                self._print(f"{words}\n", DIM)
+        self._print("", PLAIN)
+
+    def _print(self, text: str, style: str) -> None:
+        """Write text in a style, which stays until another one is written; at once, as it comes."""
+        text = printable(text)
+        if self._colour and style != self._style:
+            text = (PLAIN if style == PLAIN else PLAIN + style) + text
+            self._style = style
+        self._out.write(text)
+        self._out.flush()
+
+
+def _unanswered(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls that wait for an approval; the last items are theirs."""
+    answered = {item["approval_request_id"] for item in items if item["type"] == "mcp_approval_response"}
+    return [one for one in items if one["type"] == "mcp_approval_request" and one["id"] not in answered]
+
+
+def text_of(item: dict[str, Any]) -> str:
+    """What a message says, in words."""
+    content = item.get("content") or ""
+    if isinstance(content, str):
+        return content
+    texts = (part.get("text") or part.get("refusal") or f"({part.get('type')})" for part in content)
+    return "\n".join(texts)
+
+
+def call_words(item: dict[str, Any]) -> str:
+    """A call as a line, such as `calculator({"expression": "6 * 7"})`; empty for what is none."""
+    kind = item["type"]
+    if "name" in item and ("arguments" in item or "input" in item):
+        return f"{item['name']}({item.get('arguments', item.get('input'))})"
+    if not kind.endswith("_call"):
+        return ""
+    action = item.get("action") or {}
+    said = item.get("code") or item.get("queries") or action.get("query") or action.get("url")
+    said = said or action.get("commands") or action.get("command") or ""
+    words = said if isinstance(said, str) else ", ".join(map(str, said))
+    return f"{kind.removesuffix('_call')}({words})"
+
+
+def _outcome(item: dict[str, Any]) -> str:
+    """What came of a call, as far as its item says."""
+    error = item.get("error") or {}
+    parts = error.get("content") or () if isinstance(error, dict) else ()
+    told = "\n".join(part["text"] for part in parts if part.get("type") == "text")
+    told = told or (error if isinstance(error, str) else error.get("message") or "")
+    output = item.get("output")
+    if told or isinstance(output, str):
+        return told or str(output)
+    logs = [one["logs"] for one in item.get("outputs") or () if one.get("type") == "logs"]
+    if logs:
+        return "\n".join(logs)
+    return "" if item.get("status") in (None, "completed") else str(item["status"])

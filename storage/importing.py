@@ -1,0 +1,231 @@
+"""Puts back what an export of one owner holds: rows as they were, each object in a transaction of its own.
+
+An object that is there already stays as it is, so that an import which was cut short is simply begun again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, insert, select, update
+
+from storage.prompts import StoredPrompt, StoredPromptVersion, put_back
+from storage.queries import items
+from storage.records import TERMINAL_STATUSES, NewItem, StorageError
+from storage.tables import (
+    conversation_items,
+    conversations,
+    files,
+    prompts,
+    response_items,
+    responses,
+    vector_stores,
+)
+
+if TYPE_CHECKING:
+    from storage.drivers import Run
+
+ROW_BYTES = 256
+"""What a conversation takes beside its metadata and its items."""
+
+_TABLES = {
+    "response": responses,
+    "conversation": conversations,
+    "prompt": prompts,
+    "file": files,
+    "vector_store": vector_stores,
+}
+
+
+class OwnedByAnother(StorageError):
+    """What is to be imported is there, and belongs to somebody else."""
+
+    def __init__(self, kind: str, id: str) -> None:
+        super().__init__(f"the {kind} {id} is in this database already, and belongs to another owner")
+        self.kind = kind
+        self.id = id
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An item at its position in a conversation. created_at: when it came, where that is known."""
+
+    position: int
+    item: NewItem
+    created_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedConversation:
+    """A conversation with all of its items. head: the position that the next item takes. Times are
+    microseconds; metadata is a JSON object."""
+
+    id: str
+    created_at: int
+    metadata: bytes
+    title: str | None
+    used_at: int
+    archived_at: int | None
+    head: int
+    places: Sequence[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedResponse:
+    """A response that has ended, with its own input and its output. head, echo, plan: as in `NewResponse`.
+    conversation_head: the length of its conversation when it began."""
+
+    id: str
+    created_at: int
+    completed_at: int
+    status: str
+    model: str
+    background: bool
+    head: bytes
+    echo: bytes
+    plan: bytes
+    previous_response_id: str | None
+    conversation_id: str | None
+    conversation_head: int | None
+    input: Sequence[NewItem]
+    output: Sequence[NewItem]
+
+
+class Imports:
+    """The verbs of an import. Each says whether it stored anything: False where the object is there."""
+
+    def __init__(self, read: Run, write: Run) -> None:
+        self._read = read
+        self._write = write
+
+    async def is_there(self, owner: str, kind: str, id: str) -> bool:
+        """Whether the owner has a `response`, `conversation`, `prompt`, `file` or `vector_store` of this id.
+        OwnedByAnother."""
+        return await self._read(partial(is_there, owner=owner, kind=kind, id=id))
+
+    async def conversation(self, owner: str, new: ImportedConversation) -> bool:
+        """Stores a conversation with its items. OwnedByAnother, ItemConflict."""
+        return await self._write(partial(put_conversation, owner=owner, new=new))
+
+    async def response(self, owner: str, new: ImportedResponse) -> bool:
+        """Stores a response that has ended, after its conversation. OwnedByAnother, ItemConflict."""
+        return await self._write(partial(put_response, owner=owner, new=new))
+
+    async def prompt(self, prompt: StoredPrompt, versions: Sequence[StoredPromptVersion]) -> bool:
+        """Stores a prompt template with its versions. OwnedByAnother."""
+        return await self._write(partial(put_prompt, prompt=prompt, versions=versions))
+
+
+def is_there(conn: Connection, owner: str, kind: str, id: str) -> bool:
+    """Whether the owner has it, also where it was deleted since. OwnedByAnother."""
+    table = _TABLES[kind]
+    found = conn.execute(select(table.c.owner).where(table.c.id == id)).scalar()
+    if found is not None and found != owner:
+        raise OwnedByAnother(kind, id)
+    return found is not None
+
+
+def put_conversation(conn: Connection, owner: str, new: ImportedConversation) -> bool:
+    """Stores a conversation with its items; False where it is there. OwnedByAnother, ItemConflict."""
+    if is_there(conn, owner, "conversation", new.id):
+        return False
+    ids = [place.item.id for place in new.places]
+    items.put(conn, owner, [place.item for place in new.places])
+    size = ROW_BYTES + len(new.metadata) + len((new.title or "").encode())
+    row = {
+        "id": new.id,
+        "owner": owner,
+        "created_at": new.created_at,
+        "metadata": new.metadata,
+        "head": new.head,
+        "num_bytes": size + (items.num_bytes(conn, owner, ids) if ids else 0),
+        "used_at": new.used_at,
+        "title": new.title,
+        "archived_at": new.archived_at,
+    }
+    conn.execute(insert(conversations), row)
+    rows = [
+        {
+            "conversation_id": new.id,
+            "position": place.position,
+            "owner": owner,
+            "item_id": place.item.id,
+            "direction": "in",
+            "created_at": place.created_at,
+        }
+        for place in new.places
+    ]
+    if rows:
+        conn.execute(insert(conversation_items), rows)
+    return True
+
+
+def put_response(conn: Connection, owner: str, new: ImportedResponse) -> bool:
+    """Stores a response, and notes what it brought into its conversation, which is there by now if it is to
+    be; False where the response is there. OwnedByAnother, ItemConflict."""
+    if new.status not in TERMINAL_STATUSES:
+        raise ValueError(f"the response {new.id} has not ended")
+    if is_there(conn, owner, "response", new.id):
+        return False
+    items.put(conn, owner, [*new.input, *new.output])
+    row = {
+        "id": new.id,
+        "owner": owner,
+        "created_at": new.created_at,
+        "completed_at": new.completed_at,
+        "status": new.status,
+        "model": new.model,
+        "background": new.background,
+        "store": True,
+        "head": new.head,
+        "echo": new.echo,
+        "plan": new.plan,
+        "previous_response_id": new.previous_response_id,
+        "conversation_id": new.conversation_id,
+        "conversation_head": new.conversation_head,
+        # An export holds no events.
+        "log_erased_at": new.completed_at,
+    }
+    conn.execute(insert(responses), row)
+    for direction, turn in (("in", new.input), ("out", new.output)):
+        places = [
+            {
+                "response_id": new.id,
+                "direction": direction,
+                "position": position,
+                "owner": owner,
+                "item_id": item.id,
+            }
+            for position, item in enumerate(turn)
+        ]
+        if places:
+            conn.execute(insert(response_items), places)
+        if new.conversation_id is not None:
+            _note_turn(conn, owner, new, direction, [item.id for item in turn])
+    return True
+
+
+def _note_turn(
+    conn: Connection, owner: str, new: ImportedResponse, direction: str, ids: Sequence[str]
+) -> None:
+    table = conversation_items
+    for part in items.parts(ids):
+        brought = update(table).where(
+            table.c.conversation_id == new.conversation_id,
+            table.c.owner == owner,
+            table.c.position >= (new.conversation_head or 0),
+            table.c.item_id.in_(part),
+        )
+        values = {"direction": direction, "response_id": new.id, "response_status": new.status}
+        conn.execute(brought.values(values))
+
+
+def put_prompt(conn: Connection, prompt: StoredPrompt, versions: Sequence[StoredPromptVersion]) -> bool:
+    """Stores a prompt template with its versions; False where it is there. OwnedByAnother."""
+    if is_there(conn, prompt.owner, "prompt", prompt.id):
+        return False
+    put_back(conn, prompt, versions)
+    return True

@@ -1,0 +1,50 @@
+"""A model that is not there: what is said of those that are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.model_folder import MOST_NEIGHBOURS, find_folder, read_config
+from engine.types import LoadError
+
+
+def put_model(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+
+
+def test_a_model_is_found(tmp_path: Path) -> None:
+    put_model(tmp_path / "tiny")
+    assert find_folder(tmp_path / "tiny") == (tmp_path / "tiny").resolve()
+
+
+def test_a_folder_that_is_not_there_names_the_models_that_are(tmp_path: Path) -> None:
+    put_model(tmp_path / "Qwen3-0.6B")
+    put_model(tmp_path / "meta" / "Llama-3")
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(LoadError) as caught:
+        find_folder(tmp_path / "Qwen3-0.6")
+    told = f"{tmp_path / 'Qwen3-0.6'} is not a folder, nor a hub id of the form owner/name"
+    assert str(caught.value) == f"{told}; {tmp_path} has the models Qwen3-0.6B, meta/Llama-3"
+
+
+def test_a_folder_of_models_is_no_model_and_names_them(tmp_path: Path) -> None:
+    put_model(tmp_path / "one")
+    with pytest.raises(LoadError, match=r"has no config\.json; .* has the models one$"):
+        read_config(tmp_path)
+
+
+def test_a_file_is_told_from_nothing_and_many_models_are_not_all_named(tmp_path: Path) -> None:
+    for number in range(MOST_NEIGHBOURS + 5):
+        put_model(tmp_path / f"m{number:02}")
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(LoadError, match=r"is a file, nor") as caught:
+        find_folder(tmp_path / "weights.safetensors")
+    assert str(caught.value).endswith(f"m{MOST_NEIGHBOURS - 1:02}, and others")
+
+
+def test_where_no_model_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"of the form owner/name$"):
+        find_folder(tmp_path / "nothing" / "at" / "all")

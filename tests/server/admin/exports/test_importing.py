@@ -1,0 +1,166 @@
+"""`antiphon import`: what an export holds comes back as it was, once, and only if the file is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.cli.commands import main
+from tests.server.admin.test_tenants import lines, run
+from tests.support.running import http_client, live_app
+from tests.support.talk import WEATHER, Api, call
+
+
+def imported(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> list[str]:
+    capsys.readouterr()
+    assert main(["import", *argv]) == code
+    told = capsys.readouterr()
+    return (told.out if code == 0 else told.err).splitlines()
+
+
+def of(exported: list[dict[str, Any]], *types: str) -> list[dict[str, Any]]:
+    return [line for line in exported if line["type"] in types]
+
+
+async def test_everything_comes_back_and_can_be_gone_on_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target, file = tmp_path / "a", tmp_path / "b", tmp_path / "local.jsonl"
+    async with live_app(source) as running, http_client(running) as http:
+        api = Api(http)
+        conversation = await api.conversation({"role": "user", "content": "seed"})
+        in_it = (await api.create("say a", conversation=conversation))["id"]
+        first = (await api.create("think why then say b"))["id"]
+        second = (await api.create("say c", previous_response_id=first))["id"]
+        called = await api.create(call(), tools=[WEATHER])
+        fork = (await http.post(f"/v1/responses/{second}/fork", json={})).json()["id"]
+        waiting = await api.create(call(), tools=[WEATHER], await_tool_outputs=True, background=True)
+        await http.get(f"/v1/responses/{waiting['id']}?wait=20")
+        sent = {"files": {"file": ("a.txt", b"the quick fox " * 99)}, "data": {"purpose": "user_data"}}
+        stored = (await http.post("/v1/files", **sent)).json()
+        named = {"name": "Manuals", "file_ids": [stored["id"]]}
+        store = (await http.post("/v1/vector_stores", json=named)).json()["id"]
+        await http.post("/v1/prompts", json={"name": "p", "template": {"instructions": "Be brief."}})
+        said = {"messages": [{"role": "user", "content": "say d"}], "store": True, "metadata": {"k": "v"}}
+        await http.post("/v1/chat/completions", json={"model": "antiphon-scripted", **said})
+        await http.post("/v1/containers", json={"name": "box"})
+        capsys.readouterr()
+        assert await run(running, "export", "--owner", "local") == 0
+        file.write_text(capsys.readouterr().out)
+        shown = {id: await api.get(id) for id in (in_it, first, second, called["id"], fork)}
+    exported = lines(file.read_text())
+    argv = (str(file), "--data", str(target))
+
+    assert await asyncio.to_thread(imported, capsys, *argv, "--check") == [
+        "the file is whole: 1 conversations, 6 responses, 1 chat completions, 1 prompts, 1 files, "
+        "1 vector stores, 1 containers, of the owner local"
+    ]
+    assert not target.exists(), "a check makes nothing"
+    told = await asyncio.to_thread(imported, capsys, *argv)
+    assert "5 responses imported" in told and "1 vector stores imported" in told
+    assert "a response that was being made is left out" in told
+    assert "a container is left out; it would have expired" in told
+    again = await asyncio.to_thread(imported, capsys, *argv)
+    assert "0 responses imported, and 5 were there already" in again
+
+    async with live_app(target) as running, http_client(running) as http:
+        api = Api(http)
+        for id, before in shown.items():
+            assert await api.get(id) == before
+        assert await api.conversation_items(conversation) == of(exported, "conversation")[0]["items"]
+        assert (await http.get(f"/v1/files/{stored['id']}/content")).content == b"the quick fox " * 99
+        more = await api.create("say e", previous_response_id=fork)
+        history = await api.input_items(more["id"], scope="all", order="asc", limit=100)
+        texts = json.dumps(history["data"])
+        assert "think why then say b" in texts and "say c" in texts
+        await api.create("say f", conversation=conversation)
+        assert len(await api.conversation_items(conversation)) == 5
+        outputs = {"tool_outputs": [{"call_id": called["output"][0]["call_id"], "output": "sunny"}]}
+        assert (
+            await http.post(f"/v1/responses/{called['id']}/tool_outputs", json=outputs)
+        ).status_code == 200
+        gone = await http.get(f"/v1/responses/{first}?stream=true")
+        assert gone.json()["error"]["code"] == "events_expired"
+        forked = await http.post(f"/v1/responses/{second}/fork", json={})
+        assert forked.status_code == 200
+        while (await http.get(f"/v1/vector_stores/{store}")).json()["status"] != "completed":
+            await asyncio.sleep(0.01)
+        found = await http.post(f"/v1/vector_stores/{store}/search", json={"query": "fox"})
+        assert found.json()["data"][0]["file_id"] == stored["id"]
+        assert await run(running, "import", str(file)) == 2
+        assert "stop it" in capsys.readouterr().err
+
+    # What comes back is exported as it was.
+    capsys.readouterr()
+    assert await asyncio.to_thread(main, ["export", "--owner", "local", "--data", str(target)]) == 0
+    back = lines(capsys.readouterr().out)
+    for kind in ("file", "chat_completion", "prompt"):
+        assert of(back, kind) == of(exported, kind)
+    ids = set(shown)
+    again_exported = [line for line in of(back, "response") if line["response"]["id"] in ids]
+    assert again_exported == [line for line in of(exported, "response") if line["response"]["id"] in ids]
+
+
+async def test_another_owner_gets_it_where_the_first_has_it_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "local.jsonl"
+    async with live_app(tmp_path / "a") as running, http_client(running) as http:
+        made = (await Api(http).create("say a"))["id"]
+        capsys.readouterr()
+        assert await run(running, "export", "--owner", "local") == 0
+        file.write_text(capsys.readouterr().out)
+    here = ("--data", str(tmp_path / "a"))
+    told = await asyncio.to_thread(imported, capsys, str(file), *here, "--owner", "ann", code=2)
+    assert told == [
+        f"antiphon: the response {made} is in this database already, and belongs to another owner"
+    ]
+    monkeypatch.setattr("sys.stdin", type("In", (), {"buffer": io.BytesIO(file.read_bytes())})())
+    there = ("--data", str(tmp_path / "b"))
+    told = await asyncio.to_thread(imported, capsys, "-", *there, "--owner", "ann")
+    assert told[-1].startswith("all of it belongs to the owner ann: antiphon keys create")
+    assert await asyncio.to_thread(main, ["keys", "create", "--owner", "ann", *there]) == 0
+    key = capsys.readouterr().out.splitlines()[0]
+    keyed = {"authorization": f"Bearer {key}"}
+    async with live_app(tmp_path / "b") as running, http_client(running, **keyed) as http:
+        assert (await http.get(f"/v1/responses/{made}")).status_code == 200
+
+
+END = {"type": "end", "owner": "ann", "conversations": 0, "responses": 0, "chat_completions": 0, "batches": 0}
+END |= {"prompts": 0, "files": 0, "vector_stores": 0, "containers": 0, "container_files": 0}
+FILE: dict[str, Any] = {"type": "file", "file": {"id": "file_1", "bytes": 1}, "kept": {"sha256": "00"}}
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ([], "the file is not whole: its last line is missing"),
+        ([{**END, "files": 2}], "the file is not whole: it has 0 files of 2"),
+        (["{"], "line 1 is not of an export"),
+        ([{"type": "song"}], "line 1 is not of an export"),
+        ([END, END], "line 2 is not of an export that can be imported: it comes behind the last one"),
+        ([{"type": "response", "response": {}}, END], "by a version whose exports hold too little"),
+        ([{**FILE, "content": "AA=="}, END], "the content of the file is not what it was"),
+        ([{**FILE, "content": "?"}, END], "is no base64"),
+        ([{"type": "prompt", "prompt": {"id": "p"}, "kept": {}}, END], "has no 'created_at'"),
+    ],
+)
+def test_what_is_not_whole_is_refused_before_anything_is_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: list[Any], told: str
+) -> None:
+    file = tmp_path / "x.jsonl"
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in written)
+    file.write_text(text)
+    (line,) = imported(capsys, str(file), "--data", str(tmp_path / "data"), code=2)
+    assert told in line
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = imported(capsys, str(tmp_path / "none"), "--data", str(tmp_path), code=2)
+    assert line.endswith("none: No such file or directory")

@@ -1,0 +1,278 @@
+"""`antiphon chat --resume`, its commands, approvals and what it remembers; `antiphon complete`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine import ScriptedEngine
+from server.cli import chat, resuming, session
+from server.cli.chat import Approval, Chat
+from server.cli.commands import main
+from server.cli.connection import ChatError, printable
+from server.cli.session import Session, call_words, text_of
+from server.cli.terminal import MOST_TURNS, History
+from server.mcp_servers import McpSettings
+from tests.server.cli.test_chat import options, prompts, terminal
+from tests.support.running import Running, live_app
+from tests.support.talk import Gate, gated_at
+
+
+def typed(*lines: str) -> Any:
+    """What a person types, one line at each question."""
+    left = list(lines)
+
+    def read(prompt: str) -> str:
+        if not left:
+            raise EOFError
+        return left.pop(0)
+
+    return read
+
+
+async def talk(running: Running, *lines: str, argv: tuple[str, ...] = (), ask: Any = None) -> str:
+    """Type these lines into a chat; what was printed by its session."""
+    out = io.StringIO()
+
+    def run() -> None:
+        wanted = options(*argv)
+        with httpx.Client(base_url=running.base_url, timeout=20) as http:
+            approve = Approval(wanted.approve, ask).of_policy()
+            talking = Session(http, wanted, out, colour=False, approve=approve)
+            talking.begin()
+            if wanted.resume is not None:
+                talking.go_on(wanted.resume or resuming.pick(http, out, ask))
+            Chat(talking, http, typed(*lines), interactive=False).run()
+
+    await asyncio.to_thread(run)
+    return out.getvalue()
+
+
+async def test_the_latest_is_gone_on_with_and_its_end_is_shown(live_server: Running) -> None:
+    await talk(live_server, "say one", "say two")
+    printed = await talk(live_server, "say three", argv=("--resume",))
+    assert printed == "> say two\ntwo\nthree\n"
+    lengths = [len(request.prompt_ids) for request in prompts(live_server)]
+    assert lengths == sorted(lengths)
+
+
+async def test_one_is_picked_from_a_list(live_server: Running) -> None:
+    await talk(live_server, "say one", argv=("--conversation", "new"))
+    await talk(live_server, "say two", "say three")
+    printed = await talk(live_server, argv=("--resume",), ask=typed("9", "2"))
+    rows = [line for line in printed.splitlines() if line[:3].strip().isdigit()]
+    assert len(rows) == 2, "what was gone on from is no choice, and neither is a turn of a conversation"
+    assert "resp_" in rows[0] and rows[0].endswith("say three")
+    assert "conv_" in rows[1] and rows[1].endswith("say one")
+    assert printed.endswith("> say one\none\n")
+
+
+async def test_where_nothing_is_stored_there_is_nothing_to_resume(live_server: Running) -> None:
+    with pytest.raises(ChatError, match="nothing is stored"):
+        await talk(live_server, argv=("--resume",))
+    with pytest.raises(ChatError, match="resp_nobody"):
+        await talk(live_server, argv=("--resume", "resp_nobody"))
+
+
+@pytest.mark.parametrize("conversation", [False, True])
+async def test_an_answer_under_way_is_followed_after_the_servers_end(
+    tmp_path: Path, conversation: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated_at(gate, "hold"))) as server:
+        async with httpx.AsyncClient(base_url=server.base_url) as client:
+            body: dict[str, Any] = {"input": "hold\nsay one two", "background": True}
+            if conversation:
+                body["conversation"] = (await client.post("/v1/conversations", json={})).json()["id"]
+            made = (await client.post("/v1/responses", json=body)).json()["id"]
+            await gate.reached.wait()
+        await server.life.drain(0)
+    async with live_app(tmp_path, ScriptedEngine()) as server:
+        printed = await talk(server, argv=("--resume", body.get("conversation", made)))
+    assert printed.endswith("one two\n")
+
+
+async def test_commands(live_server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    made = await talk(
+        live_server,
+        *("/help", "/model", "/model antiphon-scripted", "/model nobody", "/tools on", "/tools"),
+        *("/instructions Be brief.", "/instructions none", "/fork", "say one", "/fork", "say two"),
+        *("/resume", "/nonsense", "/exit", "say never"),
+        argv=("--model", "antiphon-scripted"),
+    )
+    told = capsys.readouterr()
+    assert all(f"/{name} " in told.out for name in chat.COMMANDS) and chat.HELP in told.out
+    assert "* antiphon-scripted" in told.out and "tools are offered" in told.out
+    assert "Be brief." in told.out and "no instructions" in told.out
+    assert "there is no model 'nobody'; there are antiphon-scripted" in told.err
+    assert "nothing was said yet" in told.err
+    assert made.startswith("one\n(forked: resp_") and "never" not in made
+    assert made.endswith("> say two\ntwo\n")
+
+
+async def test_calls_are_asked_for_and_made_or_not(tmp_path: Path) -> None:
+    call = 'call calculator {"expression": "6 * 7"}'
+    async with live_app(tmp_path, mcp=McpSettings(approval="always")) as server:
+        asked: list[str] = []
+
+        def ask(*answers: str) -> Any:
+            left = typed(*answers)
+            return lambda question: (asked.append(question), left(question))[1]
+
+        printed = await talk(server, call, call, argv=("--tools",), ask=ask("always"))
+        assert printed.count("-> 42") == 2 and len(asked) == 1
+        assert "May calculator of antiphon be called?" in asked[0]
+        assert "-> 42" not in await talk(server, call, argv=("--tools",), ask=ask("it is too late"))
+        assert "-> 42" not in await talk(server, call, argv=("--tools",), ask=ask())
+        assert "-> 42" in await talk(server, call, argv=("--tools", "--approve", "always"))
+        # What was left open is asked for when the chat is taken up again.
+        await talk(server, call, argv=("--tools",))
+        assert "-> 42" in await talk(server, argv=("--tools", "--resume"), ask=ask("1", "y"))
+
+
+async def test_a_server_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "RETRY_S", 0.0)
+    event = '{"type":"response.created","sequence_number":0,"response":{"id":"resp_1"}}'
+    end = '{"type":"response.completed","sequence_number":1,"response":{"id":"resp_1"}}'
+    replies = iter(
+        [
+            httpx.ReadError("cut before anything came"),
+            httpx.Response(200, text=f"data: {event}\n\n"),
+            httpx.ConnectError("refused"),
+            httpx.Response(503, json={"error": {"message": "The server is starting."}}),
+            httpx.Response(200, text=f"data: {end}\n\n"),
+        ]
+    )
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        reply = next(replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    out = io.StringIO()
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as http:
+        assert Session(http, options("m"), out, colour=False).say("hello")
+    assert [request.method for request in asked] == ["POST", "POST", "GET", "GET", "GET"]
+    assert len({request.headers["idempotency-key"] for request in asked[:2]}) == 1
+    assert asked[-1].url.params["starting_after"] == "0"
+    assert out.getvalue().count("connection lost") == 2
+
+
+async def test_a_server_that_says_no_is_not_asked_again() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(503, json={"error": {"message": "full"}}))
+    with httpx.Client(transport=transport, base_url="http://x") as http:
+        talking = Session(http, options("m"), io.StringIO(), colour=False)
+        with pytest.raises(ChatError, match="full") as caught:
+            talking.say("hello")
+    assert caught.value.status == 503
+
+
+def test_what_is_typed_is_kept_for_this_user_alone(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "chat_history"
+    history = History(file)
+    for number in range(MOST_TURNS + 3):
+        history.add(f"turn {number}\nsecond line")
+    history.add(f"turn {MOST_TURNS + 2}\nsecond line")  # the same again
+    assert len(History(file).turns()) == MOST_TURNS
+    assert History(file).turns()[-1] == f"turn {MOST_TURNS + 2}\nsecond line"
+    assert file.stat().st_mode & 0o077 == 0 and file.parent.stat().st_mode & 0o077 == 0
+    nowhere = History(Path("/dev/null/chat_history"))
+    nowhere.add("lost")
+    assert nowhere.turns() == []
+
+
+async def test_what_was_typed_comes_again_in_the_next_chat(live_server: Running, tmp_path: Path) -> None:
+    def run() -> None:
+        for keys in ("say remembered\r", "\x1b[A\r"):  # the arrow up
+            with terminal("--url", live_server.base_url, state=str(tmp_path)) as screen:
+                screen.until("> ")
+                screen.type(keys)
+                screen.until("\rremembered\r\n")
+
+    await asyncio.to_thread(run)
+
+
+async def test_ctrl_c_ends_the_answer_and_not_the_chat(tmp_path: Path) -> None:
+    async with live_app(tmp_path) as server:
+
+        def run() -> None:
+            with terminal("--url", server.base_url) as screen:
+                screen.until("> ")
+                screen.type("tick 50\rcount 1000\r".replace("\r", "\x1b\r", 1))  # two lines, one turn
+                screen.until("3")
+                screen.interrupt()
+                screen.until("(stopped)")
+                screen.until("> ")
+                screen.type("say after\r")
+                screen.until("\rafter\r\n")
+
+        await asyncio.to_thread(run)
+        async with httpx.AsyncClient(base_url=server.base_url) as client:
+            listed = (await client.get("/v1/responses")).json()["data"]
+    assert [one["status"] for one in listed] == ["completed", "cancelled"]
+
+
+def test_what_would_steer_a_terminal_is_not_printed() -> None:
+    assert printable("a\x1b[31mred\x07\n\tb\x9b2J é") == "a[31mred\n\tb2J é"
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"type": "mcp_call", "name": "add", "arguments": "{}"}, "add({})"),
+        ({"type": "custom_tool_call", "name": "sql", "input": "select 1"}, "sql(select 1)"),
+        ({"type": "web_search_call", "action": {"type": "search", "query": "news"}}, "web_search(news)"),
+        ({"type": "file_search_call", "queries": ["a", "b"]}, "file_search(a, b)"),
+        ({"type": "code_interpreter_call", "code": "1 + 1"}, "code_interpreter(1 + 1)"),
+        ({"type": "shell_call", "action": {"commands": ["ls", "pwd"]}}, "shell(ls, pwd)"),
+        ({"type": "image_generation_call"}, "image_generation()"),
+        ({"type": "message"}, ""),
+    ],
+)
+def test_calls_in_words(item: dict[str, Any], words: str) -> None:
+    assert call_words(item) == words
+
+
+def test_messages_in_words() -> None:
+    assert text_of({"content": "a"}) == "a"
+    parts = [
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image"},
+        {"type": "refusal", "refusal": "b"},
+    ]
+    assert text_of({"content": parts}) == "a\n(input_image)\nb"
+
+
+def test_a_model_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat.chat(options("a", "--model", "b")) == 1
+    assert "MODEL is 'a', and --model 'b'" in capsys.readouterr().err
+    assert main(["serve", "a", "--model", "b"]) == 2
+    assert "MODEL is 'a', and --model 'b'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+async def test_the_variable_names_a_server_with_or_without_v1(
+    live_server: Running, suffix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_URL", live_server.base_url + suffix)
+    argv = ["complete", "antiphon-scripted", "--prompt", "say hello", "--max-tokens", "9"]
+    assert await asyncio.to_thread(main, argv) == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
+async def test_a_completion_that_cannot_be_had_is_one_line(
+    live_server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = ["--url", live_server.base_url]
+    assert await asyncio.to_thread(main, ["complete", "nobody", "--prompt", "x", *url]) == 1
+    assert "nobody" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, ["complete", "--prompt", "x", "--url", "nonsense"]) == 1
+    assert "no URL of a server" in capsys.readouterr().err
