@@ -36,6 +36,7 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/metrics"): None,
     ("GET", "/v1/models"): None,
     ("GET", "/v1/models/{model_id:path}"): None,
+    ("GET", "/v1/tools"): None,
     ("POST", "/v1/responses"): {"input": "say hi"},
     ("GET", "/v1/responses"): None,
     ("GET", "/v1/responses/{response_id}"): None,
@@ -190,6 +191,9 @@ PARAMETERS = {
 """Names of parameters here that are others in the routes: what they stand for is another thing there."""
 
 
+FILTERED = ("GET", "/v1/responses")
+"""A list that refuses a filter which it does not know: it would hold more than was meant."""
+
 ADMIN = ("/admin/", "/v1/organization/")
 STRICT = (*ADMIN, "/v1/vector_stores")
 """Under these paths an unknown field is refused, and only a parameter of the query is named."""
@@ -286,6 +290,9 @@ async def test_every_route_names_what_it_does_not_read(
             query["start_time"] = "0"
         said = {"json": body} if field is None else {"data": body, "files": {field: b"x"}}
         reply = await client.request(method, path, params=query, headers=headers, **said)
+        if (method, path) == FILTERED:
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_parameter")
+            continue
         assert reply.status_code == 200, (method, path, reply.text)
         expected = "?unheard_of" if body is None or strict else "unheard_of,?unheard_of"
         assert reply.headers[HEADER] == expected, (method, path)
