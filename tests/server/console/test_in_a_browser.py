@@ -522,10 +522,14 @@ def test_what_a_model_writes_can_do_nothing(visit: Visit, server: Server) -> Non
     visit.problems.clear()
 
 
+MARKDOWN = (
+    "# Head\n\n* one\n* **two**\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
+    "```python\nprint('hi')\n```\n\n- [x] done, [here](https://docs.example/)"
+)
+
+
 def test_markdown_is_shown_and_code_is_copied(visit: Visit, server: Server, browser: Browser) -> None:
-    text = "# Head\n\n* one\n* **two**\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
-    text += "```python\nprint('hi')\n```\n\n- [x] done"
-    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": MARKDOWN}]}
     conversation = server.post("/v1/conversations", {"items": [item]})
     visit._context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = visit.page(f"#/chat/{conversation['id']}", ".code-frame")
@@ -554,8 +558,15 @@ PAGES = (
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, scheme: str) -> None:
+def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, server: Server, scheme: str) -> None:
     import axe_playwright_python
+
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": MARKDOWN}]}
+    conversation = server.post("/v1/conversations", {"items": [item]})["id"]
+    asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
+    asked |= {"conversation": conversation, "await_tool_outputs": True}
+    run = server.post("/v1/responses", asked)["id"]
+    single = (f"chat/{conversation}", f"conversations/{conversation}", f"runs/{run}")
 
     levels = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
     rules: dict[str, Any] = {"resultTypes": ["violations"], "runOnly": levels}
@@ -565,10 +576,12 @@ def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, scheme: 
     page = visit.page()
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     page.evaluate(axe)
-    for name in PAGES:
+    for name in (*PAGES, *single):
         page.goto(f"{page.url.partition('#')[0]}#/{name}")
         until(page, "(name) => location.hash.startsWith('#/' + name)", arg=name)
         page.wait_for_selector("main h1")
+        if name in single:
+            page.wait_for_selector("form.answer, .steps li, .event")
         until(page, "!document.querySelector('.loading')")
         found = page.evaluate("(rules) => axe.run(document, rules)", rules)
         problems = [
@@ -579,6 +592,7 @@ def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, scheme: 
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
         assert page.evaluate("document.querySelector('main').scrollWidth") <= 360, name
         page.set_viewport_size({"width": 1280, "height": 800})
+    server.post(f"/v1/responses/{run}/cancel", {})
 
 
 def test_the_keyboard_is_enough(visit: Visit) -> None:

@@ -59,9 +59,10 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
     ):
         error = (await client.post(path)).json()["error"]
         assert error["message"] == f"Invalid URL (POST {path}): did you mean {meant}?"
-    for path in ("/", "/v1"):
-        told = "the endpoints are under /v1, and the page /docs lists them."
-        assert (await client.get(path)).json()["error"]["message"] == f"Invalid URL (GET {path}): {told}"
+    told = "the endpoints are under /v1, and the page /docs lists them."
+    for method, path in (("GET", "/v1"), ("POST", "/v1")):
+        reply = await client.request(method, path)
+        assert reply.json()["error"]["message"] == f"Invalid URL ({method} {path}): {told}"
     wrong = await client.put("/v1/responses/resp_1")
     assert wrong.status_code == 405
     assert wrong.headers["allow"] == "GET, DELETE"

@@ -36,6 +36,7 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/metrics"): None,
     ("GET", "/v1/models"): None,
     ("GET", "/v1/models/{model_id:path}"): None,
+    ("GET", "/v1/tools"): None,
     ("POST", "/v1/responses"): {"input": "say hi"},
     ("GET", "/v1/responses"): None,
     ("GET", "/v1/responses/{response_id}"): None,
@@ -191,6 +192,9 @@ PARAMETERS = {
 }
 """Names of parameters here that are others in the routes: what they stand for is another thing there."""
 
+
+FILTERED = ("GET", "/v1/responses")
+"""A list that refuses a filter which it does not know: it would hold more than was meant."""
 
 ADMIN = ("/admin/", "/v1/organization/")
 STRICT = (*ADMIN, "/v1/vector_stores")

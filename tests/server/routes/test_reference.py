@@ -345,6 +345,7 @@ async def test_queries_have_the_parameters_of_the_document(
         "metadata": "b",
         "include_obfuscation": "true",
         "timestamps": "true",
+        "conversation": conversation,
     }
     written = {"metadata": "metadata[a]"}
     for template, methods in found["paths"].items():

@@ -72,6 +72,8 @@ async def test_it_can_be_left_out(tmp_path: Path) -> None:
         for path in ("/", "/console/main.js"):
             reply = await client.get(path)
             assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
+        told = "the endpoints are under /v1, and the page /docs lists them."
+        assert (await client.get("/")).json()["error"]["message"] == f"Invalid URL (GET /): {told}"
         assert (await client.get("/v1/tools")).status_code == 200
 
 
