@@ -41,6 +41,8 @@ INPUT: Mapping[str, Any] = {
 SCHEMAS: Mapping[str, str] = {
     "text.format": "text.format.schema",
     "response_format": "response_format.json_schema.schema",
+    "output_config.format": "output_config.format.schema",
+    "output_format": "output_format.schema",
 }
 """Where the schema of a field stands that is more than its schema."""
 
