@@ -40,6 +40,7 @@ fuzz: $(DEVEL) ## hostile fields, grammars, admin requests and HTTP, from a seed
 	$(BIN)/python -m tests.fuzz.organization $(or $(ARGS),--requests 20000)
 	$(BIN)/python -m tests.fuzz.forms $(or $(ARGS),--requests 20000)
 	$(BIN)/python -m tests.fuzz.shapes $(or $(ARGS),--requests 20000)
+	$(BIN)/python -m tests.fuzz.openapi $(or $(ARGS),--requests 20000)
 
 # The type checker keeps one processor busy, and tests often wait: together they end sooner.
 check: lint ## what CI runs: format, lint, types, tests

@@ -18,12 +18,18 @@ from server.stateless import begin
 router = APIRouter(prefix="/v1/audio")
 
 FORM = "multipart/form-data"
+TEXTS = ("text/plain", "text/vtt")
 
 
 @router.post(
     "/transcriptions",
     **documented(
-        "Transcription", "audio.write", body="CreateTranscription", body_type=FORM, stream="TranscriptEvent"
+        "Transcription",
+        "audio.write",
+        body="CreateTranscription",
+        body_type=FORM,
+        stream="TranscriptEvent",
+        texts=TEXTS,
     ),
 )
 async def create_transcription(request: Request) -> Response:
@@ -33,7 +39,8 @@ async def create_transcription(request: Request) -> Response:
 
 
 @router.post(
-    "/translations", **documented("Translation", "audio.write", body="CreateTranslation", body_type=FORM)
+    "/translations",
+    **documented("Translation", "audio.write", body="CreateTranslation", body_type=FORM, texts=TEXTS),
 )
 async def create_translation(request: Request) -> Response:
     """What is said in a file of sound, in English."""

@@ -192,10 +192,6 @@ PARAMETERS = {
 }
 """Names of parameters here that are others in the routes: what they stand for is another thing there."""
 
-
-FILTERED = ("GET", "/v1/responses")
-"""A list that refuses a filter which it does not know: it would hold more than was meant."""
-
 ADMIN = ("/admin/", "/v1/organization/")
 STRICT = (*ADMIN, "/v1/vector_stores")
 """Under these paths an unknown field is refused, and only a parameter of the query is named."""
