@@ -654,9 +654,9 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 def _import(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    from server.admin import exports
+    from server.admin.exports import run
 
-    return _print(exports.run(loaded.config, options))
+    return _print(run(loaded.config, options))
 
 
 def _add_purge(parser: argparse.ArgumentParser) -> None:
