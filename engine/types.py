@@ -105,13 +105,34 @@ class ReaderParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """An image in a message.
+
+    png: its pixels, as PNG that was written by whoever asks: a stranger's file is not decoded in this process.
+    digest: of the pixels. options: arguments of the model's image processor, by name.
+    """
+
+    png: bytes = field(repr=False)
+    digest: bytes
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """A non-text span of the prompt (none yet): `length` tokens at `offset`, content addressed."""
+    """An image in a prompt: `length` tokens at `offset`, content addressed.
+
+    content_hash: of the pixels and of how they are processed. places: the tokens that features stand in place
+    of, counted from `offset`. grid: rows and columns of the features, where positions count them. alone: it is
+    processed as the only image of its prompt, where that makes a difference.
+    """
 
     offset: int
     length: int
     content_hash: bytes
-    handle: str
+    picture: Picture
+    places: tuple[int, ...] = field(default=(), repr=False)
+    grid: tuple[int, int] | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +181,12 @@ class Prompt:
 
     ids: mostly an `array` of C ints, which is four bytes a token, and copied, compared and checked at once
     where a tuple is gone through token by token. Others have it, too, so nobody may change it.
+    media: the images in it, in their order.
     """
 
     ids: Sequence[int]
     starts_in: Start = "text"
+    media: tuple[MediaSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +194,8 @@ class RenderInput:
     """What a chat template is given, in the form Hugging Face templates expect.
 
     messages: dicts with role and content, and reasoning_content, tool_calls [{id, type: "function", function:
-    {name, arguments: str}}], tool_call_id, name where they apply. tools: {"type": "function", "function":
+    {name, arguments: str}}], tool_call_id, name where they apply. Content is a text, or, for a model that sees,
+    a list of {"type": "text", "text"} and {"type": "image", "image": Picture}. tools: {"type": "function", "function":
     {...}}. answer: what the answer must look like, for templates that tell the model.
     """
 

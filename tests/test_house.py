@@ -40,7 +40,7 @@ ORDERS = {
     "engine": (
         *("late", "types", "admission", "interface", "config", "step", "model_folder", "search"),
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
-        *("kernels", "models", "executor", "tiers", "core", "benchmark", "pooling", "backends"),
+        *("vision", "kernels", "models", "executor", "tiers", "core", "benchmark", "pooling", "backends"),
         *("llm_options", "llm"),
     ),
     "storage": (

@@ -1,0 +1,10 @@
+"""Images in prompts: which families of models see, what their processors make of an image, the tokens that stand
+for it, and the features that a model has in their place."""
+
+from __future__ import annotations
+
+from engine.vision.features import Sight
+from engine.vision.processing import IMAGE_OPTIONS, ImageProcessor
+from engine.vision.seeing import SEEING, Seeing, seeing, sees
+
+__all__ = ["IMAGE_OPTIONS", "SEEING", "ImageProcessor", "Seeing", "Sight", "seeing", "sees"]
