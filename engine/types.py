@@ -337,6 +337,8 @@ class ModelInfo:
     capabilities: calls (they can be enforced), exact_resume, grammar, logprobs, token_ids, ...
     adapters: (name, fingerprint) of those that a request may name, each as if the model were another one.
     template_variables: the names that the chat template reads beside what it is always given.
+    modalities: what a prompt may hold: text, image. image_options: what a `Picture` may choose of how it is
+    processed.
     """
 
     name: str
@@ -348,6 +350,7 @@ class ModelInfo:
     capabilities: frozenset[str] = frozenset()
     dialect: str = "plain"
     modalities: frozenset[str] = frozenset({"text"})
+    image_options: frozenset[str] = frozenset()
     adapters: tuple[tuple[str, str], ...] = ()
     template_variables: frozenset[str] = frozenset()
 

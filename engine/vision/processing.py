@@ -111,6 +111,12 @@ class ImageProcessor:
                 self._num_bytes -= self._known.popitem(last=False)[1].num_bytes
         return found
 
+    def prepare(self, media: Sequence[MediaSpan]) -> None:
+        """Process the images of a prompt, so that whoever needs them soon finds them remembered. Raises
+        RenderError."""
+        for span in media:
+            self.process(span.picture, alone=span.alone, key=span.content_hash)
+
     def key(self, picture: Picture, *, alone: bool) -> bytes:
         """What tells an image, and how it is processed, from all others."""
         said = repr((picture.options, alone and self.row.alone))
