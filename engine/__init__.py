@@ -18,6 +18,7 @@ from engine.pooling import PoolingConfig, PoolingInfo, PoolingKind, PoolingStats
 from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
 from engine.types import (
     CACHED_TOKEN,
+    IMAGE_OPTIONS,
     CallArgs,
     CallEnd,
     CallStart,
@@ -102,6 +103,7 @@ else:
 
 __all__ = [
     "CACHED_TOKEN",
+    "IMAGE_OPTIONS",
     "LLM",
     "MAX_BEAMS",
     "SIZES",
@@ -131,9 +133,9 @@ __all__ = [
     "LocalEngine",
     "MediaSpan",
     "ModelInfo",
-    "Picture",
     "Options",
     "Picked",
+    "Picture",
     "Place",
     "PoolingConfig",
     "PoolingEngine",

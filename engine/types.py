@@ -104,6 +104,11 @@ class ReaderParams:
     special_tokens: bool = False  # everything is text, and special tokens are written out in it
 
 
+IMAGE_OPTIONS: Mapping[str, type] = {"do_image_splitting": bool, "max_pixels": int, "min_pixels": int}
+"""Arguments of image processors that a request may choose, and their types: with them an image is made of fewer
+pieces than the checkpoint's own settings would make it, and never of more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """An image in a message.
@@ -195,7 +200,8 @@ class RenderInput:
 
     messages: dicts with role and content, and reasoning_content, tool_calls [{id, type: "function", function:
     {name, arguments: str}}], tool_call_id, name where they apply. Content is a text, or, for a model that sees,
-    a list of {"type": "text", "text"} and {"type": "image", "image": Picture}. tools: {"type": "function", "function":
+    a list of {"type": "text", "text"} and {"type": "image", "image": Picture}, which the
+    processor takes with `image_options`. tools: {"type": "function", "function":
     {...}}. answer: what the answer must look like, for templates that tell the model.
     """
 
@@ -208,6 +214,7 @@ class RenderInput:
     chat_template: str | None = None
     answer: Shape | None = None
     now: float = 0.0  # unix seconds, for templates that print a date
+    image_options: Mapping[str, Any] = field(default_factory=dict)
     scope: str | None = (
         None  # whose text it is, so that its tokens are remembered for them; None: they are not
     )

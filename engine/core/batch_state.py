@@ -219,9 +219,7 @@ class Rows:
             grid_positions=self._grid_positions(slots, positions, np.arange(len(slots) + 1)),
         )
 
-    def _shown(
-        self, slots: Ints, starts: Ints, counts: Ints, query_start: Ints
-    ) -> tuple[StepImage, ...]:
+    def _shown(self, slots: Ints, starts: Ints, counts: Ints, query_start: Ints) -> tuple[StepImage, ...]:
         """What the next `counts[i]` tokens of `slots[i]` show."""
         if not self.images:  # as for nearly every step
             return ()

@@ -240,9 +240,7 @@ def _forward(
     return logits
 
 
-def _open(
-    folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | None
-) -> tuple[Any, Any, Any]:
+def _open(folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | None) -> tuple[Any, Any, Any]:
     """The text configuration, the decoder, its attention going through `_attend`, and the whole model: of one
     that sees, its decoder is a part."""
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText

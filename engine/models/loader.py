@@ -198,7 +198,9 @@ def _refuse_with_images(config: EngineConfig, architecture: str) -> None:
         (config.lora, "adapters"),
     ):
         if asked:
-            raise LoadError(f"{architecture} sees images, and is not served with {what}; text_only is without")
+            raise LoadError(
+                f"{architecture} sees images, and is not served with {what}; text_only is without"
+            )
 
 
 def _architecture(config: dict[str, Any]) -> str:

@@ -22,11 +22,14 @@ def without_pictures(inp: RenderInput) -> tuple[RenderInput, list[Picture]]:
     """An input whose images are parts without a content, and these images in their order."""
     if not any(isinstance(message.get("content"), list) for message in inp.messages):
         return inp, []
+    options = tuple(sorted(inp.image_options.items()))
     pictures: list[Picture] = []
     messages: list[Mapping[str, Any]] = []
     for message in inp.messages:
         if isinstance(content := message.get("content"), list):
-            pictures += [part["image"] for part in content if part.get("type") == "image"]
+            pictures += [
+                replace(part["image"], options=options) for part in content if part.get("type") == "image"
+            ]
             parts = [{"type": "image"} if part.get("type") == "image" else part for part in content]
             message = {**message, "content": parts}
         messages.append(message)

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 from engine.dialects import Dialect, choose_dialect
 from engine.tokenizer.growing_prompts import GrowingPrompts
-from engine.tokenizer.tokenizer import Tokenizer
 from engine.tokenizer.pictures import without_pictures
+from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import LoadError, Picture, Prompt, PromptTooLong, RenderError, RenderInput
 
 T = TypeVar("T")

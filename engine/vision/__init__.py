@@ -4,7 +4,7 @@ for it, and the features that a model has in their place."""
 from __future__ import annotations
 
 from engine.vision.features import Sight
-from engine.vision.processing import IMAGE_OPTIONS, ImageProcessor
+from engine.vision.processing import ImageProcessor
 from engine.vision.seeing import SEEING, Seeing, seeing, sees
 
-__all__ = ["IMAGE_OPTIONS", "SEEING", "ImageProcessor", "Seeing", "Sight", "seeing", "sees"]
+__all__ = ["SEEING", "ImageProcessor", "Seeing", "Sight", "seeing", "sees"]

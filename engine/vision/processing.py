@@ -21,19 +21,11 @@ from typing import Any
 import numpy as np
 
 from engine.model_folder import read_config
-from engine.types import LoadError, MediaSpan, Picture, Prompt, RenderError
+from engine.types import IMAGE_OPTIONS, LoadError, MediaSpan, Picture, Prompt, RenderError
 from engine.vision.seeing import Seeing, Stand, seeing
 
 MAX_BYTES = 256 << 20
 """Of processed images that are remembered: five of 2048 x 1536 pixels in tiles."""
-
-IMAGE_OPTIONS: Mapping[str, tuple[type, ...]] = {
-    "do_image_splitting": (bool,),
-    "max_pixels": (int,),
-    "min_pixels": (int,),
-}
-"""Arguments of processors that a request may choose, and their types: they can make an image smaller, and cost no
-more than the server's own."""
 
 STAND_IN = "\0"
 """Stands for the image token until the prompt's tokens are made."""

@@ -75,6 +75,14 @@ from server.items.parts import (
     identifier,
     network_policy,
 )
+from server.items.pictures import (
+    SEEN,
+    KeptPicture,
+    images_in,
+    path_of_image,
+    unseen_images_of,
+    with_pictures,
+)
 from server.items.private_half import (
     SEALED,
     Private,
@@ -85,7 +93,7 @@ from server.items.private_half import (
     with_private,
 )
 from server.items.sources import Source, Sources
-from server.items.transcript import Transcript, text_of
+from server.items.transcript import Transcript, seen, text_of
 
 __all__ = [
     "ASSISTANT_PART",
@@ -97,6 +105,7 @@ __all__ = [
     "OUTPUT_PART",
     "READ_IMAGE",
     "SEALED",
+    "SEEN",
     "USER_PART",
     "Approval",
     "ArgumentReader",
@@ -107,6 +116,7 @@ __all__ = [
     "InputReader",
     "Item",
     "ItemType",
+    "KeptPicture",
     "Listing",
     "Private",
     "Route",
@@ -134,6 +144,7 @@ __all__ = [
     "filled_body",
     "function_of",
     "identifier",
+    "images_in",
     "images_of",
     "input_files_of",
     "instead_of",
@@ -155,8 +166,10 @@ __all__ = [
     "load_item",
     "network_policy",
     "num_tool_calls",
+    "path_of_image",
     "private_bytes",
     "private_of",
+    "seen",
     "shown_name",
     "source_of",
     "stores_of",
@@ -166,8 +179,10 @@ __all__ = [
     "tools_added",
     "type_asked_for",
     "type_of_calls",
+    "unseen_images_of",
     "unspoken",
     "with_file_texts",
+    "with_pictures",
     "with_private",
     "words_of",
 ]

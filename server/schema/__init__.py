@@ -21,7 +21,7 @@ from server.schema.items import (
     num_parts,
     unsupported_parts,
 )
-from server.schema.messages import file_paths, unsupported_in
+from server.schema.messages import file_paths, image_paths, unsupported_in
 from server.schema.plain_fields import completion_name
 from server.schema.prompt_templates import PromptBody, parse_new_prompt, parse_prompt_change
 from server.schema.prompts import LEAD, FilledPrompt, fill, parse_prompt, variables_of, version_number
@@ -80,6 +80,7 @@ __all__ = [
     "effective_tier",
     "file_paths",
     "fill",
+    "image_paths",
     "is_tier",
     "lacking",
     "leave_out",

@@ -1,4 +1,5 @@
-"""Documents as text: PDF, docx, pptx, xlsx, HTML, Markdown and plain text; and their cutting into chunks.
+"""Documents as text: PDF, docx, pptx, xlsx, HTML, Markdown and plain text; their cutting into chunks; and images
+as pixels.
 
 A document is read in a process of its own, which can reach no network, write no file and start no process,
 within limits of time and memory: parsers are fed with the bytes of strangers here.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from tools.documents.document import (
     Document,
     DocumentPage,
+    Pixels,
     ReadersBusy,
     ReadingLimits,
     UnreadableDocument,
@@ -17,6 +19,7 @@ from tools.documents.reader import (
     parser_version,
     prepare_documents,
     read_document,
+    read_image,
     reading_confinement,
     unreadable_kinds,
 )
@@ -26,6 +29,7 @@ __all__ = [
     "Chunk",
     "Document",
     "DocumentPage",
+    "Pixels",
     "ReadersBusy",
     "ReadingLimits",
     "UnreadableDocument",
@@ -33,6 +37,7 @@ __all__ = [
     "parser_version",
     "prepare_documents",
     "read_document",
+    "read_image",
     "reading_confinement",
     "split_document",
     "splitter_version",

@@ -38,7 +38,7 @@ ANSWER = struct.Struct("<q")
 """The process id; or how the child ended, as `os.waitpid` says it."""
 FORK, END = b"f", b"e"
 
-KINDS = ("text", "markdown", "pdf", "docx", "pptx", "xlsx", "html")
+KINDS = ("text", "markdown", "pdf", "docx", "pptx", "xlsx", "html", "image")
 
 Parse = Callable[[bytes, str, str | None, ReadingLimits], Document]
 """Takes the file's bytes, its name, its URL if it has one, and limits. Raises UnreadableDocument."""

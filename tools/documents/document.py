@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["pdf", "docx", "pptx", "xlsx", "html", "markdown", "text"]
+Kind = Literal["pdf", "docx", "pptx", "xlsx", "html", "markdown", "text", "image"]
 Code = Literal["unsupported_file", "invalid_file", "too_large", "server_error"]
 
 BETWEEN_PAGES = "\n\n"
@@ -33,6 +33,18 @@ class Document:
     def text(self) -> str:
         """The whole text; positions of chunks are characters of this one."""
         return BETWEEN_PAGES.join(page.text for page in self.pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """An image as it is seen: upright, without transparency, and no larger than was asked for.
+
+    rgb: three bytes a pixel, row by row from the top left.
+    """
+
+    width: int
+    height: int
+    rgb: bytes
 
 
 class UnreadableDocument(Exception):
@@ -65,7 +77,8 @@ class ReadingLimits:
 
     max_bytes: of the file. max_unpacked: bytes of all members of an archive, such as docx. max_pages: pages,
     slides or sheets. max_chars: of the text. memory: bytes of address space. cpu_s: seconds of a processor.
-    wall_s: seconds by the clock, once it is a document's turn.
+    wall_s: seconds by the clock, once it is a document's turn. image_side: the file is to be an image, whose
+    pixels are wanted, with so many at most along a side; 0: a document. max_pixels: of the image as it is.
     """
 
     max_bytes: int = 128 << 20
@@ -75,6 +88,8 @@ class ReadingLimits:
     memory: int = 1 << 30
     cpu_s: int = 30
     wall_s: float = 120.0
+    image_side: int = 0
+    max_pixels: int = 0
 
 
 class Text:

@@ -52,6 +52,10 @@ LIBRARIES: dict[Kind, tuple[str, ...]] = {
     "pptx": ("pptx",),
     "xlsx": ("openpyxl",),
     "html": ("trafilatura",),
+    "image": (
+        *("PIL.Image", "PIL.ImageOps", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
+        *("PIL.WebPImagePlugin", "PIL.GifImagePlugin"),
+    ),
 }
 """Libraries of each kind that has any, by the names that they are imported by. HTML is read without, too."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tools.documents.document import Document, Kind, ReadingLimits, Text, UnreadableDocument, too_many_pages
+from tools.documents.image import read_image
 from tools.documents.kinds import HEAD, decoded, family_of, likely_kind
 from tools.documents.markup import markdown_of
 from tools.documents.office import read_office
@@ -20,6 +21,8 @@ _MAX_TITLE = 300
 def parse(data: bytes, filename: str, url: str | None, limits: ReadingLimits) -> Document:
     """A file as text. url: where links in HTML lead from; they are left out where there is none. Raises
     UnreadableDocument, and what libraries raise on what is broken."""
+    if limits.image_side:
+        return read_image(data, limits)
     head = data[:HEAD]
     family = family_of(head, filename)
     text = Text(limits)

@@ -42,10 +42,12 @@ from tools.documents.document import (
     Document,
     DocumentPage,
     Kind,
+    Pixels,
     ReadersBusy,
     ReadingLimits,
     UnreadableDocument,
 )
+from tools.documents.image import image_limits, pixels_of
 from tools.documents.kinds import HEAD, LIBRARIES, likely_kind
 from tools.documents.turns import Turns
 
@@ -358,7 +360,7 @@ class _Work:
         if not size:
             raise UnreadableDocument("invalid_file", "This file is empty.")
         head = next(_parts(source, HEAD))
-        kind = likely_kind(head, self._filename)
+        kind: Kind = "image" if self._limits.image_side else likely_kind(head, self._filename)
         child = self._nursery.fork(kind)
         with self._lock:
             self._child = child
@@ -407,6 +409,14 @@ async def read_document(
     too much waits or has waited too long, and OSError for a path that cannot be read.
     """
     return await shared_reader().read(source, filename, url=url, owner=owner, limits=limits)
+
+
+async def read_image(data: bytes, *, side: int, max_pixels: int, max_bytes: int, owner: str = "") -> Pixels:
+    """An image file as pixels, decoded in a confined process of its own: upright, and with `side` pixels at
+    most along a side. max_pixels: of the image as it is. owner: as in `read_document`, whose errors it raises."""
+    limits = image_limits(side, max_pixels, max_bytes)
+    document = await shared_reader().read(data, "image", owner=owner, limits=limits)
+    return await asyncio.to_thread(pixels_of, document, limits)
 
 
 def prepare_documents() -> None:

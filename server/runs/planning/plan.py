@@ -47,6 +47,7 @@ from server.prompting import (
     Told,
     cache_salt,
     check,
+    image_options,
     longest_result,
     name_capped_limit,
     name_cut_limit,
@@ -100,7 +101,7 @@ class RunPlan:
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
     prompt: the template that its request named, filled. end_user: a digest of what its client calls the
-    person that asks, for the log.
+    person that asks, for the log. image_options: how its images are processed, as far as that is its choice.
     """
 
     response_id: str
@@ -149,6 +150,7 @@ class RunPlan:
     generates: bool = True
     prompt: FilledPrompt | None = None
     end_user: str | None = None
+    image_options: dict[str, Any] = field(default_factory=dict)
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -263,7 +265,8 @@ class RunPlan:
             told = None
         new = context if told is None else context[told.num_items :]
         much = in_large_request() or num_parts(new) > THREADED_PARTS
-        worded = await aside(much, self._render_input, context, offered, functions, told, most)
+        words = partial(self._render_input, served, context, offered, functions, told, most)
+        worded = await aside(much, words)
         try:
             return await served.engine.render(worded)
         except PromptTooLong as error:
@@ -271,6 +274,7 @@ class RunPlan:
 
     def _render_input(
         self,
+        served: ServedModel,
         context: Sequence[Item],
         offered: Offer,
         functions: Functions,
@@ -279,7 +283,8 @@ class RunPlan:
     ) -> RenderInput:
         """The template's input for a context."""
         return RenderInput(
-            to_messages(context, self.lead, functions.names, told, most),
+            to_messages(context, self.lead, functions.names, told, most, sees=served.sees),
+            image_options=self.image_options,
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
@@ -308,6 +313,7 @@ class RunPlan:
             weight=self.weight,
             priority=self.priority,
             adapter=served.adapter,
+            media=prompt.media,
             saved_as=self.saved_as,
             saved_until=self.saved_until,
             deadline=served.caps.deadline(),
@@ -615,6 +621,7 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         effort=request.reasoning.effort if request.reasoning else None,
         cache_salt=cache_salt(request.cache_salt, request.prompt_cache_key, served.caps),
         waits=request.await_tool_outputs,
+        image_options=image_options(request.mm_processor_kwargs, served.info),
         tool_timeout_s=request.tool_timeout_s or tool_timeout_s,
         priority=request.priority or 0,
         weight=turn.principal.service.weight,
