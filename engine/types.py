@@ -105,16 +105,16 @@ class ReaderParams:
 
 
 IMAGE_OPTIONS: Mapping[str, type] = {"do_image_splitting": bool, "max_pixels": int, "min_pixels": int}
-"""Arguments of image processors that a request may choose, and their types: with them an image is made of fewer
-pieces than the checkpoint's own settings would make it, and never of more."""
+"""Arguments of image processors that a request may choose, and their types: with them an image is made of
+fewer pieces than the checkpoint's own settings would make it, and never of more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     """An image in a message.
 
-    png: its pixels, as PNG that was written by whoever asks: a stranger's file is not decoded in this process.
-    digest: of the pixels. options: arguments of the model's image processor, by name.
+    png: its pixels, as PNG that was written by whoever asks: a stranger's file is not decoded in this
+    process. digest: of the pixels. options: arguments of the model's image processor, by name.
     """
 
     png: bytes = field(repr=False)
@@ -127,8 +127,8 @@ class MediaSpan:
     """An image in a prompt: `length` tokens at `offset`, content addressed.
 
     content_hash: of the pixels and of how they are processed. places: the tokens that features stand in place
-    of, counted from `offset`. grid: rows and columns of the features, where positions count them. alone: it is
-    processed as the only image of its prompt, where that makes a difference.
+    of, counted from `offset`. grid: rows and columns of the features, where positions count them. alone: it
+    is processed as the only image of its prompt, where that makes a difference.
     """
 
     offset: int
@@ -199,10 +199,10 @@ class RenderInput:
     """What a chat template is given, in the form Hugging Face templates expect.
 
     messages: dicts with role and content, and reasoning_content, tool_calls [{id, type: "function", function:
-    {name, arguments: str}}], tool_call_id, name where they apply. Content is a text, or, for a model that sees,
-    a list of {"type": "text", "text"} and {"type": "image", "image": Picture}, which the
-    processor takes with `image_options`. tools: {"type": "function", "function":
-    {...}}. answer: what the answer must look like, for templates that tell the model.
+    {name, arguments: str}}], tool_call_id, name where they apply. Content is a text, or, for a model that
+    sees, a list of {"type": "text", "text"} and {"type": "image", "image": Picture}, which the processor
+    takes with `image_options`. tools: {"type": "function", "function": {...}}. answer: what the answer must
+    look like, for templates that tell the model.
     """
 
     messages: Sequence[Mapping[str, Any]]

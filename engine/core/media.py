@@ -63,8 +63,8 @@ class PromptImages:
 
 
 def _positions(spans: Sequence[MediaSpan], num_prompt: int) -> tuple[Ints | None, int]:
-    """Positions in three axes: a text counts on in all of them, an image counts its rows in the second and its
-    columns in the third from where it begins, and what follows begins behind the longer one."""
+    """Positions in three axes: a text counts on in all of them, an image counts its rows in the second and
+    its columns in the third from where it begins, and what follows begins behind the longer one."""
     if not any(span.grid for span in spans):
         return None, 0
     positions = np.empty((3, num_prompt), np.int64)

@@ -226,8 +226,8 @@ def _forward(
     logits_at: Tensor,
     embeddings: Tensor | None = None,
 ) -> Tensor:
-    """A flattened batch [T] through a transformers model, whose head runs for `logits_at` only. positions: [T],
-    or as the model takes them. embeddings: [T, hidden], where they are not those of the tokens."""
+    """A flattened batch [T] through a transformers model, whose head runs for `logits_at` only. positions:
+    [T], or as the model takes them. embeddings: [T, hidden], where they are not those of the tokens."""
     named = {"input_ids": token_ids[None]} if embeddings is None else {"inputs_embeds": embeddings[None]}
     output = model(
         **named,

@@ -1,7 +1,7 @@
 """Images among the parts of messages, as chat templates are given them.
 
-A template writes a token in the place of each image; which image it is, no template is told. Some templates go
-through the parts of every message, and print nothing of one that is a text: those are given parts only.
+A template writes a token in the place of each image; which image it is, no template is told. Some templates
+go through the parts of every message, and print nothing of one that is a text: those are given parts only.
 """
 
 from __future__ import annotations

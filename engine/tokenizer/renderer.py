@@ -44,8 +44,8 @@ class Placer(Protocol):
 
 
 class Prompts:
-    """A model's tokenizer and dialect, for an engine whose context holds `limit` tokens. placer: of a model that
-    sees."""
+    """A model's tokenizer and dialect, for an engine whose context holds `limit` tokens. placer: of a model
+    that sees."""
 
     def __init__(
         self,

@@ -178,7 +178,7 @@ def _with(first: Any, second: Any) -> Any:
     if isinstance(first, list) and isinstance(second, list):
         return first + second
     if first and second:  # one of them has images
-        return _parts(first) + [{"type": "text", "text": "\n\n"}] + _parts(second)
+        return [*_parts(first), {"type": "text", "text": "\n\n"}, *_parts(second)]
     return first or second
 
 

@@ -1,5 +1,5 @@
-"""Images in prompts: which families of models see, what their processors make of an image, the tokens that stand
-for it, and the features that a model has in their place."""
+"""Images in prompts: which families of models see, what their processors make of an image, the tokens that
+stand for it, and the features that a model has in their place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The vision tower of a loaded model: features of images, computed once for each content.
 
-What was computed last is remembered, up to a number of bytes. Before each forward it is told what the step shows
-(`look`), and the forward takes that.
+What was computed last is remembered, up to a number of bytes. Before each forward it is told what the step
+shows (`look`), and the forward takes that.
 """
 
 from __future__ import annotations

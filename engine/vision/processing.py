@@ -1,7 +1,7 @@
 """Makes of an image what a model takes of it, and of a prompt's placeholders the tokens of its images.
 
-The checkpoint's own image processor computes the pixels, by Pillow. What was computed last is remembered, up to
-a number of bytes.
+The checkpoint's own image processor computes the pixels, by Pillow. What was computed last is remembered, up
+to a number of bytes.
 """
 
 from __future__ import annotations

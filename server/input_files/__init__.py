@@ -1,4 +1,5 @@
-"""Files and images in messages and tool outputs: their bytes, a file's text and an image's pixels for a prompt."""
+"""Files and images in messages and tool outputs: their bytes, a file's text and an image's pixels for a
+prompt."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads the images that items hold or name, for models that see.
 
-The pixels of an image become the private half of its item (`server.items.pictures`): they are taken from the file
-once, in a confined process, when the item comes in. So later turns and resumed runs show the model the same.
+The pixels of an image become the private half of its item (`server.items.pictures`): they are taken from the
+file once, in a confined process, when the item comes in. So later turns and resumed runs show the model the
+same.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from urllib.parse import unquote, urlsplit
 from server.config import THREADED_BYTES, Config
 from server.errors import ApiError
 from server.input_files.sources import FoundFile, NotAllowed, RequestFiles, found_file
-from server.items import Item, KeptPicture, path_of_image, unseen_images_of, with_pictures
+from server.items import SEES, Item, KeptPicture, path_of_image, unseen_images_of, with_pictures
 from server.schema import refuse, shorten
 from server.threads import begin_large_request
 from storage import Storage
-from tools import Pixels, ReadersBusy, UnreadableDocument, read_image
+from tools import Pixels, ReadersBusy, Registry, ToolError, ToolSpec, UnreadableDocument, read_image
 
 MAX_IMAGES = 100
 """In one request."""
@@ -34,8 +35,8 @@ SIDES: Mapping[str, int] = {"low": 512, "auto": 2048, "high": 2048, "original": 
 """By `detail`: how many pixels an image may have along a side; a larger one is made smaller."""
 
 KEPT_BYTES = 64 << 20
-"""Of images read before, the latest ones: clients that keep a conversation themselves send its images with every
-turn. Each owner's are looked for alone: how long an answer takes tells nothing of what others sent."""
+"""Of images read before, the latest ones: clients that keep a conversation themselves send its images with
+every turn. Each owner's are looked for alone: how long an answer takes tells nothing of what others sent."""
 
 TOTAL_S = 240.0
 """For all images of one request: to come, to wait for their turns, and to be read."""
@@ -62,6 +63,16 @@ class SeenImages:
         self._max_pixels = config.max_image_pixels
         self._known: OrderedDict[Key, KeptPicture] = OrderedDict()
         self._num_bytes = 0
+
+    @staticmethod
+    def tools() -> Registry:
+        """What the registry has where a model sees, for tools that need one which does."""
+
+        async def refuse() -> str:
+            raise ToolError("Images are seen, and not called.")
+
+        shape = {"type": "object", "properties": {}}
+        return {SEES: ToolSpec(SEES, "Sees images.", shape, refuse, offered_by="computer", strict=False)}
 
     async def read(
         self, owner: str, items: Sequence[Item], *, param: str = "input", paths: Iterable[str] | None = None

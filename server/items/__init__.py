@@ -77,6 +77,7 @@ from server.items.parts import (
 )
 from server.items.pictures import (
     SEEN,
+    SEES,
     KeptPicture,
     images_in,
     path_of_image,
@@ -106,6 +107,7 @@ __all__ = [
     "READ_IMAGE",
     "SEALED",
     "SEEN",
+    "SEES",
     "USER_PART",
     "Approval",
     "ArgumentReader",

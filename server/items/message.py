@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from server.items.file_texts import told_of
 from server.items.item_type import Item, ItemType
 from server.items.parts import PLACE, STATUSES
-from server.items.pictures import shown_parts
+from server.items.pictures import shown_parts, with_urls
 from server.items.transcript import Transcript
 from server.shapes import STRING, Shape, anything, one_of, record
 
@@ -57,5 +57,6 @@ ROWS = (
             "response.refusal.done": f"{_PART} refusal",
         },
         order=f"({_TEXT_PART} | {_REFUSAL_PART})*",
+        includes={"message.input_image.image_url": with_urls},
     ),
 )

@@ -1,8 +1,8 @@
 """Images among the parts of items, as models that see are shown them.
 
 The pixels of an image are the private half of its item, by the positions of the parts: `{"images": {POSITION:
-{"png": BASE64, "digest": HEX}}}`. They are taken from the file once, when the item comes in, and stored with it.
-So later turns and resumed runs show the model the same pixels, whatever becomes of the file.
+{"png": BASE64, "digest": HEX}}}`. They are taken from the file once, when the item comes in, and stored with
+it. So later turns and resumed runs show the model the same pixels, whatever becomes of the file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import Any
 from engine import Picture
 from server.items.file_texts import FILE_PARTS, texts_of
 from server.items.images import is_image
-from server.items.private_half import private_of, with_private
+from server.items.private_half import Private, private_of, with_private
 
 _IMAGES = "images"
 _SCREEN = {"computer_call_output": "output"}
 
 SEEN: Mapping[str, str] = {**FILE_PARTS, **_SCREEN}
-"""The types of items that may have images, and the field that has them: a list of parts, or, of a screen, one."""
+"""The types of items that may have images, and the field that has them: a list of parts, or, of a screen,
+one."""
+
+SEES = "image.seen"
+"""What the registry has where the server's model sees: the name of a tool that no model is shown."""
 
 AnyItem = Mapping[str, Any]
 
@@ -99,3 +103,19 @@ def shown_parts(item: AnyItem, told: Callable[[int], str]) -> list[dict[str, Any
 def _kept(item: AnyItem) -> Mapping[str, Any]:
     kept: Mapping[str, Any] = (private_of(item) or {}).get(_IMAGES, {})
     return kept
+
+
+def with_urls(item: dict[str, Any], private: Private) -> None:
+    """Write into an item the URLs of those of its images that came without: data URLs of their pixels."""
+    kept, field = private.get(_IMAGES, {}), SEEN[item["type"]]
+    for position, part in images_in(item):
+        form = kept.get(str(position))
+        if form is None or part.get("image_url") is not None:
+            continue
+        shown = {**part, "image_url": f"data:image/png;base64,{form['png']}"}
+        if item["type"] in _SCREEN:
+            item[field] = shown
+        else:
+            parts = list(item[field])
+            parts[position] = shown
+            item[field] = parts

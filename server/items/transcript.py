@@ -29,7 +29,8 @@ def speakable(name: str) -> str:
 
 
 SHOWN = "shown"
-"""The field of a message that has what a model that sees is shown in the place of its text; `seen` makes it that."""
+"""The field of a message that has what a model that sees is shown in the place of its text; `seen` makes it
+that."""
 
 
 def seen(messages: Sequence[Mapping[str, Any]], *, sees: bool) -> list[dict[str, Any]]:
@@ -111,8 +112,8 @@ class Transcript:
         return new
 
     def tell(self, role: str, text: str, parts: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """A message that is not the assistant's: of the system, or of a user. parts: the same with its images,
-        for models that see."""
+        """A message that is not the assistant's: of the system, or of a user. parts: the same with its
+        images, for models that see."""
         while (call_id := self.expected()) is not None:
             self.answer(call_id, "error: The outcome of this call is not known.")
         self._turn = None
@@ -172,8 +173,8 @@ class Transcript:
         return call_id in self._calls
 
     def answer(self, call_id: str, output: str, pictures: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """The output of a call. pictures: its images as parts, for models that see. Outputs stand in the order of their calls, in whatever order they come: many
-        templates show no ids."""
+        """The output of a call. pictures: its images as parts, for models that see. Outputs stand in the
+        order of their calls, in whatever order they come: many templates show no ids."""
         self._turn = None
         if not self._is_clients:
             self.longest = max(self.longest, len(output))

@@ -424,10 +424,10 @@ class Runs:
         files: Sequence[str] | None = None,
         images: Sequence[str] | None = None,
     ) -> list[Item]:
-        """Normalised items with the texts of their files, and, where the model sees, the pixels of their images.
-        served: None where it is not known which model is to read them. files, images: the paths of these, in
-        their order, where they are not those of items in `param`. Raises ApiError: see `InputFiles.read` and
-        `SeenImages.read`."""
+        """Normalised items with the texts of their files, and, where the model sees, the pixels of their
+        images. served: None where it is not known which model is to read them. files, images: the paths of
+        these, in their order, where they are not those of items in `param`. Raises ApiError: see
+        `InputFiles.read` and `SeenImages.read`."""
         items = await self.input_files.read(owner, items, param=param, paths=files)
         return await self.read_images(owner, items, served, param=param, paths=images)
 
@@ -884,8 +884,8 @@ class Runs:
     async def _outputs_read(
         self, stored: StoredResponse, new: Mapping[int, Item], served: ServedModel
     ) -> list[Item]:
-        """Outputs by their index in the request, as items whose files and images have been read. ApiError 400,
-        404."""
+        """Outputs by their index in the request, as items whose files and images have been read. ApiError
+        400, 404."""
         if not any(input_files_of(item) or unseen_images_of(item) for item in new.values()):
             return [*new.values()]
         # What was posted before is as it was read then, also where the file is gone.

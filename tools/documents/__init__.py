@@ -1,5 +1,5 @@
-"""Documents as text: PDF, docx, pptx, xlsx, HTML, Markdown and plain text; their cutting into chunks; and images
-as pixels.
+"""Documents as text: PDF, docx, pptx, xlsx, HTML, Markdown and plain text; their cutting into chunks; and
+images as pixels.
 
 A document is read in a process of its own, which can reach no network, write no file and start no process,
 within limits of time and memory: parsers are fed with the bytes of strangers here.

@@ -1,7 +1,7 @@
 """Images as pixels. What is here runs in a confined process (see `child_process`), but for `pixels_of`.
 
-An image crosses to the server as a document with one page: its size is the page's first line, and its pixels are
-the rest, in base64. No byte of the file that a stranger sent reaches the server's own decoders.
+An image crosses to the server as a document with one page: its size is the page's first line, and its pixels
+are the rest, in base64. No byte of the file that a stranger sent reaches the server's own decoders.
 """
 
 from __future__ import annotations

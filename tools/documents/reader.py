@@ -413,7 +413,8 @@ async def read_document(
 
 async def read_image(data: bytes, *, side: int, max_pixels: int, max_bytes: int, owner: str = "") -> Pixels:
     """An image file as pixels, decoded in a confined process of its own: upright, and with `side` pixels at
-    most along a side. max_pixels: of the image as it is. owner: as in `read_document`, whose errors it raises."""
+    most along a side. max_pixels: of the image as it is. owner: as in `read_document`, whose errors it
+    raises."""
     limits = image_limits(side, max_pixels, max_bytes)
     document = await shared_reader().read(data, "image", owner=owner, limits=limits)
     return await asyncio.to_thread(pixels_of, document, limits)
