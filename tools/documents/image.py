@@ -35,8 +35,11 @@ def read_image(data: bytes, limits: ReadingLimits) -> Document:
         message = f"It has {image.width} x {image.height} pixels; {limits.max_pixels} are read."
         raise UnreadableDocument("too_large", message)
     side = limits.image_side
-    image.draft("RGB", (side, side))  # of a JPEG that is much larger, no more than is needed is decoded
-    image.load()
+    try:
+        image.draft("RGB", (side, side))  # of a JPEG that is much larger, no more than is needed is decoded
+        image.load()
+    except (OSError, SyntaxError):  # as Pillow says that a file ends too soon, or is broken
+        raise UnreadableDocument("invalid_file", "It is damaged, or not whole.") from None
     image = _opaque(ImageOps.exif_transpose(image))
     if max(image.size) > side:
         scale = side / max(image.size)
