@@ -117,8 +117,7 @@ class ImageProcessor:
     def _process(self, picture: Picture, alone: bool) -> Processed:
         from PIL import Image
 
-        options: dict[str, Any] = dict(self.row.options or {})
-        options |= {name: value for name, value in picture.options if name in self.options}
+        options = dict(self.row.options or {}) | self._chosen(dict(picture.options))
         with Image.open(io.BytesIO(picture.png), formats=("PNG",)) as opened:
             image = opened.convert("RGB")
         images = [image]
@@ -136,6 +135,19 @@ class ImageProcessor:
             raise RenderError(f"the model's processor refuses an image of {size} pixels: {line}") from error
         inputs = {name: np.asarray(found[name]) for name in self.row.given if name in found}
         return Processed(inputs, stand)
+
+    def _chosen(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What of the processor's own settings a request has changed: never so that an image costs more than
+        the largest one does by these settings."""
+        chosen: dict[str, Any] = {}
+        if asked.get("do_image_splitting") is False:
+            chosen["do_image_splitting"] = False
+        if "max_pixels" in self.options and not asked.keys().isdisjoint({"max_pixels", "min_pixels"}):
+            size = self._processor.size
+            most = min(asked.get("max_pixels", size.longest_edge), size.longest_edge)
+            least = min(asked.get("min_pixels", size.shortest_edge), most)
+            chosen["size"] = {"longest_edge": most, "shortest_edge": least}
+        return chosen
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
@@ -186,8 +198,6 @@ def _runs(text: str) -> list[str]:
 
 def _known_options(processor: Any) -> set[str]:
     """The options of `IMAGE_OPTIONS` that a processor reads."""
-    size = getattr(processor, "size", None) or {}
     known = {"do_image_splitting"} if hasattr(processor, "do_image_splitting") else set()
-    if hasattr(processor, "max_pixels") or {"longest_edge", "shortest_edge"} <= set(dict(size)):
-        known |= {"max_pixels", "min_pixels"} if hasattr(processor, "merge_size") else set()
-    return known
+    # By squares that are merged, as Qwen's do: the two edges of their size are numbers of pixels.
+    return known | ({"max_pixels", "min_pixels"} if hasattr(processor, "merge_size") else set())
