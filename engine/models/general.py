@@ -28,7 +28,7 @@ from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
 from engine.models.trial_run import TRIAL, Seen, Trial, tolerance
 from engine.step import LayerGroup
-from engine.types import LoadError
+from engine.types import LoadError, RenderError
 from engine.vision import ImageProcessor, Seeing, Sight
 
 log = logging.getLogger("antiphon.engine")
@@ -165,6 +165,11 @@ class GeneralDecoder:
         sight = None
         if processor is not None and image_bytes is not None:
             sight = Sight(whole, processor, dtype, image_bytes)
+            try:
+                sight.try_out()
+            except (LoadError, RenderError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                line = (str(error).splitlines() or [""])[0]
+                raise LoadError(f"{architecture} is not served with images: {line}") from error
         decoder = cls(spec, model, sight)
         if compile:
             decoder.compile()

@@ -43,8 +43,8 @@ def wants_parts(render: Callable[[Sequence[Message]], str]) -> bool:
 
 
 def text_parts(text: str) -> list[dict[str, Any]]:
-    """A text as parts; none where it is empty."""
-    return [{"type": "text", "text": text}] if text else []
+    """A text as parts: one, also where it is empty, because templates look at the first."""
+    return [{"type": "text", "text": text}]
 
 
 def in_parts(messages: Sequence[Message]) -> list[Message]:

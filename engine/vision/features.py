@@ -7,15 +7,15 @@ shows (`look`), and the forward takes that.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.step import StepPlan
-from engine.types import MediaSpan, RequestError
-from engine.vision.processing import ImageProcessor
+from engine.types import LoadError, MediaSpan, RequestError
+from engine.vision.processing import STAND_IN, ImageProcessor, plain_picture
 
 MAX_BYTES = 256 << 20
 """Of features that are remembered."""
@@ -38,14 +38,17 @@ class Sight:
         self._known: OrderedDict[bytes, Tensor] = OrderedDict()  # the one used last is the last
         self._shown: list[tuple[Tensor, Tensor]] = []
         self._positions: Tensor | None = None
+        self._moved: Callable[[], None] = lambda: None
+        for layer in _layers(model, processor.row.language):
+            layer.register_forward_hook(lambda *_: self._moved())
 
     def look(self, plan: StepPlan, moved: Callable[[], None] = lambda: None) -> None:
-        """Prepare what the next forward is shown. moved: is called whenever an image is done."""
+        """Prepare what the next forward is shown. moved: is called whenever a layer of the tower is done,
+        which on a CPU may take seconds for a large image."""
         device = self._model.device
-        self._shown = []
+        self._shown, self._moved = [], moved
         for image in plan.images:
             features = self._features(image.span)
-            moved()
             rows = torch.from_numpy(image.rows).to(device)
             self._shown.append((rows, features[torch.from_numpy(image.features).to(device)]))
         grids = self.processor.row.grids and plan.grid_positions is not None
@@ -66,6 +69,21 @@ class Sight:
         and columns."""
         found, self._positions = self._positions, None
         return positions[None] if found is None else found[:, None]
+
+    def try_out(self) -> None:
+        """Show the tower a small image; raises LoadError where it does not make as many features of it as
+        have places in a prompt."""
+        picture = plain_picture(96, 64)
+        for alone in (True, False):
+            key = self.processor.key(picture, alone=alone)
+            stand = self.processor.process(picture, alone=alone, key=key).stand
+            count = stand.text.count(STAND_IN)
+            span = MediaSpan(0, count, key, picture, tuple(range(count)), stand.grid, alone)
+            try:
+                self._computed(span)
+            except RequestError as error:
+                raise LoadError(f"its images are not served: {error}") from None
+        self.num_computed = 0
 
     def _features(self, span: MediaSpan) -> Tensor:
         """The features [N, hidden] of an image."""
@@ -97,3 +115,10 @@ class Sight:
                 f"an image has {len(features)} features, and {len(span.places)} places in the prompt"
             )
         return features
+
+
+def _layers(model: Any, language: str) -> Iterator[torch.nn.Module]:
+    """The layers of all towers of a model but its language model, which is at this path."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and not path.startswith(f"{language}."):
+            yield from module

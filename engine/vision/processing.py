@@ -201,3 +201,12 @@ def _known_options(processor: Any) -> set[str]:
     known = {"do_image_splitting"} if hasattr(processor, "do_image_splitting") else set()
     # By squares that are merged, as Qwen's do: the two edges of their size are numbers of pixels.
     return known | ({"max_pixels", "min_pixels"} if hasattr(processor, "merge_size") else set())
+
+
+def plain_picture(width: int, height: int) -> Picture:
+    """An image of one color."""
+    from PIL import Image
+
+    data = io.BytesIO()
+    Image.new("RGB", (width, height), (200, 120, 40)).save(data, "PNG")
+    return Picture(data.getvalue(), b"plain")

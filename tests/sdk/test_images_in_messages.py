@@ -36,9 +36,7 @@ async def test_responses_and_chat_see_alike(sdk: AsyncOpenAI) -> None:
             {"type": "input_image", "detail": "auto", **named},
         ]
         message: Any = {"type": "message", "role": "user", "content": parts}
-        response = await sdk.responses.create(
-            model="seeing", input=[message], max_output_tokens=16, **GREEDY
-        )
+        response = await sdk.responses.create(model="seeing", input=[message], max_output_tokens=16, **GREEDY)
         assert response.output and response.usage is not None
         texts.append(response.output_text)
     url: Any = {"type": "image_url", "image_url": {"url": image, "detail": "high"}}

@@ -122,6 +122,34 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
 }
 
+_TYPE, _FIELDS, _PROCESSOR, _SHOWN = SEEING["idefics3"]
+SEEING["smolvlm"] = (
+    "smolvlm",
+    {**_FIELDS, "text_config": {**_FIELDS["text_config"], "num_hidden_layers": 1}},
+    {**_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"},
+    _SHOWN,
+)
+_TYPE, _FIELDS, _PROCESSOR, _SHOWN = SEEING["qwen2_5_vl"]
+SEEING["qwen2_vl"] = (
+    "qwen2_vl",
+    {
+        **_FIELDS,
+        "text_config": {**_FIELDS["text_config"], "model_type": "qwen2_vl_text", "num_hidden_layers": 1},
+        "vision_config": {
+            "depth": 1,
+            "embed_dim": 32,
+            "hidden_size": 48,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    },
+    _PROCESSOR,
+    _SHOWN,
+)
+
 
 def make_seeing(name: str, folder: Path) -> Path:
     """Write the checkpoint of that family into `folder`."""
@@ -208,7 +236,7 @@ def processor_of(name: str, folder: Path) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     images = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    if name == "idefics3":
+    if name in ("idefics3", "smolvlm"):
         from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
         return Idefics3Processor(images, tokenizer, image_seq_len=4)
