@@ -563,8 +563,8 @@ class Config(BaseModel):
     )
     allowed_media_domains: HostPatterns = _setting(
         (),
-        "hosts that images are fetched from (repeatable): NAME or *.NAME, of those that egress lets in; "
-        "default: all of them",
+        "hosts that images for a model that sees are fetched from (repeatable): NAME or *.NAME, of those that "
+        "egress lets in; default: all of them",
     )
     allowed_local_media_path: Folder | None = _setting(
         None, "folder of this machine whose images requests may name by their paths; default: none"
