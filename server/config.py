@@ -563,7 +563,7 @@ class Config(BaseModel):
     )
     allowed_media_domains: HostPatterns = _setting(
         (),
-        "hosts that images for a model that sees are fetched from (repeatable): NAME or *.NAME, of those that "
+        "hosts that images for models that see are fetched from (repeatable): NAME or *.NAME, of those that "
         "egress lets in; default: all of them",
     )
     allowed_local_media_path: Folder | None = _setting(
