@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv_cache import KVCache
-from engine.core.media import PromptImages
 from engine.step import DrawPlan, Floats, Ints, StepImage, StepPlan
 from engine.types import GenerateRequest, SamplingParams
+from engine.vision import PromptImages
 
 PROMPT_LOGPROBS_CHUNK = (
     128  # prompt tokens a step whose logits are wanted: bounds rows x vocabulary in memory

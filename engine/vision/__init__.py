@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from engine.vision.features import Sight
 from engine.vision.processing import ImageProcessor
+from engine.vision.prompt_images import PromptImages
 from engine.vision.seeing import SEEING, Seeing, seeing, sees
 
-__all__ = ["SEEING", "ImageProcessor", "Seeing", "Sight", "seeing", "sees"]
+__all__ = ["SEEING", "ImageProcessor", "PromptImages", "Seeing", "Sight", "seeing", "sees"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.core.media import PromptImages
 from engine.types import MediaSpan, Picture
+from engine.vision.prompt_images import PromptImages
 
 
 def span(offset: int, places: tuple[int, ...], length: int, grid: tuple[int, int] | None) -> MediaSpan:
