@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
+from engine import ModelInfo
 from server.config import THREADED_BYTES, Config
 from server.errors import ApiError
 from server.input_files.sources import FoundFile, NotAllowed, RequestFiles, found_file
@@ -23,7 +24,7 @@ from server.items import SEES, Item, KeptPicture, path_of_image, unseen_images_o
 from server.schema import refuse, shorten
 from server.threads import begin_large_request
 from storage import Storage
-from tools import Pixels, ReadersBusy, Registry, ToolError, ToolSpec, UnreadableDocument, read_image
+from tools import Pixels, ReadersBusy, ToolError, ToolSpec, UnreadableDocument, read_image
 
 MAX_IMAGES = 100
 """In one request."""
@@ -65,8 +66,10 @@ class SeenImages:
         self._num_bytes = 0
 
     @staticmethod
-    def tools() -> Registry:
-        """What the registry has where a model sees, for tools that need one which does."""
+    def tools(info: ModelInfo) -> dict[str, ToolSpec]:
+        """What the registry has where the model sees, for tools that need one which does."""
+        if "image" not in info.modalities:
+            return {}
 
         async def refuse() -> str:
             raise ToolError("Images are seen, and not called.")

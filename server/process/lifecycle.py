@@ -169,8 +169,7 @@ class ServerLifecycle:
         registry = {**registry, **library.tools()}
         if GENERATE in registry:
             registry |= InputImages(self._storage, self.config.egress_policy).tools()
-        if "image" in self._engine.info.modalities:
-            registry |= SeenImages.tools()
+        registry |= SeenImages.tools(self._engine.info)
         cells: Cells | None = None
         if found.sandbox is not None:
             self.sandbox = found.told
