@@ -66,11 +66,12 @@ class ImageProcessor:
     def load(cls, folder: Path, max_bytes: int = MAX_BYTES) -> ImageProcessor:
         """The processor of a model's folder. max_bytes: of processed images that are remembered. Raises
         LoadError."""
-        from transformers import AutoImageProcessor
+        from transformers import AutoConfig, AutoImageProcessor
 
-        fields = read_config(folder)
-        row = seeing(fields)
+        row = seeing(read_config(folder))
         try:
+            # With its defaults, which a config.json may leave out.
+            fields = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
             processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
         except Exception as error:  # transformers raises what it likes; one line says what it was
             line = (str(error).strip().splitlines() or [""])[0]
