@@ -29,6 +29,7 @@ from engine.speech import (
 )
 from engine.types import (
     CACHED_TOKEN,
+    IMAGE_OPTIONS,
     CallArgs,
     CallEnd,
     CallStart,
@@ -46,6 +47,7 @@ from engine.types import (
     LoadError,
     MediaSpan,
     ModelInfo,
+    Picture,
     Prompt,
     PromptTooLong,
     QueueFull,
@@ -116,6 +118,7 @@ else:
 
 __all__ = [
     "CACHED_TOKEN",
+    "IMAGE_OPTIONS",
     "LLM",
     "MAX_BEAMS",
     "SAMPLE_RATE",
@@ -148,6 +151,7 @@ __all__ = [
     "ModelInfo",
     "Options",
     "Picked",
+    "Picture",
     "Place",
     "PoolingConfig",
     "PoolingEngine",

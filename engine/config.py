@@ -42,6 +42,8 @@ class EngineConfig:
     kv_disk_bytes: int = 10 << 30  # of saved KV on disk, at most; 0: none is saved
     kv_disk_folder: Path | None = None  # where it lies; None: none is saved
     kv_tier_dtype: KVTierDtype = "auto"  # what is saved on disk; auto: the same bits
+    text_only: bool = False  # of a model that sees, its language model alone
+    image_cache_bytes: int = 256 << 20  # features of images that are remembered, and as many of pixels
     prefix_caching: bool = True  # requests may read the blocks that others have computed
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # folders of adapters, by name
     chat_template: str | None = None  # the text of a template that replaces the checkpoint's
@@ -93,6 +95,7 @@ class EngineConfig:
             kv_cache_bytes=None,
             num_blocks=None,
             kv_disk_folder=None,
+            text_only=True,
         )
 
 
@@ -114,6 +117,7 @@ _LEAST = {
     "kv_cache_bytes": 1,
     "num_blocks": 1,
     "kv_disk_bytes": 0,
+    "image_cache_bytes": 0,
     "num_threads": 1,
     "num_assistant_tokens": 0,
     "max_ngram_size": 1,

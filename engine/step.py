@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import Done, EngineError, Timing
+from engine.types import Done, EngineError, MediaSpan, Timing
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -62,6 +62,15 @@ class DrawPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class StepImage:
+    """A part of an image that a step computes: the `rows` of the step, [N], have its `features`, [N]."""
+
+    span: MediaSpan
+    rows: Ints
+    features: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward and one draw, as plain arrays: B sequences, T tokens in all, R rows that draw.
 
@@ -87,6 +96,8 @@ class StepPlan:
     prompt_targets: Ints
     prompt_counts: tuple[int, ...]  # how many of them belong to each sequence that asked, in turn
     prompt_top: int
+    images: tuple[StepImage, ...] = ()  # what its tokens show
+    grid_positions: Ints | None = None  # [3, T], where images in it count positions by rows and columns
 
 
 def no_draws() -> DrawPlan:

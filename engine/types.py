@@ -104,14 +104,40 @@ class ReaderParams:
     special_tokens: bool = False  # everything is text, and special tokens are written out in it
 
 
+IMAGE_OPTIONS: Mapping[str, type] = {"do_image_splitting": bool, "max_pixels": int, "min_pixels": int}
+"""Arguments of image processors that a request may choose, and their types: with them an image is made of
+fewer pieces than the checkpoint's own settings would make it, and never of more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image in a message.
+
+    png: its pixels, as PNG that was written by whoever asks: a stranger's file is not decoded in this
+    process. digest: of the pixels. options: arguments of the model's image processor, by name.
+    """
+
+    png: bytes = field(repr=False)
+    digest: bytes
+    options: tuple[tuple[str, Any], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """A non-text span of the prompt (none yet): `length` tokens at `offset`, content addressed."""
+    """An image in a prompt: `length` tokens at `offset`, content addressed.
+
+    content_hash: of the pixels and of how they are processed. places: the tokens that features stand in place
+    of, counted from `offset`. grid: rows and columns of the features, where positions count them. alone: it
+    is processed as the only image of its prompt, where that makes a difference.
+    """
 
     offset: int
     length: int
     content_hash: bytes
-    handle: str
+    picture: Picture
+    places: tuple[int, ...] = field(default=(), repr=False)
+    grid: tuple[int, int] | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +186,12 @@ class Prompt:
 
     ids: mostly an `array` of C ints, which is four bytes a token, and copied, compared and checked at once
     where a tuple is gone through token by token. Others have it, too, so nobody may change it.
+    media: the images in it, in their order.
     """
 
     ids: Sequence[int]
     starts_in: Start = "text"
+    media: tuple[MediaSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +199,10 @@ class RenderInput:
     """What a chat template is given, in the form Hugging Face templates expect.
 
     messages: dicts with role and content, and reasoning_content, tool_calls [{id, type: "function", function:
-    {name, arguments: str}}], tool_call_id, name where they apply. tools: {"type": "function", "function":
-    {...}}. answer: what the answer must look like, for templates that tell the model.
+    {name, arguments: str}}], tool_call_id, name where they apply. Content is a text, or, for a model that
+    sees, a list of {"type": "text", "text"} and {"type": "image", "image": Picture}, which the processor
+    takes with `image_options`. tools: {"type": "function", "function": {...}}. answer: what the answer must
+    look like, for templates that tell the model.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -184,6 +214,7 @@ class RenderInput:
     chat_template: str | None = None
     answer: Shape | None = None
     now: float = 0.0  # unix seconds, for templates that print a date
+    image_options: Mapping[str, Any] = field(default_factory=dict)
     scope: str | None = (
         None  # whose text it is, so that its tokens are remembered for them; None: they are not
     )
@@ -314,6 +345,8 @@ class ModelInfo:
     adapters: (name, fingerprint) of those that a request may name, each as if the model were another one.
     template_variables: the names that the chat template reads beside what it is always given. cache_block:
     tokens of a block of the prefix cache, which keeps whole ones; 0: no prompt is kept.
+    modalities: what a prompt may hold: text, image. image_options: what a `Picture` may choose of how it is
+    processed.
     """
 
     name: str
@@ -325,6 +358,7 @@ class ModelInfo:
     capabilities: frozenset[str] = frozenset()
     dialect: str = "plain"
     modalities: frozenset[str] = frozenset({"text"})
+    image_options: frozenset[str] = frozenset()
     adapters: tuple[tuple[str, str], ...] = ()
     template_variables: frozenset[str] = frozenset()
     cache_block: int = 0

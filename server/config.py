@@ -404,6 +404,16 @@ class Config(BaseModel):
     kv_cache_bytes: Bytes | None = _setting(
         None, "size of the KV cache; default: by the machine", unit="bytes", gt=0, engines=_LOCAL
     )
+    text_only: bool = _setting(
+        False, "of a model that sees, serve its language model alone: it takes less memory", engines=_LOCAL
+    )
+    image_cache_bytes: Bytes = _setting(
+        256 << 20,
+        "features of images that are kept for later prompts with the same image, and as much of their pixels",
+        unit="bytes",
+        ge=0,
+        engines=_LOCAL,
+    )
     prefix_caching: bool = _setting(
         True,
         "keep what was computed of a prompt for later ones that begin alike, in the blocks of the KV cache "
@@ -548,6 +558,14 @@ class Config(BaseModel):
         "where they may besides (repeatable): NAME, *.NAME, ADDRESS or NETWORK, at ports 80 and 443, or with "
         ":PORT or :*",
     )
+    allowed_media_domains: HostPatterns = _setting(
+        (),
+        "hosts that images for models that see are fetched from (repeatable): NAME or *.NAME, of those that "
+        "egress lets in; default: all of them",
+    )
+    allowed_local_media_path: Folder | None = _setting(
+        None, "folder of this machine whose images requests may name by their paths; default: none"
+    )
     sandbox: Literal["off", "auto", "bubblewrap", "landlock", "monty", "command"] = _setting(
         "off",  # to run what strangers' prompts make a model write is for an operator to decide
         "what runs the code of the code interpreter: auto takes bubblewrap where that works, or else monty",
@@ -600,6 +618,12 @@ class Config(BaseModel):
     )
     max_connections: int | None = _setting(
         None, "open connections before 503; default: what the limit of descriptors leaves", gt=0
+    )
+    max_image_pixels: int = _setting(
+        40_000_000,  # of today's cameras, and 160 MB while it is decoded
+        "largest image that a model is shown; what is smaller is scaled to 2048 pixels along a side",
+        unit="pixels",
+        gt=0,
     )
     max_header_bytes: Bytes = _setting(
         64 << 10, "largest request line and headers together", unit="bytes", ge=1024

@@ -21,6 +21,7 @@ from server.items import (
     input_files_of,
     load_item,
     private_of,
+    unseen_images_of,
     with_private,
 )
 from server.schema import normalize_item, num_parts
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 
 def may_be_known(item: Item) -> bool:
     """Whether an item is of a kind that clients send back: anything but a message of theirs, unless it has
-    files, which may have been read before."""
-    return bool(item["type"] != "message" or item["role"] == "assistant" or input_files_of(item))
+    files or images, which may have been read before."""
+    if item["type"] != "message" or item["role"] == "assistant":
+        return True
+    return bool(input_files_of(item) or unseen_images_of(item))
 
 
 async def identify(

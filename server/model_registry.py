@@ -51,6 +51,11 @@ class ServedModel:
     adapter: str | None = None
     caps: Caps = field(default_factory=Caps)
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model is shown images; others are told of them, or refuse them."""
+        return "image" in self.info.modalities
+
 
 @dataclass(frozen=True, slots=True)
 class PooledModel:

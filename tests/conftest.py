@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,21 @@ def postgres() -> Postgres:
     from tests.support.postgres import the_server
 
     return the_server()
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a name of `seeing_checkpoints.SEEING` to the folder of that checkpoint."""
+    from tests.support.seeing_checkpoints import make_seeing
+
+    made: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in made:
+            made[name] = make_seeing(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return find
 
 
 @pytest.fixture

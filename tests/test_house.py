@@ -40,7 +40,18 @@ ORDERS = {
     "engine": (
         *("late", "types", "admission", "interface", "config", "step", "model_folder", "search"),
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
-        *("kernels", "models", "executor", "tiers", "core", "benchmark", "pooling", "speech", "backends"),
+        *(
+            "vision",
+            "kernels",
+            "models",
+            "executor",
+            "tiers",
+            "core",
+            "benchmark",
+            "pooling",
+            "speech",
+            "backends",
+        ),
         *("llm_options", "llm"),
     ),
     "storage": (

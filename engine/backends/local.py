@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from engine.core import EngineLoop, Tiering
     from engine.structured.isolation import Constraints, Matcher
     from engine.tokenizer import BannedTexts
+    from engine.vision import ImageProcessor
 
 T = TypeVar("T")
 
@@ -110,7 +111,11 @@ class LocalEngine(WithTexts):
         )
         self._info = self._describe(folder)
         self._prompts = Prompts(
-            self._tokenizer, self._dialect, limit=self._info.max_model_len, pool=self._pool
+            self._tokenizer,
+            self._dialect,
+            limit=self._info.max_model_len,
+            pool=self._pool,
+            placer=self._images,
         )
         self._watch()
         return self._info
@@ -232,10 +237,18 @@ class LocalEngine(WithTexts):
             defaults=self._sampling_defaults(folder) if auto else SamplingDefaults(),
             capabilities=frozenset(capabilities),
             dialect=self._dialect.name,
+            modalities=frozenset({"text"} if self._images is None else {"text", "image"}),
+            image_options=frozenset() if self._images is None else self._images.options,
             template_variables=self._tokenizer.template_variables,
             adapters=tuple((name, adapted(own)) for name, own in spec.adapters),
             cache_block=self._config.block_size if self._config.prefix_caching else 0,
         )
+
+    @property
+    def _images(self) -> ImageProcessor | None:
+        """What processes images for a model that sees."""
+        sight = self._loop.runner.model.sight
+        return None if sight is None else sight.processor
 
     def _sampling_defaults(self, folder: Path) -> SamplingDefaults:
         """The checkpoint's, but for drafts where the operator has turned these off."""
@@ -373,6 +386,8 @@ class LocalEngine(WithTexts):
         self._require_alive()
         much = len(request.prompt_ids) > LONG_PROMPT
         await self._beside(much, partial(check_request, request, self._info))
+        if request.media and self._images is not None:  # so that the engine's thread finds it done
+            await self._in_pool(partial(self._images.prepare, request.media))
         end = end_of_prefix(request, self._info)
         matcher = None
         if request.constraint is not None:

@@ -23,7 +23,7 @@ from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.admission import Admission, Place
 from engine.backends.generation import LONG_SCORES, Generation, end_of_prefix, is_last
@@ -47,6 +47,9 @@ from engine.types import (
     ModelInfo,
     RequestFailed,
 )
+
+if TYPE_CHECKING:
+    from engine.vision import ImageProcessor
 
 T = TypeVar("T")
 
@@ -105,7 +108,9 @@ class RemoteEngine(WithTexts):
         tokenizer, dialect = text
         assert self._line.info is not None
         self._info = self._line.info
-        self._prompts = Prompts(tokenizer, dialect, limit=self._info.max_model_len, pool=self._pool)
+        placer = await self._in_pool(self._open_images) if "image" in self._info.modalities else None
+        limit = self._info.max_model_len
+        self._prompts = Prompts(tokenizer, dialect, limit=limit, pool=self._pool, placer=placer)
         self._admission = Admission(
             max_running=self._line.max_running,
             max_waiting=self._max_waiting,
@@ -123,6 +128,14 @@ class RemoteEngine(WithTexts):
         folder = find_folder(self._model, weights=False)
         tokenizer = Tokenizer.load(folder, self._chat_template, allow_special_tokens=special)
         return tokenizer, open_dialect(tokenizer, tools=self._tool_dialect, reasoning=self._reasoning_dialect)
+
+    def _open_images(self) -> ImageProcessor:
+        """What processes images here, where prompts are made; the engine's process has one for what it
+        computes."""
+        from engine.vision import ImageProcessor  # transformers and torch, only where they are needed
+
+        assert self._model is not None
+        return ImageProcessor.load(find_folder(self._model, weights=False))
 
     def _note_others(self) -> None:
         """What runs for other processes leaves less room for what waits here."""
@@ -172,7 +185,7 @@ class RemoteEngine(WithTexts):
 
     def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
         """See `Engine.keep`."""
-        self._line.note("keep", name, request_form(request), ints_text(output), seconds)
+        self._line.note("keep", name, request_form(request, pixels=False), ints_text(output), seconds)
 
     def let_go(self, name: str) -> None:
         """See `Engine.let_go`."""
@@ -182,7 +195,7 @@ class RemoteEngine(WithTexts):
         self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
     ) -> None:
         """See `Engine.save`."""
-        self._line.note("save", name, request_form(request), ints_text(output), until)
+        self._line.note("save", name, request_form(request, pixels=False), ints_text(output), until)
 
     def forget(self, names: Collection[str]) -> None:
         """See `Engine.forget`; an engine that is away does it when it is back."""

@@ -29,6 +29,8 @@ from engine.types import (
     EngineError,
     EngineUnavailable,
     GenerateRequest,
+    MediaSpan,
+    Picture,
     PromptTooLong,
     QueueFull,
     RenderError,
@@ -115,18 +117,53 @@ def _hints(kind: type) -> Mapping[str, Any]:
 # Requests
 
 
-def request_form(request: GenerateRequest) -> dict[str, Any]:
-    """A request as it is sent. What only whoever reads the tokens needs stays where they are read."""
-    bare = replace(request, prompt_ids=(), prefix=(), prefix_logprobs=())
+def request_form(request: GenerateRequest, *, pixels: bool = True) -> dict[str, Any]:
+    """A request as it is sent. What only whoever reads the tokens needs stays where they are read. pixels:
+    whether its images go along, or only which ones they are."""
+    bare = replace(request, prompt_ids=(), prefix=(), prefix_logprobs=(), media=())
     form = {field.name: getattr(bare, field.name) for field in fields(bare)}
+    form["media"] = [_media_form(span, pixels) for span in request.media]
     return form | {"prompt_ids": ints_text(request.prompt_ids), "prefix": ints_text(request.flat_prefix)}
+
+
+def _media_form(span: MediaSpan, pixels: bool) -> dict[str, Any]:
+    picture = span.picture
+    return {
+        "offset": span.offset,
+        "length": span.length,
+        "content_hash": b64encode(span.content_hash).decode(),
+        "png": b64encode(picture.png if pixels else b"").decode(),
+        "digest": b64encode(picture.digest).decode(),
+        "options": picture.options,
+        "places": ints_text(span.places),
+        "grid": span.grid,
+        "alone": span.alone,
+    }
+
+
+def _read_media(form: Mapping[str, Any]) -> MediaSpan:
+    options = tuple((name, value) for name, value in form["options"])
+    return MediaSpan(
+        form["offset"],
+        form["length"],
+        b64decode(form["content_hash"]),
+        Picture(b64decode(form["png"]), b64decode(form["digest"]), options),
+        tuple(read_ints(form["places"])),
+        None if form["grid"] is None else tuple(form["grid"]),
+        form["alone"],
+    )
 
 
 def read_request(form: Mapping[str, Any]) -> GenerateRequest:
     """The request of `request_form`; its prefix is one piece."""
     prefix = tuple(read_ints(form["prefix"]))
-    bare = read(GenerateRequest, {**form, "prompt_ids": (), "prefix": ()})
-    return replace(bare, prompt_ids=read_ints(form["prompt_ids"]), prefix=(prefix,) if prefix else ())
+    bare = read(GenerateRequest, {**form, "prompt_ids": (), "prefix": (), "media": ()})
+    return replace(
+        bare,
+        prompt_ids=read_ints(form["prompt_ids"]),
+        prefix=(prefix,) if prefix else (),
+        media=tuple(map(_read_media, form["media"])),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def check_request(request: GenerateRequest, info: ModelInfo) -> None:
     _check_sampling(sampling, vocab_size)
     if request.adapter is not None and request.adapter not in dict(info.adapters):
         raise RequestError(f"there is no adapter {request.adapter!r}")
-    if request.media:
+    if request.media and "image" not in info.modalities:
         raise RequestError("this model takes text only")
 
 

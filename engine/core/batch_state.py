@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv_cache import KVCache
-from engine.step import DrawPlan, Floats, Ints, StepPlan
+from engine.step import DrawPlan, Floats, Ints, StepImage, StepPlan
 from engine.types import GenerateRequest, SamplingParams
+from engine.vision import PromptImages
 
 PROMPT_LOGPROBS_CHUNK = (
     128  # prompt tokens a step whose logits are wanted: bounds rows x vocabulary in memory
@@ -56,11 +57,12 @@ class Rows:
         self.has_bias = np.zeros(max_seqs, np.bool_)
         self.bias: dict[int, tuple[Ints, Floats]] = {}
         self.stops: dict[int, Ints] = {}
+        self.images: dict[int, PromptImages] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def twin(self) -> Rows:
         """The same sequences as another model sees them: its counts of each are its own, and it knows no
-        adapters.
+        adapters, and sees no images.
         """
         other = copy.copy(self)
         other.num_tokens = np.zeros_like(self.num_tokens)
@@ -68,6 +70,7 @@ class Rows:
         other.num_drafts = np.zeros_like(self.num_drafts)
         other.tenure = self.tenure.copy()
         other.adapter = np.zeros_like(self.adapter)
+        other.images = {}
         return other
 
     @property
@@ -113,6 +116,8 @@ class Rows:
             ids, values = zip(*sampling.logit_bias, strict=True)
             self.bias[slot] = np.array(ids, np.int64), np.array(values, np.float32)
         self.stops[slot] = stops
+        if request.media:
+            self.images[slot] = PromptImages.of(request.media, len(request.prompt_ids))
         self._free.pop()  # where anything above raises, the slot is still free
         return slot
 
@@ -121,6 +126,7 @@ class Rows:
         self.tenure[slot] += 1
         self.bias.pop(slot, None)
         self.stops.pop(slot, None)
+        self.images.pop(slot, None)
         self._free.append(slot)
 
     def append(self, slots: Ints, ids: Ints, num_draws: Ints | None = None) -> Ints:
@@ -180,6 +186,8 @@ class Rows:
             prompt_targets=targets,
             prompt_counts=prompt_counts,
             prompt_top=max((top for _, top in prompt_logprobs), default=0),
+            images=self._shown(slots, starts, counts, query_start),
+            grid_positions=self._grid_positions(slots, positions, query_start),
         )
 
     def plan_ahead(self, kv: KVCache, slots: Ints, drawn: Ints) -> StepPlan:
@@ -208,7 +216,37 @@ class Rows:
             prompt_targets=none,
             prompt_counts=(),
             prompt_top=0,
+            grid_positions=self._grid_positions(slots, positions, np.arange(len(slots) + 1)),
         )
+
+    def _shown(self, slots: Ints, starts: Ints, counts: Ints, query_start: Ints) -> tuple[StepImage, ...]:
+        """What the next `counts[i]` tokens of `slots[i]` show."""
+        if not self.images:  # as for nearly every step
+            return ()
+        found: list[StepImage] = []
+        for slot, start, count, row in zip(
+            slots.tolist(), starts.tolist(), counts.tolist(), query_start[:-1].tolist(), strict=True
+        ):
+            if (images := self.images.get(slot)) is not None:
+                found += images.shown(start, start + count, row)
+        return tuple(found)
+
+    def _grid_positions(self, slots: Ints, positions: Ints, query_start: Ints) -> Ints | None:
+        """The positions [3, T] of a step's tokens; None where no image among them counts rows and columns."""
+        if not self.images:
+            return None
+        gridded = [
+            (i, images)
+            for i, slot in enumerate(slots.tolist())
+            if (images := self.images.get(slot)) is not None and images.positions is not None
+        ]
+        if not gridded:
+            return None
+        found = np.broadcast_to(positions, (3, len(positions))).copy()
+        for i, images in gridded:
+            own = slice(int(query_start[i]), int(query_start[i + 1]))
+            found[:, own] = images.positions_of(positions[own])
+        return found
 
     def _prompt_targets(
         self, slots: Ints, query_start: Ints, wanted: Seq[tuple[int, int]]

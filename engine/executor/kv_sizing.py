@@ -82,6 +82,8 @@ def size_pools(model: Model, config: EngineConfig, device: torch.device) -> Pool
         available = config.kv_cache_bytes
         if available is None:
             usual, most = _memory_for_kv(device)
+            if model.sight is not None:  # which keeps its features where the KV is
+                usual, most = usual - config.image_cache_bytes, most - config.image_cache_bytes
             available = min(most, max(usual, groups.bytes_for(length)))
         fits = available >= groups.bytes_for(length)
         ratio = min(available / groups.bytes_for(length), config.max_num_seqs)

@@ -202,6 +202,10 @@ class Runner:
             reserve.uses(int(blocks.max()) + 1)
         if self.device.type == "cpu":
             torch.set_num_threads(self.num_threads or self.threads_for(len(plan.token_ids)))
+        if self.model.sight is not None:
+            if self.device.type == "cpu" and plan.images:
+                torch.set_num_threads(self.num_threads or self._most_threads)
+            self.model.sight.look(plan, self._moved)
         if self.launcher is not None:
             return self.launcher.compute(plan)[:, : self.vocab_size]
         if self.fused is not None:
@@ -213,6 +217,10 @@ class Runner:
             self._move(plan.token_ids), self._move(plan.positions), attention, self._move(plan.logits_at)
         )
         return logits[:, : self.vocab_size]
+
+    def _moved(self) -> None:
+        """Say that the device has done something."""
+        self.progress.at = time.monotonic()
 
     def draw(
         self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]

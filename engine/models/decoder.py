@@ -54,6 +54,7 @@ class NativeDecoder:
         self.final_norm = final_norm
         self.head = head
         self.adapters: Adapters | None = None
+        self.sight = None
         frequencies, self.rope_scale = inverse_frequencies(shape.rope, shape.head_dim)
         self.frequencies = frequencies.to(final_norm.device)
         self.scale = shape.head_dim**-0.5

@@ -10,8 +10,10 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,7 +28,8 @@ from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
 from engine.models.trial_run import TRIAL, Seen, Trial, tolerance
 from engine.step import LayerGroup
-from engine.types import LoadError
+from engine.types import LoadError, RenderError
+from engine.vision import ImageProcessor, Seeing, Sight
 
 log = logging.getLogger("antiphon.engine")
 
@@ -66,12 +69,45 @@ def _attend(
     return mixed[None], None
 
 
+class Speaking(torch.nn.Module):
+    """The language half of a model that sees, as a decoder of its own. The other half is left to `Sight`."""
+
+    def __init__(self, whole: Any, path: str) -> None:
+        """path: of the language model within the whole one."""
+        super().__init__()
+        self.model = whole.get_submodule(path)
+        self.lm_head = whole.get_output_embeddings()
+        self.dtype: torch.dtype = whole.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        device: torch.device = self.model.device
+        return device
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        """The head."""
+        return self.lm_head
+
+    def set_attn_implementation(self, name: str) -> None:
+        """See transformers."""
+        self.model.set_attn_implementation(name)
+
+    def forward(self, *, logits_to_keep: Tensor | None = None, **given: Any) -> SimpleNamespace:
+        """What a transformers decoder with a head gives, as far as it is read: `logits`."""
+        hidden = self.model(**given).last_hidden_state
+        return SimpleNamespace(
+            logits=self.lm_head(hidden if logits_to_keep is None else hidden[:, logits_to_keep])
+        )
+
+
 class GeneralDecoder:
     """A transformers decoder behind `Model`."""
 
-    def __init__(self, spec: ModelSpec, model: Any) -> None:
+    def __init__(self, spec: ModelSpec, model: Any, sight: Sight | None = None) -> None:
         self.spec = spec
         self.adapters: Adapters | None = None
+        self.sight = sight
         self._model = model
         self._compiled: Compiled | None = None
 
@@ -85,14 +121,17 @@ class GeneralDecoder:
         *,
         quantization: Quantization = "none",
         compile: bool = False,
+        row: Seeing | None = None,
+        image_bytes: int | None = None,
     ) -> GeneralDecoder:
         """Load a model by transformers and try it; raises LoadError for what cannot be served rightly.
 
         A quantization is of all linear maps but those that choose among experts; the head is as in
-        `NativeDecoder.load`.
+        `NativeDecoder.load`. row: of a model that sees. image_bytes: of its images that are remembered; None:
+        it is to be a decoder of text alone.
         """
-        config, model = _open(folder, dtype, device)
-        architecture = type(model).__name__
+        config, model, whole = _open(folder, dtype, device, row)
+        architecture = type(whole).__name__
         for layer_type in getattr(config, "layer_types", None) or ():
             if layer_type not in SERVED_LAYER_TYPES:
                 raise LoadError(f"{architecture} has layers of type {layer_type!r}, which are not served")
@@ -112,14 +151,26 @@ class GeneralDecoder:
             dtype=dtype,
             fingerprint=checkpoint.fingerprint() + (b"" if quantization == "none" else quantization.encode()),
         )
+        processor = None
+        if row is not None and image_bytes is not None:
+            processor = ImageProcessor.load(folder, image_bytes)
+            spec = replace(spec, fingerprint=spec.fingerprint + processor.fingerprint)
         if not _repack(model, quantization):
             why = "it computes with the weights of its linear maps by itself"
             if quantization != "none":
                 raise LoadError(f"{architecture} is not served with quantization {quantization}: {why}")
             log.info("%s keeps its weights as they are stored: %s", architecture, why)
-            del model
-            _, model = _open(folder, dtype, device)
-        decoder = cls(spec, model)
+            del model, whole
+            _, model, whole = _open(folder, dtype, device, row)
+        sight = None
+        if processor is not None and image_bytes is not None:
+            sight = Sight(whole, processor, dtype, image_bytes)
+            try:
+                sight.try_out()
+            except (LoadError, RenderError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                line = (str(error).splitlines() or [""])[0]
+                raise LoadError(f"{architecture} is not served with images: {line}") from error
+        decoder = cls(spec, model, sight)
         if compile:
             decoder.compile()
         return decoder
@@ -143,7 +194,11 @@ class GeneralDecoder:
         """See `Model.forward`."""
         if self._compiled is not None:
             return self._compiled(token_ids, positions, attention, logits_at)
-        return _forward(self._model, token_ids, positions, attention, logits_at)
+        if self.sight is None:
+            return _forward(self._model, token_ids, positions, attention, logits_at)
+        embeddings = self.sight.embedded(token_ids)
+        positions = self.sight.positions(positions)
+        return _forward(self._model, token_ids, positions, attention, logits_at, embeddings)
 
     def places(self) -> dict[str, Place]:
         """See `Model.places`."""
@@ -169,12 +224,19 @@ class GeneralDecoder:
 
 
 def _forward(
-    model: Any, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor
+    model: Any,
+    token_ids: Tensor,
+    positions: Tensor,
+    attention: Attention,
+    logits_at: Tensor,
+    embeddings: Tensor | None = None,
 ) -> Tensor:
-    """A flattened batch [T] through a transformers model, whose head runs for `logits_at` only."""
+    """A flattened batch [T] through a transformers model, whose head runs for `logits_at` only. positions:
+    [T], or as the model takes them. embeddings: [T, hidden], where they are not those of the tokens."""
+    named = {"input_ids": token_ids[None]} if embeddings is None else {"inputs_embeds": embeddings[None]}
     output = model(
-        input_ids=token_ids[None],
-        position_ids=positions[None],
+        **named,
+        position_ids=positions[None] if positions.ndim == 1 else positions,
         use_cache=False,
         logits_to_keep=logits_at,
         antiphon=attention,
@@ -183,20 +245,24 @@ def _forward(
     return logits
 
 
-def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
-    """The text configuration and the model, its attention going through `_attend`."""
-    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+def _open(folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | None) -> tuple[Any, Any, Any]:
+    """The text configuration, the decoder, its attention going through `_attend`, and the whole model: of one
+    that sees, its decoder is a part."""
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     quiet: Any = logging.disable_progress_bar
     quiet()
     AttentionInterface.register(IMPLEMENTATION, _attend)
+    kind: Any = AutoModelForCausalLM if row is None else AutoModelForImageTextToText
+    # A vision tower attends by itself: its tokens are no sequence of the batch.
+    attention = IMPLEMENTATION if row is None else {"text_config": IMPLEMENTATION, "vision_config": "eager"}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True
+            whole: Any = kind.from_pretrained(
+                folder, dtype=dtype, attn_implementation=attention, local_files_only=True
             )
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):  # its attention classes are looked up in a table of its own
@@ -206,9 +272,11 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Any, 
     except Exception as error:  # transformers raises what it likes; one line says what it was
         line = (str(error).strip().splitlines() or [""])[0]
         raise LoadError(f"transformers cannot load {folder}: {type(error).__name__}: {line}") from error
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise LoadError(f"{type(model).__name__} is not a decoder with a language head")
-    return config.get_text_config(), model.eval().to(device)
+    if "logits_to_keep" not in inspect.signature(whole.forward).parameters:
+        raise LoadError(f"{type(whole).__name__} is not a decoder with a language head")
+    whole = whole.eval().to(device)
+    model = whole if row is None else Speaking(whole, row.language)
+    return config.get_text_config(), model, whole
 
 
 def _try(model: Any, config: Any) -> tuple[dict[int, Seen], int]:

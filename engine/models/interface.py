@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.models.lora import Adapters, Place, Stack
 from engine.step import LayerGroup
+from engine.vision import Sight
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Model(Protocol):
 
     spec: ModelSpec
     adapters: Adapters | None  # told before each forward which of its tokens are under which
+    sight: Sight | None  # told before each forward what its tokens show; None: the model reads text alone
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor

@@ -26,6 +26,7 @@ from engine.models.interface import Model
 from engine.models.lora import Adapters, Parts, Stack, make_stack
 from engine.models.peft import read_adapter
 from engine.types import LoadError
+from engine.vision import SEEING, Seeing, seeing, sees
 
 log = logging.getLogger("antiphon.engine")
 
@@ -55,7 +56,10 @@ def load_model(config: EngineConfig, device: torch.device) -> Model:
         library = open_library() if config.cpu_kernels and device.type == "cpu" else None
         model = NativeDecoder.load(shape, checkpoint, compute, device, config.quantization, stored, library)
     else:
-        model = _load_general(config, checkpoint, compute, device, _architecture(fields), stored)
+        row = seeing(fields) if sees(fields) and not config.text_only else SEEING.get(_architecture(fields))
+        if row is not None and not config.text_only:
+            _refuse_with_images(config, _architecture(fields))
+        model = _load_general(config, checkpoint, compute, device, _architecture(fields), stored, row)
     if config.lora:
         attach(model, config.lora, device=device, deterministic=config.deterministic)
     return model
@@ -106,6 +110,7 @@ def _load_general(
     device: torch.device,
     architecture: str,
     stored: Stored,
+    row: Seeing | None,
 ) -> Model:
     from engine.models.general import GeneralDecoder  # imports transformers, which native families do without
 
@@ -115,11 +120,19 @@ def _load_general(
             f"{', '.join(families.FAMILIES)} only; load the unquantized checkpoint"
         )
     compile = config.compile
-    if compile and config.lora:
-        log.warning("%s has adapters, so it is not compiled", architecture)
-        compile = False
+    for why in (config.lora and "has adapters", row is not None and "sees images"):
+        if compile and why:
+            log.warning("%s %s, so it is not compiled", architecture, why)
+            compile = False
     return GeneralDecoder.load(
-        Path(config.model), checkpoint, compute, device, quantization=config.quantization, compile=compile
+        Path(config.model),
+        checkpoint,
+        compute,
+        device,
+        quantization=config.quantization,
+        compile=compile,
+        row=row,
+        image_bytes=None if config.text_only else config.image_cache_bytes,
     )
 
 
@@ -176,6 +189,18 @@ def _refuse(config: dict[str, Any], deterministic: bool) -> None:
     if deterministic and _has_experts(config):
         # each computes as many tokens at once as chose it: a shape that neighbours change
         raise LoadError(f"{architecture} is a mixture of experts, which is not served with deterministic")
+
+
+def _refuse_with_images(config: EngineConfig, architecture: str) -> None:
+    """Refuse, before anything is read, what is not served of a model that sees."""
+    for asked, what in (
+        (config.deterministic, "deterministic, which computes tokens one by one"),
+        (config.lora, "adapters"),
+    ):
+        if asked:
+            raise LoadError(
+                f"{architecture} sees images, and is not served with {what}; text_only is without"
+            )
 
 
 def _architecture(config: dict[str, Any]) -> str:

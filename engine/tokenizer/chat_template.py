@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from engine.dialects import History
 from engine.tokenizer.escapes import Escapes, from_ascii_json
 from engine.tokenizer.message_format import answer_arguments, effort_arguments, in_form
+from engine.tokenizer.pictures import in_parts, wants_parts
 from engine.tokenizer.short_answers import skips_thought
 from engine.tokenizer.template_fallbacks import orders, says_all, told
 from engine.types import RenderError, RenderInput
@@ -77,7 +78,8 @@ def template_messages(
     # Behind `in_form`, which reads JSON, and in front of `told`, which writes markup of the server's own.
     escaped = [escapes.message(message, completed) for message in plain]
     tools = escapes.value(_plain(list(inp.tools)), completed)
-    return told(escaped, tools, source, variables_of(source), history.told)
+    found = told(escaped, tools, source, variables_of(source), history.told)
+    return in_parts(found) if _wants_parts(source) else found
 
 
 def template_variables(
@@ -152,6 +154,16 @@ def _cut_at_mark(text: str, ending: str) -> str:
 @lru_cache(maxsize=32)
 def _compile_template(source: str) -> Template:
     return template_environment().from_string(source)
+
+
+@lru_cache(maxsize=32)
+def _wants_parts(source: str) -> bool:
+    """See `wants_parts`; false for a template that tells texts from other content itself."""
+    if "content" not in source or "is string" in source:
+        return False
+    if "'type'" not in source and '"type"' not in source and ".type" not in source:
+        return False
+    return wants_parts(lambda messages: _compile_template(source).render(messages=messages, tools=None))
 
 
 @lru_cache(maxsize=32)

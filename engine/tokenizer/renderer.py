@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from engine.dialects import Dialect, choose_dialect
 from engine.tokenizer.growing_prompts import GrowingPrompts
+from engine.tokenizer.pictures import without_pictures
 from engine.tokenizer.tokenizer import Tokenizer
-from engine.types import LoadError, Prompt, PromptTooLong, RenderInput
+from engine.types import LoadError, Picture, Prompt, PromptTooLong, RenderError, RenderInput
 
 T = TypeVar("T")
 
@@ -31,23 +32,48 @@ def open_dialect(tokenizer: Tokenizer, *, tools: str | None, reasoning: str | No
         raise LoadError(str(error.args[0])) from None
 
 
+Encode = Callable[[str], Sequence[int]]
+
+
+class Placer(Protocol):
+    """Puts images into prompts; see `engine.vision.ImageProcessor.placed`."""
+
+    def placed(self, prompt: Prompt, pictures: Sequence[Picture], encode: Encode) -> Prompt:
+        """A prompt with the tokens of its images in their places. Raises RenderError."""
+        ...
+
+
 class Prompts:
-    """A model's tokenizer and dialect, for an engine whose context holds `limit` tokens."""
+    """A model's tokenizer and dialect, for an engine whose context holds `limit` tokens. placer: of a model
+    that sees."""
 
     def __init__(
-        self, tokenizer: Tokenizer, dialect: Dialect, *, limit: int, pool: ThreadPoolExecutor
+        self,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        *,
+        limit: int,
+        pool: ThreadPoolExecutor,
+        placer: Placer | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.dialect = dialect
         self._growing = GrowingPrompts(tokenizer, dialect)
         self._limit = limit
         self._pool = pool
+        self._placer = placer
 
     async def render(self, messages: RenderInput) -> Prompt:
         """See `Engine.render`; a text that no tokens could make fit the context is PromptTooLong at once."""
 
         def work() -> Prompt:
-            return self._growing.prompt(messages, self._require_hope)
+            plain, pictures = without_pictures(messages)
+            prompt = self._growing.prompt(plain, self._require_hope)
+            if not pictures:
+                return prompt
+            if self._placer is None:
+                raise RenderError("the model takes text only, and the messages have images")
+            return self._placer.placed(prompt, pictures, self.tokenizer.encode)
 
         return await self._in_pool(work)
 

@@ -177,4 +177,10 @@ def _with(first: Any, second: Any) -> Any:
         return "\n\n".join(filter(None, [first, second]))
     if isinstance(first, list) and isinstance(second, list):
         return first + second
+    if first and second:  # one of them has images
+        return [*_parts(first), {"type": "text", "text": "\n\n"}, *_parts(second)]
     return first or second
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -43,8 +43,11 @@ class FoundFile:
 class RequestFiles:
     """Finds the files of one request, and counts their bytes."""
 
-    def __init__(self, storage: Storage, egress: Egress, owner: str) -> None:
+    def __init__(self, storage: Storage, egress: Egress, owner: str, *, hosts: Sequence[str] = ()) -> None:
+        """hosts: the only ones that files are fetched from, as names or `*.NAME`; none: all that may be
+        reached."""
         self._storage, self._egress, self._owner = storage, egress, owner
+        self._hosts = hosts
         self._left = MAX_BYTES
 
     async def find(self, part: Mapping[str, Any], path: str) -> FoundFile:
@@ -85,31 +88,44 @@ class RequestFiles:
             raise ApiError(404, message, code="not_found", param=at) from None
         return FoundFile(data, name or file.filename, file.digest)
 
+    def _check(self, url: str, at: str) -> None:
+        """Raise EgressError, or ApiError for a host that is not among those to be asked."""
+        self._egress.check(url)
+        host = (urlsplit(url).hostname or "").rstrip(".")
+        if self._hosts and not any(_is_of(host, pattern) for pattern in self._hosts):
+            raise NotAllowed(at, f"{host} is not among the hosts that this server fetches images from.")
+
     async def _fetched(self, url: str, name: str | None, at: str) -> FoundFile:
         caps = Caps(max_bytes=self._left, total_s=FETCH_S)
         asked = url
         try:
-            self._egress.check(url)
+            self._check(url, at)
             async with asyncio.timeout(FETCH_S), guarded_client(self._egress, caps) as client:
                 for _ in range(MAX_REDIRECTS + 1):
                     answer = await client.get(url)
                     if not answer.is_redirect:
                         break
                     url = urljoin(url, answer.headers.get("location", ""))
-                    self._egress.check(url)
+                    self._check(url, at)
         except EgressError as why:
             if why.kind == "too_large":
                 raise _too_large(at) from None
             may = why.kind == "refused" and why.allowable
             hint = " The operator may allow it by --egress or --egress-allow." if may else ""
-            raise _unreached(at, f"{why}{hint}") from None
+            refused = NotAllowed if why.kind == "refused" else Unreached
+            raise refused(at, f"{why}{hint}") from None
         except TimeoutError:
-            raise _unreached(at, f"It took longer than {FETCH_S:g} s.") from None
+            raise Unreached(at, f"It took longer than {FETCH_S:g} s.") from None
         if answer.status_code != 200:
-            raise _unreached(at, f"The answer has status {answer.status_code}.")
+            raise Unreached(at, f"The answer has status {answer.status_code}.")
         name = name or unquote(urlsplit(asked).path.rpartition("/")[2])[-MAX_FILENAME:] or "file"
         digest = await asyncio.to_thread(lambda: sha256(answer.content).hexdigest())
         return FoundFile(answer.content, name, digest, url)
+
+
+def found_file(data: bytes, filename: str) -> FoundFile:
+    """A file that is there already."""
+    return FoundFile(data, filename, sha256(data).hexdigest())
 
 
 def _decoded(text: str, name: str | None, at: str) -> FoundFile:
@@ -122,7 +138,7 @@ def _decoded(text: str, name: str | None, at: str) -> FoundFile:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         refuse(at, f"Invalid '{at}': expected base64, or a data URL with base64.")
-    return FoundFile(data, name or "file", sha256(data).hexdigest())
+    return found_file(data, name or "file")
 
 
 def _too_large(at: str) -> ApiError:
@@ -130,5 +146,16 @@ def _too_large(at: str) -> ApiError:
     return ApiError(400, message, code="file_too_large", param=at)
 
 
-def _unreached(at: str, why: str) -> ApiError:
-    return ApiError(400, f"Error while downloading '{at}'. {why}", code="invalid_file_url", param=at)
+def _is_of(host: str, pattern: str) -> bool:
+    return pattern == "*" or host == pattern or (pattern.startswith("*.") and host.endswith(pattern[1:]))
+
+
+class Unreached(ApiError):
+    """A file at an address was not got."""
+
+    def __init__(self, at: str, why: str) -> None:
+        super().__init__(400, f"Error while downloading '{at}'. {why}", code="invalid_file_url", param=at)
+
+
+class NotAllowed(Unreached):
+    """A file at an address was not asked for, because that is not allowed."""

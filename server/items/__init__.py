@@ -85,6 +85,15 @@ from server.items.parts import (
     identifier,
     network_policy,
 )
+from server.items.pictures import (
+    SEEN,
+    SEES,
+    KeptPicture,
+    images_in,
+    path_of_image,
+    unseen_images_of,
+    with_pictures,
+)
 from server.items.private_half import (
     SEALED,
     Private,
@@ -95,7 +104,7 @@ from server.items.private_half import (
     with_private,
 )
 from server.items.sources import Source, Sources
-from server.items.transcript import Transcript, text_of
+from server.items.transcript import Transcript, seen, text_of
 
 __all__ = [
     "ABANDONED",
@@ -110,6 +119,8 @@ __all__ = [
     "OUTPUT_PART",
     "READ_IMAGE",
     "SEALED",
+    "SEEN",
+    "SEES",
     "USER_PART",
     "Approval",
     "ArgumentReader",
@@ -121,6 +132,7 @@ __all__ = [
     "InputReader",
     "Item",
     "ItemType",
+    "KeptPicture",
     "Listing",
     "Private",
     "Route",
@@ -151,6 +163,7 @@ __all__ = [
     "function_name",
     "function_of",
     "identifier",
+    "images_in",
     "images_of",
     "input_files_of",
     "instead_of",
@@ -174,8 +187,10 @@ __all__ = [
     "load_item",
     "network_policy",
     "num_tool_calls",
+    "path_of_image",
     "private_bytes",
     "private_of",
+    "seen",
     "shown_name",
     "source_of",
     "stores_of",
@@ -185,8 +200,10 @@ __all__ = [
     "tools_added",
     "type_asked_for",
     "type_of_calls",
+    "unseen_images_of",
     "unspoken",
     "with_file_texts",
+    "with_pictures",
     "with_private",
     "words_of",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from server.items.file_texts import told_of
 from server.items.item_type import Item, ItemType
 from server.items.parts import PLACE, STATUSES
+from server.items.pictures import shown_parts, with_urls
 from server.items.transcript import Transcript
 from server.shapes import STRING, Shape, anything, one_of, record
 
@@ -30,8 +31,15 @@ def _say(item: Item, transcript: Transcript) -> None:
     if item["role"] == "assistant":
         transcript.say(told_of(item))
     else:
-        text = told_of(item, lambda: f"[image {transcript.image()}, which you cannot see]")
-        transcript.tell("system" if item["role"] == "developer" else item["role"], text)
+        numbers: list[int] = []
+
+        def unseen() -> str:
+            numbers.append(transcript.image())
+            return f"[image {numbers[-1]}, which you cannot see]"
+
+        text = told_of(item, unseen)
+        parts = shown_parts(item, lambda index: f"[image {numbers[index]}, which you cannot see]")
+        transcript.tell("system" if item["role"] == "developer" else item["role"], text, parts)
 
 
 ROWS = (
@@ -49,5 +57,6 @@ ROWS = (
             "response.refusal.done": f"{_PART} refusal",
         },
         order=f"({_TEXT_PART} | {_REFUSAL_PART})*",
+        includes={"message.input_image.image_url": with_urls},
     ),
 )

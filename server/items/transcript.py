@@ -28,6 +28,33 @@ def speakable(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 
+SHOWN = "shown"
+"""The field of a message that has what a model that sees is shown in the place of its text; `seen` makes it
+that."""
+
+
+def seen(messages: Sequence[Mapping[str, Any]], *, sees: bool) -> list[dict[str, Any]]:
+    """Messages of a transcript for a model that sees, with their images among their parts, or for any other.
+
+    Few templates have room for an image in the output of a tool. So a message of the user follows the outputs
+    of a turn, which shows what they have, in their order.
+    """
+    found: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        plain = {name: value for name, value in message.items() if name != SHOWN}
+        if waiting and plain["role"] != "tool":
+            found.append({"role": "user", "content": waiting})
+            waiting = []
+        shown = message.get(SHOWN) if sees else None
+        if shown is not None and plain["role"] == "tool":
+            waiting += shown
+        elif shown is not None:
+            plain["content"] = list(shown)
+        found.append(plain)
+    return [*found, {"role": "user", "content": waiting}] if waiting else found
+
+
 class Transcript:
     """Messages as they are written, oldest first.
 
@@ -44,6 +71,8 @@ class Transcript:
         made: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.shows_images = False
+        """Whether messages have images that models can be shown: these are under `SHOWN`, beside the text."""
         self.settled = True
         """Whether nothing that comes later can change what is written."""
         self.names_others = False
@@ -73,6 +102,7 @@ class Transcript:
         new = Transcript(answers, names, made)
         new.messages, new._calls = list(self.messages), dict(self._calls)
         new._answered, new._searches = list(self._answered), list(self._searches)
+        new.shows_images = self.shows_images
         new.settled, new.names_others = self.settled, self.names_others
         new._num_images, new.longest = self._num_images, self.longest
         if self._turn is not None:  # it is the last message, and may be added to
@@ -81,12 +111,17 @@ class Transcript:
                 new._turn["tool_calls"] = list(calls)
         return new
 
-    def tell(self, role: str, text: str) -> None:
-        """A message that is not the assistant's: of the system, or of a user."""
+    def tell(self, role: str, text: str, parts: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """A message that is not the assistant's: of the system, or of a user. parts: the same with its
+        images, for models that see."""
         while (call_id := self.expected()) is not None:
             self.answer(call_id, "error: The outcome of this call is not known.")
         self._turn = None
-        self.messages.append({"role": role, "content": text})
+        message: dict[str, Any] = {"role": role, "content": text}
+        if parts is not None:
+            message[SHOWN] = parts
+            self.shows_images = True
+        self.messages.append(message)
 
     def compact(self, systems: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> None:
         """Put other messages in the place of all but those of the system. systems: texts of the latter, for a
@@ -145,9 +180,9 @@ class Transcript:
         """Whether a call was written already."""
         return call_id in self._calls
 
-    def answer(self, call_id: str, output: str) -> None:
-        """The output of a call. Outputs stand in the order of their calls, in whatever order they come: many
-        templates show no ids."""
+    def answer(self, call_id: str, output: str, pictures: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """The output of a call. pictures: its images as parts, for models that see. Outputs stand in the
+        order of their calls, in whatever order they come: many templates show no ids."""
         self._turn = None
         if not self._is_clients:
             self.longest = max(self.longest, len(output))
@@ -158,7 +193,10 @@ class Transcript:
         place = bisect_right(self._answered, which)
         index = len(self.messages) - len(self._answered) + place
         self._answered.insert(place, which)
-        message = {"role": "tool", "tool_call_id": call_id, "name": name, "content": output}
+        message: dict[str, Any] = {"role": "tool", "tool_call_id": call_id, "name": name, "content": output}
+        if pictures:
+            message[SHOWN] = pictures
+            self.shows_images = True
         self.messages.insert(index, message)
 
     def _message(self, *closed_by: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from server.encrypted_reasoning import Sealing
 from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
 from server.http.websocket import OpenSockets
-from server.input_files import InputImages
+from server.input_files import InputImages, SeenImages
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import (
     Models,
@@ -179,6 +179,7 @@ class ServerLifecycle:
         registry = {**registry, **library.tools()}
         if GENERATE in registry:
             registry |= InputImages(self._storage, self.config.egress_policy).tools()
+        registry |= SeenImages.tools(self._engine.info)
         cells: Cells | None = None
         if found.sandbox is not None:
             self.sandbox = found.told

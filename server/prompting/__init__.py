@@ -9,6 +9,7 @@ from server.prompting.context_room import (
     require_room,
     words_of_field,
 )
+from server.prompting.image_options import image_options
 from server.prompting.messages import NOTHING_TOLD, Told, longest_result, sampling, to_messages
 from server.prompting.tool_offer import (
     Offer,
@@ -28,6 +29,7 @@ __all__ = [
     "cache_salt",
     "check",
     "custom_tool_names",
+    "image_options",
     "longest_result",
     "name_capped_limit",
     "name_cut_limit",

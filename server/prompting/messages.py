@@ -11,7 +11,7 @@ from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
 from server.errors import ApiError
-from server.items import Item, Transcript, answers_of, is_left_out, is_output, source_of, words_of
+from server.items import Item, Transcript, answers_of, is_left_out, is_output, seen, source_of, words_of
 from server.limits import Caps
 from server.schema import SamplingFields
 
@@ -63,17 +63,24 @@ def to_messages(
     names: Names | None = None,
     told: Told | None = None,
     most: int | None = None,
+    *,
+    sees: bool = False,
 ) -> list[dict[str, Any]]:
     """Items, oldest first, as the messages that chat templates expect. instructions: what stands before them,
     as a text, which becomes a system message, or as items. names: see `Transcript`. told: the first of the
     items, worded before. most: characters to which each output of this server's tools is cut, where it is
-    longer. Raises ApiError 400 `unsupported_item` for an item that there are no words for."""
-    messages = _transcript(items, names, told, most).messages
+    longer. sees: whether the model is shown images; any other is told of them. Raises ApiError 400
+    `unsupported_item` for an item that there are no words for."""
+    messages = _messages(_transcript(items, names, told, most), sees)
     if instructions is None:
         return messages
     if isinstance(instructions, str):
         return [{"role": "system", "content": instructions}, *messages]
-    return [*_transcript(instructions, names, None, None).messages, *messages]
+    return [*_messages(_transcript(instructions, names, None, None), sees), *messages]
+
+
+def _messages(transcript: Transcript, sees: bool) -> list[dict[str, Any]]:
+    return seen(transcript.messages, sees=sees) if transcript.shows_images else transcript.messages
 
 
 def longest_result(items: Sequence[Item], names: Names | None = None, told: Told | None = None) -> int:

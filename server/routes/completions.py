@@ -34,6 +34,7 @@ from server.schema import (
     CompletionRequest,
     MessagesRequest,
     file_paths,
+    image_paths,
     parse_chat,
     parse_completion,
     parse_generation,
@@ -84,9 +85,10 @@ async def create_chat_completion(request: Request) -> Response:
     keeping = await keeping_of(request, asked)
     if runs_tools(asked, here.runs, unsupported):
         return await _run(request, asked, keeping)
-    paths = file_paths(asked.messages)
-    if paths:
-        asked.items[:] = await here.runs.input_files.read(principal(request).owner, asked.items, paths=paths)
+    files, images = file_paths(asked.messages), image_paths(asked.messages)
+    if files or images:
+        served, who = here.models.get(asked.model), principal(request).owner
+        asked.items[:] = await here.runs.read_inputs(who, asked.items, served, files=files, images=images)
     return await answer(request, asked, prepare_chat, *CHAT, keeping)
 
 

@@ -35,7 +35,7 @@ from server.http import (
 )
 from server.ignored import ignore, unread
 from server.item_ids import identify
-from server.items import FILE_PARTS, filled_body, is_left_out, private_bytes, words_of
+from server.items import SEEN, filled_body, is_left_out, private_bytes, words_of
 from server.routes.documented import PAGE, documented
 from server.routes.responses import asked_by, new_id
 from server.runs.execution import new_items
@@ -292,8 +292,8 @@ async def _stored(
     await require_stored_bytes(request, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
-    items = await here.runs.input_files.read(who, items, param="items")
-    if told := await aside(in_large_request(), private_bytes, items, FILE_PARTS):
+    items = await here.runs.read_inputs(who, items, None, param="items")
+    if told := await aside(in_large_request(), private_bytes, items, SEEN):
         await require_stored_bytes(request, told)
     for index, item in enumerate(items):  # a reference may lead to one from before it was refused
         words_of(item, f"items[{index}]")

@@ -185,15 +185,14 @@ def documented(
     query: tuple[str, ...] = (),
     headers: tuple[str, ...] = (),
     stream: str | None = None,
-    media_type: str = "application/json",
     error: str = "Error",
     texts: tuple[str, ...] = (),
 ) -> RouteDocs:
     """A route's entry. reply, body, error: names of schemas. stream: that of the events, where it can answer
-    with them. texts: media types of texts that it can answer with besides. query, headers: names among QUERY
+    with them. texts: media types of other contents that it can answer with. query, headers: names among QUERY
     and HEADERS. scope: what its key must have, or OPEN where none is needed."""
-    content = {media_type: {"schema": _named(reply)}}
-    content |= {each: {"schema": {"type": "string"}} for each in texts}
+    content = {"application/json": {"schema": _named(reply)}} if reply else {}
+    content |= {each: {"schema": _named("")} for each in texts}
     if stream is not None:
         content["text/event-stream"] = {"schema": _named(stream)}
     told = ("openai-poll-after-ms", "x-antiphon-exact-resume") if reply == "Response" else ()

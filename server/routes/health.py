@@ -67,7 +67,7 @@ async def version(request: Request) -> Response:
     return JSONResponse({"version": __version__, **({} if sandbox is None else {"sandbox": sandbox})})
 
 
-@router.get("/metrics", **documented("", "metrics.read", media_type="text/plain"))
+@router.get("/metrics", **documented("", "metrics.read", texts=("text/plain",)))
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     return Response(await life(request).metrics(), media_type=CONTENT_TYPE)

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1")
 
 def model_object(model: ServedModel) -> dict[str, Any]:
     """The official Model object, with the extensions that other servers have too: `parent` is the model that
-    an adapter stands beside."""
+    an adapter stands beside, `input_modalities` what its input may hold."""
     return {
         "id": model.name,
         "object": "model",
@@ -27,6 +27,7 @@ def model_object(model: ServedModel) -> dict[str, Any]:
         "root": model.root,
         "parent": model.root if model.adapter else None,
         "max_model_len": model.info.max_model_len,
+        "input_modalities": sorted(model.info.modalities, reverse=True),
     }
 
 

@@ -21,7 +21,7 @@ from server.ignored import unread
 from server.model_registry import ServedModel
 from server.prompting import words_of_field
 from server.routes.documented import documented
-from server.schema import ChatRequest, missing, mistyped, parse_chat, refuse
+from server.schema import ChatRequest, image_paths, missing, mistyped, parse_chat, refuse
 from server.stateless import offer_of, rendered
 from server.threads import aside, in_large_request
 
@@ -32,7 +32,8 @@ TEXT_FIELDS = ("model", "prompt", "add_special_tokens", "return_token_strs")
 
 PROMPT_FIELDS = (
     *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format"),
-    *("reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"),
+    *("reasoning_effort", "chat_template_kwargs", "mm_processor_kwargs"),
+    *("continue_final_message", "add_generation_prompt"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
 )
 """What is read, beside `return_token_strs`, of a request for the tokens of messages: the fields of a chat
@@ -49,6 +50,9 @@ async def tokenize(request: Request) -> Response:
     model = _model(request, body)
     if asked is not None:
         offered = await aside(in_large_request(), offer_of, asked)
+        if images := image_paths(asked.messages):
+            runs = context(request).runs
+            asked.items[:] = await runs.read_images(owner(request), asked.items, model, paths=images)
         ids = (await rendered(asked, model, offered, scope=owner(request))).ids
     else:
         prompt = body.get("prompt")

@@ -24,10 +24,10 @@ from server.clock import now_us
 from server.containers import cell_limits, unkept_memory
 from server.errors import ApiError, to_api_error
 from server.ignored import ignore
-from server.input_files import InputFiles, InputImages
+from server.input_files import InputFiles, InputImages, SeenImages
 from server.item_ids import identify, may_be_known
 from server.items import (
-    FILE_PARTS,
+    SEEN,
     Item,
     answering,
     answers_of,
@@ -41,8 +41,10 @@ from server.items import (
     lacks,
     link_of,
     load_item,
+    path_of_image,
     private_bytes,
     stores_of,
+    unseen_images_of,
     with_private,
 )
 from server.limits import LiveRuns
@@ -208,6 +210,7 @@ class Runs:
         self._directory = Directory(config.mcp, config.egress_policy)
         self.input_files = InputFiles(storage, config.egress_policy)
         self._input_images = InputImages(storage, config.egress_policy)
+        self._seen_images = SeenImages(storage, config)
         self._restorer = Restorer(
             storage, models, sealing, self._journal, self.feed, registry, self._directory
         )
@@ -367,8 +370,8 @@ class Runs:
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         if late or any(map(may_be_known, items)):
             items = await identify(self._storage, owner, items)
-        items = await self.input_files.read(owner, items)
-        told = await aside(in_large_request(), private_bytes, items, FILE_PARTS)
+        items = await self.read_inputs(owner, items, served)
+        told = await aside(in_large_request(), private_bytes, items, SEEN)
         if told and (request.store or keyed is not None or late):
             await self._quota.require(owner, told, self._limiter.stored_bytes(principal.subjects))
         request = await self._lead_read(principal, request, served)
@@ -387,7 +390,8 @@ class Runs:
                 pasts=self._pasts,
             )
             planned = await (plan if planning is None or request.background else planning(plan))
-            await self._input_images.check(owner, items)
+            if not served.sees:
+                await self._input_images.check(owner, items)
             if held.place is not None:
                 held.visit.bring(held.place, len(planned.request.prompt_ids))
             await held.visit.reserve(len(planned.request.prompt_ids), planned.request.sampling.max_tokens)
@@ -414,6 +418,38 @@ class Runs:
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
 
+    async def read_inputs(
+        self,
+        owner: str,
+        items: Sequence[Item],
+        served: ServedModel | None,
+        *,
+        param: str = "input",
+        files: Sequence[str] | None = None,
+        images: Sequence[str] | None = None,
+    ) -> list[Item]:
+        """Normalised items with the texts of their files, and, where the model sees, the pixels of their
+        images. served: None where it is not known which model is to read them. files, images: the paths of
+        these, in their order, where they are not those of items in `param`. Raises ApiError: see
+        `InputFiles.read` and `SeenImages.read`."""
+        items = await self.input_files.read(owner, items, param=param, paths=files)
+        return await self.read_images(owner, items, served, param=param, paths=images)
+
+    async def read_images(
+        self,
+        owner: str,
+        items: Sequence[Item],
+        served: ServedModel | None,
+        *,
+        param: str = "input",
+        paths: Sequence[str] | None = None,
+    ) -> list[Item]:
+        """The same of images alone."""
+        sees = any(model.sees for model in self._models) if served is None else served.sees
+        if not sees:
+            return list(items)
+        return await self._seen_images.read(owner, items, param=param, paths=paths)
+
     async def _lead_read(
         self, principal: Principal, request: CreateResponse, served: ServedModel
     ) -> CreateResponse:
@@ -424,8 +460,8 @@ class Runs:
             return request
         with prompt.named():
             require_readable(prompt.items, served, LEAD)
-            items = await self.input_files.read(principal.owner, prompt.items, param=LEAD)
-            if told := private_bytes(items, FILE_PARTS):
+            items = await self.read_inputs(principal.owner, prompt.items, served, param=LEAD)
+            if told := private_bytes(items, SEEN):
                 await self._quota.require(
                     principal.owner, told, self._limiter.stored_bytes(principal.subjects)
                 )
@@ -493,7 +529,7 @@ class Runs:
         self._allowed(principal, served, request, input_items)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         items = await identify(self._storage, owner, items)
-        items = await self.input_files.read(owner, items)
+        items = await self.read_inputs(owner, items, served)
         request = await self._lead_read(principal, request, served)
         turn = self._turn(request, items, principal, served)
         return await count_input(turn, self._storage, self._registry)
@@ -844,8 +880,8 @@ class Runs:
         num_bytes, new = await aside(in_large_request(), _new_outputs, stored, outputs, self._config)
         served = self._models.get(stored.model if stored.model in self._models else None)
         require_readable(outputs, served, "tool_outputs")
-        items = await self._outputs_read(stored, new)
-        num_bytes += await aside(in_large_request(), private_bytes, items, FILE_PARTS)
+        items = await self._outputs_read(stored, new, served)
+        num_bytes += await aside(in_large_request(), private_bytes, items, SEEN)
         await self._quota.require(owner, num_bytes, self._limiter.stored_bytes(principal.subjects))
         if items:
             fresh = await aside(in_large_request(), _tool_outputs, stored, items, by)
@@ -854,9 +890,12 @@ class Runs:
                 await self._claim(stored.id)
         return await self.get(owner, stored.id)
 
-    async def _outputs_read(self, stored: StoredResponse, new: Mapping[int, Item]) -> list[Item]:
-        """Outputs by their index in the request, as items whose files have been read. ApiError 400, 404."""
-        if not any(map(input_files_of, new.values())):
+    async def _outputs_read(
+        self, stored: StoredResponse, new: Mapping[int, Item], served: ServedModel
+    ) -> list[Item]:
+        """Outputs by their index in the request, as items whose files and images have been read. ApiError
+        400, 404."""
+        if not any(input_files_of(item) or unseen_images_of(item) for item in new.values()):
             return [*new.values()]
         # What was posted before is as it was read then, also where the file is gone.
         posted = {item.id: item for item in await self._storage.waiting_inputs(stored.id)}
@@ -870,7 +909,12 @@ class Runs:
             for index, item in zip(new, outputs, strict=True)
             for position, _ in input_files_of(item)
         ]
-        return await self.input_files.read(stored.owner, outputs, paths=paths)
+        images = [
+            path_of_image(item, f"tool_outputs[{index}]", position)
+            for index, item in zip(new, outputs, strict=True)
+            for position, _ in unseen_images_of(item)
+        ]
+        return await self.read_inputs(stored.owner, outputs, served, files=paths, images=images)
 
     # -- taking up -------------------------------------------------------------------------------------------
 

@@ -110,6 +110,7 @@ class ChatRequest(PlainFields):
     cuts_max_tokens: bool = False
     include_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     prompt_cache_key: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     service_tier: Tier | None = None
@@ -153,6 +154,7 @@ class ChatRequest(PlainFields):
             priority=self.priority,
             prompt_cache_key=self.prompt_cache_key,
             chat_template_kwargs=self.chat_template_kwargs,
+            mm_processor_kwargs=self.mm_processor_kwargs,
             cache_salt=self.cache_salt,
             sampling=self.sampling.model_copy(update={"max_tokens": None, "logprobs": None}),
             shape=self.shape,

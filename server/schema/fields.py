@@ -178,7 +178,7 @@ _RESPONSES: Mapping[str, Rule] = {
         "tool_choice parallel_tool_calls max_tool_calls max_output_tokens temperature top_p top_logprobs "
         "truncation text metadata reasoning stream_options prompt_cache_retention",
     ),
-    "chat_template_kwargs": EXTENSION,
+    **_each(EXTENSION, "chat_template_kwargs mm_processor_kwargs"),
     "await_tool_outputs": EXTENSION,
     "tool_timeout_s": EXTENSION,
     "generate": EXTENSION,  # official over WebSockets
@@ -196,7 +196,7 @@ _INPUT_TOKENS: Mapping[str, Rule] = {
         "model input instructions previous_response_id conversation tools tool_choice parallel_tool_calls "
         "text truncation reasoning",
     ),
-    **_each(EXTENSION, "prompt chat_template_kwargs"),
+    **_each(EXTENSION, "prompt chat_template_kwargs mm_processor_kwargs"),
     "personality": _refused(),
 }
 
@@ -241,7 +241,7 @@ _CHAT: Mapping[str, Rule] = {
     "prediction": HINT,
     "verbosity": HINT,
     "include_reasoning": EXTENSION,
-    "chat_template_kwargs": EXTENSION,
+    **_each(EXTENSION, "chat_template_kwargs mm_processor_kwargs"),
     "continue_final_message": EXTENSION,
     "add_generation_prompt": EXTENSION,
     "audio": _refused(),

@@ -274,6 +274,8 @@ def unsupported_parts(
     for index, item in enumerate(items):
         for field in ("content", "output"):
             parts = item.get(field)
+            if isinstance(parts, dict) and (modality := UNSUPPORTED_KINDS.get(str(parts.get("type")))):
+                found.append((f"{param}[{index}].{field}", modality))
             for position, part in enumerate(parts if isinstance(parts, list) else ()):
                 kind = str(part.get("type")) if isinstance(part, dict) else ""
                 modality = UNSUPPORTED_KINDS.get(kind)

@@ -186,12 +186,21 @@ def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
 
 def file_paths(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:
     """The paths of the files in checked `messages`, in their order."""
+    return _paths(messages, "input_file", param)
+
+
+def image_paths(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:
+    """The paths of the images in checked `messages`, in their order."""
+    return _paths(messages, "input_image", param)
+
+
+def _paths(messages: Sequence[Mapping[str, Any]], kind: str, param: str) -> list[str]:
     return [
         f"{param}[{index}].content[{position}]"
         for index, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for position, part in enumerate(message["content"])
-        if _PARTS.get(part["type"], part["type"]) == "input_file"
+        if _PARTS.get(part["type"], part["type"]) == kind
     ]
 
 

@@ -213,6 +213,7 @@ class CreateResponse(BaseModel):
     tool_timeout_s: Annotated[Number, Field(gt=0, le=MAX_TOOL_TIMEOUT_S)] | None = None
     generate: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     sampling: SamplingFields = SamplingFields()
     shape: Shape | None = None

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from engine import (
@@ -36,6 +37,7 @@ from server.prompting import (
     cache_salt,
     check,
     custom_tool_names,
+    image_options,
     name_capped_limit,
     name_cut_limit,
     name_untold,
@@ -136,6 +138,7 @@ def _completion(
         weight=principal.service.weight,
         priority=request.priority or 0,
         adapter=served.adapter,
+        media=prompt.media,
         deadline=served.caps.deadline(),
     )
     return Completion(
@@ -195,12 +198,18 @@ def _require_own_template(request: ChatRequest, served: ServedModel) -> None:
 async def _as_asked(prompt: Prompt, request: ChatRequest, served: ServedModel) -> Prompt:
     """A rendered prompt with the tokenizer's special tokens around it, and cut, where that is asked for."""
     ids: Sequence[int] = prompt.ids
+    moved = 0
     if request.add_special_tokens:
         before, behind = await _special_tokens(served)
-        ids = (*before, *ids, *behind)
+        ids, moved = (*before, *ids, *behind), len(before)
     if request.truncate_prompt_tokens is not None:
-        ids = ids[-request.truncate_prompt_tokens :]
-    return replace(prompt, ids=ids)
+        kept = ids[-request.truncate_prompt_tokens :]
+        ids, moved = kept, moved - (len(ids) - len(kept))
+    media = [replace(span, offset=span.offset + moved) for span in prompt.media]
+    if any(span.offset < 0 < span.offset + span.length for span in media):
+        message = "The prompt cannot be cut in the middle of an image."
+        raise ApiError(400, message, code="invalid_value", param="truncate_prompt_tokens")
+    return replace(prompt, ids=ids, media=tuple(span for span in media if span.offset >= 0))
 
 
 async def _special_tokens(served: ServedModel) -> tuple[Sequence[int], Sequence[int]]:
@@ -230,16 +239,18 @@ async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *,
         )
         if request.documents and "documents" not in served.info.template_variables:
             ignore("documents")
-    asked = await aside(in_large_request(), _render_input, request, offered, time.time())
+    options = image_options(request.mm_processor_kwargs, served.info)
+    words = partial(_render_input, request, offered, time.time(), sees=served.sees)
+    asked = replace(await aside(in_large_request(), words), image_options=options)
     with words_of_field("messages" if request.chat_template is None else "chat_template"):
         return await served.engine.render(replace(asked, scope=scope))
 
 
-def _render_input(request: ChatRequest, offered: Offer, now: float) -> RenderInput:
-    """What the template is given. now: unix seconds."""
+def _render_input(request: ChatRequest, offered: Offer, now: float, *, sees: bool) -> RenderInput:
+    """What the template is given. now: unix seconds. sees: whether the model is shown images."""
     going_on = request.continue_final_message
     asked = request.add_generation_prompt
-    messages = to_messages(request.items)
+    messages = to_messages(request.items, sees=sees)
     # Nobody needs them any more, and to free ten thousand takes long enough to be done here.
     request.messages.clear()
     request.items.clear()

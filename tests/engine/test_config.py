@@ -44,4 +44,6 @@ def test_a_draft_model_is_loaded_as_it_is_stored() -> None:
     config = EngineConfig(
         "large", draft_model="small", quantization="int8", dtype="bfloat16", lora={"a": "b"}, num_blocks=9
     )
-    assert config.for_draft_model(64) == EngineConfig("small", dtype="bfloat16", max_num_batched_tokens=64)
+    assert config.for_draft_model(64) == EngineConfig(
+        "small", dtype="bfloat16", max_num_batched_tokens=64, text_only=True
+    )

@@ -61,7 +61,7 @@ EXAMPLES: list[Any] = [
         reader=types.ReaderParams(calls=True, max_calls=1, starts_in="reasoning"),
         constraint=types.Constraint((types.ToolShape("f", "{}"),), 1),
         prefix=((1,), (2, 3)),
-        media=(types.MediaSpan(0, 1, b"h", "m"),),
+        media=(types.MediaSpan(0, 1, b"h", types.Picture(b"png", b"d"), (0,)),),
     ),
     types.RenderInput(messages=({"role": "user", "content": "hi"},)),
     types.Prompt((1, 2), "reasoning"),

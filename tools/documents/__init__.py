@@ -1,5 +1,5 @@
 """Documents as text: PDF, docx, pptx, xlsx, HTML, Markdown and plain text; their cutting into chunks; and
-files of sound as samples.
+files of sound as samples, images as pixels.
 
 A document is read in a process of its own, which can reach no network, write no file and start no process,
 within limits of time and memory: parsers are fed with the bytes of strangers here.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from tools.documents.document import (
     Document,
     DocumentPage,
+    Pixels,
     ReadersBusy,
     ReadingLimits,
     UnreadableDocument,
@@ -19,6 +20,7 @@ from tools.documents.reader import (
     prepare_documents,
     prepare_sounds,
     read_document,
+    read_image,
     read_sound,
     reading_confinement,
     unreadable_kinds,
@@ -30,6 +32,7 @@ __all__ = [
     "Chunk",
     "Document",
     "DocumentPage",
+    "Pixels",
     "ReadersBusy",
     "ReadingLimits",
     "Sound",
@@ -39,6 +42,7 @@ __all__ = [
     "prepare_documents",
     "prepare_sounds",
     "read_document",
+    "read_image",
     "read_sound",
     "reading_confinement",
     "split_document",

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.documents.confinement import confine, library_folders, limit
-from tools.documents.document import Code, Document, ReadingLimits, UnreadableDocument
+from tools.documents.document import Code, Document, Pixels, ReadingLimits, UnreadableDocument
 from tools.documents.kinds import LIBRARIES
 from tools.documents.sound import Sound
 
@@ -39,15 +39,17 @@ ANSWER = struct.Struct("<q")
 """The process id; or how the child ended, as `os.waitpid` says it."""
 FORK, END = b"f", b"e"
 
-EXTRAS = {"trafilatura": "web", "soundfile": "audio", "av": "audio", "numpy": "audio"}
+EXTRAS = {"trafilatura": "web", "soundfile": "audio", "av": "audio", "numpy": "audio", "PIL": "images"}
 """The extra that a library comes with, where it is not `files`."""
 
 KINDS = ("text", "markdown", "pdf", "docx", "pptx", "xlsx", "html")
 
-SAMPLES = 1 << 20
-"""Bytes of samples in a frame."""
+PIECE = 1 << 20
+"""Bytes of samples or of pixels in a frame."""
 
-Parse = Callable[[bytes, str, str | None, ReadingLimits], Document | Sound]
+Read = Document | Sound | Pixels
+
+Parse = Callable[[bytes, str, str | None, ReadingLimits], Read]
 """Takes the file's bytes, its name, its URL if it has one, and limits. Raises UnreadableDocument."""
 
 
@@ -176,18 +178,21 @@ def _answer(
         _tell(channel, read, confined)
 
 
-def _tell(channel: socket.socket, read: Document | Sound, confined: list[str]) -> None:
-    """Tell what was read: what it is, then its pages or its samples."""
-    if isinstance(read, Sound):
-        send(channel, json.dumps({"bytes": len(read.samples), "confined": confined}).encode())
-        whole = memoryview(read.samples)
-        for at in range(0, len(whole), SAMPLES):
-            send(channel, whole[at : at + SAMPLES])
+def _tell(channel: socket.socket, read: Read, confined: list[str]) -> None:
+    """Tell what was read: what it is, then its pages, its samples or its pixels."""
+    if isinstance(read, Document):
+        told: dict[str, Any] = {"kind": read.kind, "title": read.title, "pages": len(read.pages)}
+        send(channel, json.dumps(told | {"confined": confined}).encode())
+        for page in read.pages:
+            send(channel, PAGE.pack(page.number or 0), page.text.encode("utf-8", "replace"))
         return
-    told = {"kind": read.kind, "title": read.title, "pages": len(read.pages)}
+    if isinstance(read, Sound):
+        told, whole = {"bytes": len(read.samples)}, memoryview(read.samples)
+    else:
+        told, whole = {"width": read.width, "height": read.height}, memoryview(read.rgb)
     send(channel, json.dumps(told | {"confined": confined}).encode())
-    for page in read.pages:
-        send(channel, PAGE.pack(page.number or 0), page.text.encode("utf-8", "replace"))
+    for at in range(0, len(whole), PIECE):
+        send(channel, whole[at : at + PIECE])
 
 
 def _refuse(channel: socket.socket, code: Code, message: str) -> None:

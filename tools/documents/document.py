@@ -35,6 +35,18 @@ class Document:
         return BETWEEN_PAGES.join(page.text for page in self.pages)
 
 
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """An image as it is seen: upright, without transparency, and no larger than was asked for.
+
+    rgb: three bytes a pixel, row by row from the top left.
+    """
+
+    width: int
+    height: int
+    rgb: bytes
+
+
 class UnreadableDocument(Exception):
     """A document cannot be read.
 
@@ -64,7 +76,8 @@ class ReadingLimits:
     """What the reading of one document may take.
 
     max_bytes: of the file. max_unpacked: bytes of all members of an archive, such as docx. max_pages: pages,
-    slides or sheets. max_chars: of the text. max_seconds: of sound. memory: bytes of address space. cpu_s:
+    slides or sheets. max_chars: of the text. max_seconds: of sound. max_pixels: of an image as it is in its
+    file. max_side: of the pixels that it is given along a side. memory: bytes of address space. cpu_s:
     seconds of a processor. wall_s: seconds by the clock, once it is a document's turn.
     """
 
@@ -73,6 +86,8 @@ class ReadingLimits:
     max_pages: int = 10_000
     max_chars: int = 16_000_000
     max_seconds: float = 3600.0
+    max_pixels: int = 40_000_000
+    max_side: int = 4096
     memory: int = 1 << 30
     cpu_s: int = 30
     wall_s: float = 120.0

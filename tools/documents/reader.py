@@ -31,7 +31,7 @@ from tools.documents.child_process import (
     KINDS,
     ORDER,
     PAGE,
-    SAMPLES,
+    PIECE,
     command,
     exactly,
     receive,
@@ -43,10 +43,12 @@ from tools.documents.document import (
     Document,
     DocumentPage,
     Kind,
+    Pixels,
     ReadersBusy,
     ReadingLimits,
     UnreadableDocument,
 )
+from tools.documents.image import image_limits
 from tools.documents.kinds import HEAD, LIBRARIES, likely_kind
 from tools.documents.sound import RATE, Sound
 from tools.documents.turns import Turns
@@ -234,16 +236,30 @@ def _hear_sound(told: Mapping[str, Any], frame: Callable[[int], bytes], limits: 
     size = told["bytes"]
     if not isinstance(size, int) or size % 2 or not 0 <= size <= 2 * RATE * limits.max_seconds:
         raise ValueError("no such sound")
-    samples = bytearray()
-    while len(samples) < size:
-        if not (piece := frame(min(SAMPLES, size - len(samples)))):
+    return Sound(_bytes(frame, size))
+
+
+def _hear_image(told: Mapping[str, Any], frame: Callable[[int], bytes], limits: ReadingLimits) -> Pixels:
+    width, height = told["width"], told["height"]
+    for side in (width, height):
+        if not isinstance(side, int) or not 0 < side <= limits.max_side:
+            raise ValueError("no such image")
+    return Pixels(width, height, _bytes(frame, 3 * width * height))
+
+
+def _bytes(frame: Callable[[int], bytes], size: int) -> bytes:
+    """So many bytes, which come in frames."""
+    data = bytearray()
+    while len(data) < size:
+        if not (piece := frame(min(PIECE, size - len(data)))):
             raise ValueError("an empty frame")
-        samples += piece
-    return Sound(bytes(samples))
+        data += piece
+    return bytes(data)
 
 
 DOCUMENTS = Reading("tools.documents.parsers", likely_kind, _hear_document)
 SOUNDS: Reading[Sound] = Reading("tools.documents.sound", lambda head, filename: "text", _hear_sound)
+IMAGES: Reading[Pixels] = Reading("tools.documents.image", lambda head, filename: "text", _hear_image)
 
 
 class Child:
@@ -444,6 +460,14 @@ def shared_reader() -> Reader[Document]:
 
 
 @cache
+def image_reader() -> Reader[Pixels]:
+    """The reader of images of this process."""
+    reader = Reader(Nursery(IMAGES.module), IMAGES)
+    atexit.register(reader.close)
+    return reader
+
+
+@cache
 def sound_reader() -> Reader[Sound]:
     """The reader of sounds of this process."""
     reader = Reader(Nursery(SOUNDS.module), SOUNDS)
@@ -479,6 +503,14 @@ async def read_document(
     too much waits or has waited too long, and OSError for a path that cannot be read.
     """
     return await shared_reader().read(source, filename, url=url, owner=owner, limits=limits)
+
+
+async def read_image(data: bytes, *, side: int, max_pixels: int, max_bytes: int, owner: str = "") -> Pixels:
+    """An image file as pixels, decoded in a confined process of its own: upright, and with `side` pixels at
+    most along a side. max_pixels: of the image as it is. owner: as in `read_document`, whose errors it
+    raises."""
+    limits = image_limits(side, max_pixels, max_bytes)
+    return await image_reader().read(data, "image", owner=owner, limits=limits)
 
 
 def prepare_documents() -> None:

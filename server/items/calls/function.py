@@ -8,6 +8,7 @@ from server.items.calls.function_tools import FUNCTION, NAMESPACE, names_of, sho
 from server.items.file_texts import told_of
 from server.items.item_type import Call, Item, ItemType, Stream, Tool
 from server.items.parts import CALLER, PLACE, TOOL_OUTPUT, call_shape, item_shape
+from server.items.pictures import images_in, pictures_of
 from server.items.transcript import Transcript
 from server.shapes import NAME, STRING
 from tools import Registry
@@ -28,8 +29,14 @@ def _say(item: Item, transcript: Transcript) -> None:
 
 
 def say_output(item: Item, transcript: Transcript) -> None:
-    """The words of an output: its text, and that of its files."""
-    transcript.answer(item.get("call_id") or "", told_of(item))
+    """The words of an output: its text, that of its files, and its images."""
+    pictures = pictures_of(item)
+    if not images_in(item):
+        transcript.answer(item.get("call_id") or "", told_of(item))
+        return
+    said = "[an image, shown below]" if pictures else "[an image, which you cannot see]"
+    shown = [{"type": "image", "image": picture} for _, picture in sorted(pictures.items())]
+    transcript.answer(item.get("call_id") or "", told_of(item, lambda: said), shown)
 
 
 ROWS = (

@@ -190,7 +190,7 @@ async def get_file(request: Request, container_id: str, file_id: str) -> Respons
 
 @router.get(
     "/{container_id}/files/{file_id}/content",
-    **documented("", "containers.read", media_type="application/octet-stream"),
+    **documented("", "containers.read", texts=("application/octet-stream",)),
 )
 async def get_content(request: Request, container_id: str, file_id: str) -> Response:
     """The bytes of a file, or the range of them that the header `Range` asks for."""

@@ -93,7 +93,7 @@ async def delete_file(request: Request, file_id: str) -> Response:
     return json_reply(orjson.dumps({"id": file_id, "object": "file", "deleted": True}))
 
 
-@router.get("/{file_id}/content", **documented("", "files.read", media_type="application/octet-stream"))
+@router.get("/{file_id}/content", **documented("", "files.read", texts=("application/octet-stream",)))
 async def get_content(request: Request, file_id: str) -> Response:
     """The bytes of a file, or the range of them that the header `Range` asks for."""
     file = await _file(request, file_id)

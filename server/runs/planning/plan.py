@@ -49,6 +49,7 @@ from server.prompting import (
     Told,
     cache_salt,
     check,
+    image_options,
     longest_result,
     name_capped_limit,
     name_cut_limit,
@@ -104,7 +105,8 @@ class RunPlan:
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
     prompt: the template that its request named, filled. end_user: a digest of what its client calls the
-    person that asks, for the log. compaction: what it is to compact, None where nothing.
+    person that asks, for the log. compaction: what it is to compact, None where nothing. image_options: how
+    its images are processed, as far as that is its choice.
     """
 
     response_id: str
@@ -154,6 +156,7 @@ class RunPlan:
     prompt: FilledPrompt | None = None
     end_user: str | None = None
     compaction: Compaction | None = None
+    image_options: dict[str, Any] = field(default_factory=dict)
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -270,7 +273,8 @@ class RunPlan:
             told = None
         new = context if told is None else context[told.num_items :]
         much = in_large_request() or num_parts(new) > THREADED_PARTS
-        worded = await aside(much, self._render_input, context, offered, functions, told, most)
+        words = partial(self._render_input, served, context, offered, functions, told, most)
+        worded = await aside(much, words)
         try:
             return await served.engine.render(worded)
         except PromptTooLong as error:
@@ -286,6 +290,7 @@ class RunPlan:
 
     def _render_input(
         self,
+        served: ServedModel,
         context: Sequence[Item],
         offered: Offer,
         functions: Functions,
@@ -293,12 +298,14 @@ class RunPlan:
         most: int | None,
     ) -> RenderInput:
         """The template's input for a context."""
-        return self._input(to_messages(context, self.lead, functions.names, told, most), offered)
+        messages = to_messages(context, self.lead, functions.names, told, most, sees=served.sees)
+        return self._input(messages, offered)
 
     def _input(self, messages: Sequence[Mapping[str, Any]], offered: Offer) -> RenderInput:
         """The template's input for messages."""
         return RenderInput(
             messages,
+            image_options=self.image_options,
             tools=offered.tools,
             template_kwargs=self.template_kwargs,
             effort=self.effort,
@@ -336,6 +343,7 @@ class RunPlan:
             weight=self.weight,
             priority=self.priority,
             adapter=served.adapter,
+            media=prompt.media,
             saved_as=self.saved_as,
             saved_until=self.saved_until,
             deadline=served.caps.deadline(),
@@ -715,6 +723,7 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         effort=request.reasoning.effort if request.reasoning else None,
         cache_salt=cache_salt(request.cache_salt, request.prompt_cache_key, served.caps),
         waits=request.await_tool_outputs,
+        image_options=image_options(request.mm_processor_kwargs, served.info),
         tool_timeout_s=request.tool_timeout_s or tool_timeout_s,
         priority=request.priority or 0,
         weight=turn.principal.service.weight,

@@ -71,6 +71,7 @@ _MEANINGS: Mapping[str, str] = {
     "tool_timeout_s": "How long `await_tool_outputs` waits, in seconds.",
     "generate": "False: only the prompt is computed, for a next turn, and nothing is answered.",
     "chat_template_kwargs": "Arguments for the model's chat template.",
+    "mm_processor_kwargs": "Arguments for the processor of the model's images.",
     "priority": "Its number in the queues: lower ones go first. Those below 0 are of the service tier "
     "priority, those above 0 of flex.",
     "cache_salt": "Prompts share cached prefixes with those of the same salt only.",
@@ -271,7 +272,10 @@ def _requests() -> dict[str, Schema]:
         "Tokenize": of(
             {},
             {
-                **{name: OBJECT for name in ("chat_template_kwargs", "structured_outputs")},
+                **{
+                    name: OBJECT
+                    for name in ("chat_template_kwargs", "mm_processor_kwargs", "structured_outputs")
+                },
                 "model": STRING,
                 "prompt": STRING,
                 "add_special_tokens": BOOLEAN,
@@ -521,6 +525,7 @@ _REPLIES: Mapping[str, Schema] = {
             "max_model_len": INTEGER,
         },
         {
+            "input_modalities": listed(STRING),
             "used_for": {"enum": ["embedding", "rerank", "classification"]},
             "architecture": STRING,
             "engine": STRING,

@@ -33,6 +33,7 @@ def called(name: str, **arguments: Any) -> Json:
 ASKED: Json = {"server_label": "s", "name": "t", "arguments": '{"a": 1}'}
 
 MADE = "The image was made, and the user sees it."
+CLICK: Json = {"type": "click", "button": "left", "x": 1, "y": 2}
 WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
     "message": [([{"role": "developer", "content": "a"}], ["system: a"])],
     "reasoning": [([{"content": [{"type": "reasoning_text", "text": "hm"}]}], ["thought: hm"])],
@@ -279,6 +280,25 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
             ({"status": "failed"}, "error: The patch could not be applied."),
         )
     ],
+    "computer_call": [
+        ([{"call_id": "c", **said}], [called(name, **said)])
+        for name, said in (
+            ("computer", {"actions": [CLICK, {"type": "wait"}]}),
+            ("computer_use_preview", {"action": CLICK}),
+        )
+    ],
+    "computer_call_output": [
+        (
+            [
+                {"type": "computer_call", "call_id": "c", "action": CLICK},
+                {"call_id": "c", "output": {"type": "computer_screenshot", "file_id": "f"}},
+            ],
+            [
+                called("computer_use_preview", action=CLICK),
+                "computer_use_preview: [a screenshot, which you cannot see]",
+            ],
+        )
+    ],
 }
 SPOKEN = [(kind, *each) for kind, several in WORDS.items() for each in several]
 REFUSED = [row.type for row in ITEM_TYPES.values() if row.say is None]
@@ -287,7 +307,7 @@ REFUSED = [row.type for row in ITEM_TYPES.values() if row.say is None]
 def test_every_type_has_words_or_is_refused() -> None:
     assert sorted([*WORDS, *REFUSED]) == sorted(ITEM_TYPES)
     assert set(REFUSED) == {
-        "compaction_trigger", "computer_call", "computer_call_output", "program", "program_output",
+        "compaction_trigger", "program", "program_output",
     }  # fmt: skip
 
 
@@ -319,7 +339,11 @@ def test_the_words_of_a_call_that_was_approved_and_never_made() -> None:
     assert "approved the call, but the response ended before it was made" in told["content"]
 
 
-@pytest.mark.parametrize(("kind", "items", "told"), SPOKEN)
+# A screen is refused where the model reads text.
+READ = [each for each in SPOKEN if each[0] != "computer_call_output"]
+
+
+@pytest.mark.parametrize(("kind", "items", "told"), READ)
 async def test_an_item_with_words_is_in_the_prompt(
     tmp_path: Path, kind: str, items: list[Json], told: list[Any]
 ) -> None:

@@ -248,11 +248,11 @@ def test_every_official_tool_is_taken_and_echoed() -> None:
     for tool in tools:
         wire.validate("Tool", tool)
     assert parse_tools(tools) == tools
-    # Whether the web can be searched, images made, or code run, is for the server to say that has a provider,
-    # or none.
+    # Whether the web can be searched, images made or seen, or code run, is for the server to say that has a
+    # provider, or none.
     offered = (
         *("function", "custom", "namespace", "tool_search", "mcp", "shell", "local_shell", "apply_patch"),
-        *("web_search", "image_generation", "file_search", "code_interpreter"),
+        *("web_search", "image_generation", "file_search", "code_interpreter", "computer"),
     )
     unheard = [index for index, tool in enumerate(TOOLS) if not tool["type"].startswith(offered)]
     assert unoffered(tools) == [f"tools[{index}]" for index in unheard]
@@ -288,8 +288,8 @@ def test_the_kinds_that_are_told_are_those_that_work_there(parse: Callable[..., 
         parse({**said, **asked})
     told = {word.strip("'., ") for word in str(caught.value).partition("are:")[2].split()}
     assert {"function", "custom", "mcp", "web_search", "file_search"} <= told
-    assert told.isdisjoint({"computer", "computer_use"})
-    assert told.isdisjoint({"shell", "namespace", "tool_search"}) is on_chat
+    assert "computer_use" not in told
+    assert told.isdisjoint({"shell", "namespace", "tool_search", "computer"}) is on_chat
 
 
 def test_another_version_of_a_known_tool_passes_and_is_named() -> None:
@@ -304,7 +304,7 @@ def test_another_version_of_a_known_tool_is_kept_without_its_credentials() -> No
 
 
 UNOFFERED = [
-    *((tool, "functions" if tool["type"] == "computer" else "") for tool in TOOLS if not is_offered(tool)),
+    *((tool, "") for tool in TOOLS if not is_offered(tool)),
     ({"type": "file_search_2027_01_31"}, "It has one of type 'file_search'."),
     ({"type": "code_interpreter_2027_01_31"}, "It has one of type 'code_interpreter'."),
     ({"type": "function_2027_01_31"}, "It has one of type 'function'."),
@@ -330,7 +330,7 @@ def test_a_tool_that_nobody_can_run_is_refused_with_what_could_stand_in(
 
 def test_a_list_of_allowed_tools_names_none_that_nobody_can_run() -> None:
     choice: Json = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
-    choice["tools"].append({"type": "computer"})
+    choice["tools"].append({"type": "programmatic_tool_calling"})
     body = {"input": "x", "tools": [FUNCTION], "tool_choice": choice}
     with pytest.raises(ApiError) as caught:
         parse_create(body)

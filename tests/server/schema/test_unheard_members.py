@@ -413,7 +413,7 @@ HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
     (
         create,
         {"include": ["reasoning.encrypted_content", "computer_call_output.output.image_url"]},
-        "include[1]",
+        "",
     ),
     (create, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, ""),
     (create, {"top_logprobs": 2}, "top_logprobs"),
