@@ -6,11 +6,12 @@ file of its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 T = TypeVar("T", bound="SettingsTable")
 
@@ -23,6 +24,23 @@ def _address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_address)]
 """A server's, with its scheme."""
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:iB)?", re.IGNORECASE)
+
+
+def _bytes(value: Any) -> Any:
+    """A number of bytes may be written with K, M, G or T, which multiply it by 1024 once, twice and so on."""
+    if not isinstance(value, str) or re.fullmatch(r"\s*-?\d+\s*", value):
+        return value
+    if (written := _SIZE.fullmatch(value.strip())) is None:
+        raise ValueError(f"{value!r} is no number of bytes, such as 4096, 64K, 2M, 4G or 1T")
+    number, suffix = written.groups()
+    return int(float(number) * 1024 ** ("KMGT".index(suffix.upper()) + 1))
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+"""A number of bytes, also written as 64K, 2M, 4G or 1T."""
 
 
 class SettingsTable(BaseModel):

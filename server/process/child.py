@@ -49,9 +49,10 @@ def main() -> int:
     told: dict[str, Any] = orjson.loads(sys.stdin.buffer.readline())
     folder = Path(told["folder"])
     threading.Thread(target=_end_with_parent, args=(folder,), name="parent", daemon=True).start()
-    flags: Mapping[str, Any] = told["flags"]
-    config = load(flags).config
-    set_up_logging(config.log_level, config.log_format, told["name"])
+    flags: Mapping[str, Any] = told.get("flags", {})
+    # A server that keeps several models says what each is to be; its own settings say it of all others.
+    config = Config(**told["settings"]) if "settings" in told else load(flags).config
+    set_up_logging(config.log_level, config.log_format, told.get("label", told["name"]))
     if told["name"] == ENGINE:
         return host(config, folder)
     seat = Seat(

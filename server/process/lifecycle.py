@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import socket
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.seat import Seat
 from server.process.settings_audit import note_settings
+from server.process.several_models import SeveralModels
 from server.process.tools_registry import enforceable, look_for_sandbox, read_registry
 from server.quota import Quota
 from server.stateless import LiveCompletions
@@ -104,13 +106,14 @@ class ServerLifecycle:
         self.cause: BaseException | None = None
         self.died = asyncio.Event()
         self._engine = engine
+        self.several = SeveralModels(config)
         self._pooling: list[PoolingEngine | RemotePooling] = []
         self._registry = registry
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
         self._retention: Retention | None = None
         self._probe: GenerationProbe | None = None
-        self._engine_rates = EngineRates()
+        self._engine_rates: defaultdict[str, EngineRates] = defaultdict(EngineRates)
         self._library: Library | None = None
         self._meter: Meter | None = None
         self._batches: BatchWorker | None = None
@@ -146,8 +149,8 @@ class ServerLifecycle:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open_storage())
                 group.create_task(self._start_engine())
-        assert self._storage is not None and self._engine is not None
-        models = self._served(self._engine)
+        assert self._storage is not None
+        models = self._served()
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         self._retention = Retention(self._storage, self.config)
         quota = Quota(
@@ -183,7 +186,7 @@ class ServerLifecycle:
             self.config,
             self.telemetry,
             quota,
-            await enforceable(registry, self._engine),
+            await enforceable(registry, models.first.engine),
             self._meter,
             limiter,
         )
@@ -202,7 +205,10 @@ class ServerLifecycle:
             cells,
         )
         self._watchers = [
-            asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
+            *(
+                asyncio.create_task(self._watch("engine", each.dead()), name="watch-engine")
+                for each in ([] if self._engine is None else [self._engine]) + self.several.mortal()
+            ),
             asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
             *(
                 asyncio.create_task(self._watch(f"model {each.info.name}", each.dead()), name="watch-pooling")
@@ -211,6 +217,7 @@ class ServerLifecycle:
         ]
         self._meters.start()
         await runs.start()
+        self.several.on_loaded = runs.model_loaded
         await library.ingester.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
@@ -225,10 +232,11 @@ class ServerLifecycle:
         if self.phase == "starting":
             self.phase = "ready"
 
-    def _served(self, engine: Engine) -> Models:
+    def _served(self) -> Models:
         """The models by their names, with what each may be asked for."""
-        models = Models()
-        models.add(engine, served_names(self.config), caps_of(self.config))
+        models = self.several.models
+        if self._engine is not None:
+            models.add(self._engine, served_names(self.config), caps_of(self.config))
         for pooling in self._pooling:
             models.add_pooled(pooling, caps_of(self.config))
         return models
@@ -308,20 +316,19 @@ class ServerLifecycle:
                 build_remote, self.config, self._seat.engine_socket
             )
         else:
-            if self._engine is None:
+            if self._engine is None and self.config.serves_own_model:
                 self._engine = await asyncio.to_thread(build_engine, self.config)
             pooled = await asyncio.to_thread(build_pooling, self.config)
-        engine = self._engine
-        assert engine is not None
         # First, because the model that generates takes most of a GPU's memory that it finds free.
         for pooling in pooled:
             self._pooling.append(pooling)
             note_pooling(await pooling.start())
-        await engine.start()
+        if self._engine is not None:
+            await self._engine.start()
+        await self.several.start()
 
     async def prepare(self) -> None:
         """Start what the server serves without, and a request would have to wait for."""
-        assert self._engine is not None
         await asyncio.to_thread(prepare_arguments)
         searches = self.config.web.provider is not None
         if (
@@ -334,7 +341,8 @@ class ServerLifecycle:
             await asyncio.to_thread(prepare_egress)
         if searches:
             await asyncio.to_thread(prepare_pages)
-        await self._engine.prepare()
+        if self._engine is not None:
+            await self._engine.prepare()
 
     async def _watch(self, what: str, death: Awaitable[BaseException]) -> None:
         cause = await death
@@ -343,15 +351,17 @@ class ServerLifecycle:
         self.died.set()
 
     def _readings(self) -> Iterator[Reading]:
-        assert self._engine is not None and self._storage is not None and self.context is not None
+        assert self._storage is not None and self.context is not None
         assert self._deliveries is not None and self._retention is not None
-        model = {"model": self.context.models.get(None).root}
-        stats = self._engine.stats()
-        yield Reading("engine", stats, model)
-        yield Reading("engine", self._engine_rates.read(stats), model)
-        yield Reading("engine", {"waiting_tokens": self._engine.admission.num_waiting_tokens}, model)
-        yield from _kv_readings(stats, model)
-        yield Reading("gpu", self._engine.gpu(), model)
+        engines = {id(served.engine): served for served in self.context.models if served.adapter is None}
+        for served in engines.values():
+            model, stats = {"model": served.root}, served.engine.stats()
+            yield Reading("engine", stats, model)
+            yield Reading("engine", self._engine_rates[served.root].read(stats), model)
+            yield Reading("engine", {"waiting_tokens": served.engine.admission.num_waiting_tokens}, model)
+            yield from _kv_readings(stats, model)
+            yield Reading("gpu", served.engine.gpu(), model)
+        yield from self.several.readings()
         for pooled in self.context.models.pooled:
             waiting = {"waiting_requests": pooled.engine.admission.num_waiting}
             yield Reading("pooling", pooled.engine.stats(), {"model": pooled.name})
@@ -383,8 +393,8 @@ class ServerLifecycle:
 
     async def probe(self) -> None:
         """Have the engine generate; ApiError 503 `probe_failed` where it does not. See `GenerationProbe`."""
-        assert self._engine is not None
-        self._probe = self._probe or GenerationProbe(self._engine)
+        assert self.context is not None
+        self._probe = self._probe or GenerationProbe(self.context.models.first.engine)
         await self._probe.check()
 
     @contextlib.contextmanager
@@ -446,6 +456,7 @@ class ServerLifecycle:
         yield self.keys.close
         if self._seat is not None:
             yield self._seat.close
+        yield self.several.close
         if self._engine is not None:
             yield self._engine.close
         for pooling in reversed(self._pooling):

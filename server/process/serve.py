@@ -479,7 +479,7 @@ def print_banner(banner: str) -> None:
 def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> str:
     """What a server says of itself, once it is ready."""
     assert life.context is not None
-    model = life.context.models.get(None)
+    model = life.context.models.first
     body = orjson.dumps({"model": model.name, "input": "Hello!"}).decode()
     key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
     return (

@@ -167,6 +167,7 @@ class CreateResponse(BaseModel):
     follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is what the answer must
     look like, because of the field `shape_param`, and `limit_param` the field that gave `max_output_tokens`.
     `secrets` are the credentials that its tools came with, and those that its input adds, by their paths.
+    `asked_model` is the name that the request gave, where another model answers it under `model`.
     `prompt` is what the template that it names has become: its messages, where it has any, stand in the place
     of `instructions` (`schema.prompts.fill`).
     """
@@ -211,6 +212,7 @@ class CreateResponse(BaseModel):
     shape_param: str = "text.format"
     limit_param: str = "max_output_tokens"
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
+    asked_model: str | None = None
 
     @property
     def lead(self) -> tuple[Item, ...]:

@@ -20,6 +20,7 @@ from engine import (
     Chunk,
     ConstraintError,
     Engine,
+    EngineError,
     GenerateRequest,
     Place,
     TokenLogprob,
@@ -167,6 +168,7 @@ class Completion:
     tokens that come are not part of the answer (no token was asked for). account: by which `meter` counts
     what is used, however the request ends. named: the error for a constraint that failed in the middle of a
     text. operation, messages: what a span says of it. told: what is said of the prompt beside the choices.
+    answered: see `telemetry.Asked`.
     """
 
     engine: Engine
@@ -185,6 +187,7 @@ class Completion:
     messages: Callable[[], list[dict[str, Any]]] | None = None
     cancellation: Cancellation = field(default_factory=Cancellation)
     told: PromptTold = field(default_factory=PromptTold)
+    answered: Callable[[EngineError | None], None] | None = None
 
     def tokens(self) -> tuple[int, int]:
         """Of all prompts together, each counted once, and the most that one answer may have."""
@@ -256,6 +259,7 @@ class Completion:
             operation=self.operation,
             completion_id=self.head["id"],
             messages=self.messages,
+            answered=self.answered,
         )
         return self.telemetry.generate(asked, self.place)
 

@@ -1,0 +1,35 @@
+"""Names of models to the engines that serve them, and the engines that a configuration asks for."""
+
+from __future__ import annotations
+
+from server.model_registry.building import (
+    adapters_of,
+    build_engine,
+    build_pooling,
+    build_remote,
+    caps_of,
+    chat_template,
+    is_hosted,
+    served_names,
+    shipped_or_given,
+)
+from server.model_registry.children import ChildPooling, ChildText
+from server.model_registry.registry import Load, Models, PooledModel, ServedModel
+
+__all__ = [
+    "ChildPooling",
+    "ChildText",
+    "Load",
+    "Models",
+    "PooledModel",
+    "ServedModel",
+    "adapters_of",
+    "build_engine",
+    "build_pooling",
+    "build_remote",
+    "caps_of",
+    "chat_template",
+    "is_hosted",
+    "served_names",
+    "shipped_or_given",
+]
