@@ -128,6 +128,11 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if getattr(namespace, self.dest, None) is not None:
+            if self.dest == "model":
+                parser.error(
+                    f"{option_string} is given more than once: several models are listed in models.toml, a "
+                    "table [[models]] each, in the data folder or where --models says"
+                )
             parser.error(f"{option_string} is given more than once, and takes one value")
         setattr(namespace, self.dest, values)
 
@@ -576,6 +581,26 @@ def _runs(options: argparse.Namespace) -> int:
     return _print(live_runs.run(loaded.config, options))
 
 
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "verb",
+        nargs="?",
+        choices=("list", "load", "unload"),
+        default="list",
+        help="list (the default), or load or unload one",
+    )
+    parser.add_argument("name", nargs="?", help="of the model, as `antiphon models` shows it")
+    parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
+    _add_storage_settings(parser)
+
+
+def _models(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.admin import models
+
+    return _print(models.run(loaded.config, options))
+
+
 def _add_backup(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="where the copy goes; it must not exist yet")
     _add_storage_settings(parser)
@@ -749,6 +774,12 @@ COMMANDS = {
         _runs,
         _add_runs,
         ("antiphon runs", "antiphon runs --json", "antiphon runs cancel resp_..."),
+    ),
+    "models": Command(
+        "show the models of a running server, or load or unload one",
+        _models,
+        _add_models,
+        ("antiphon models", "antiphon models load NAME", "antiphon models unload NAME"),
     ),
     "usage": Command(
         "show what was used, by owner, key, model or day",

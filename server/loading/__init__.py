@@ -1,5 +1,5 @@
-"""Models that are loaded when they are wanted: engines in processes of their own, which of them are in memory,
-and which are asked at all."""
+"""Models that are loaded when they are wanted: engines in processes of their own, which of them are in
+memory, and which are asked at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models are in memory: loaded when they are wanted, unloaded when they are idle or others need room."""
+"""Which models are in memory: loaded when they are wanted, unloaded when idle, or to make room."""
 
 from __future__ import annotations
 

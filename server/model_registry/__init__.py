@@ -10,6 +10,7 @@ from server.model_registry.building import (
     caps_of,
     chat_template,
     is_hosted,
+    note_pooling,
     served_names,
     shipped_or_given,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "caps_of",
     "chat_template",
     "is_hosted",
+    "note_pooling",
     "served_names",
     "shipped_or_given",
 ]

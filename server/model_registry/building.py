@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine import Engine, EngineConfig, LoadError, PoolingConfig, PoolingEngine, PoolingKind
+from engine import Engine, EngineConfig, LoadError, PoolingConfig, PoolingEngine, PoolingInfo, PoolingKind
 from server.config import SHIPPED_MODEL, Config
 from server.limits import Caps
 
 if TYPE_CHECKING:
     from engine import EngineLine, RemoteEngine, RemotePooling
+
+log = logging.getLogger("antiphon")
 
 
 def served_names(config: Config) -> tuple[str, ...]:
@@ -169,6 +172,12 @@ def build_pooling(config: Config) -> list[PoolingEngine]:
             )
         )
     return engines
+
+
+def note_pooling(info: PoolingInfo) -> None:
+    """Log what a model for vectors or scores is served for."""
+    how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
+    log.info("%s is served for %s: %s, %d tokens", info.name, info.kind, how, info.max_model_len)
 
 
 def _engine_settings(config: Config) -> dict[str, Any]:

@@ -113,6 +113,7 @@ class Models:
         self.shelf = shelf or Shelf()
         self._entries = {entry.id: entry for entry in entries or ()}
         self._named = {} if entries is None else dict(entries.named())
+        self.created = int(time.time())
         self._adapters: dict[str, str] = {}  # of entries: to the id of each
         self._breakers: dict[str, Breaker] = {}
         self._default: str | None = next((id for id, entry in self._entries.items() if entry.default), None)
@@ -301,13 +302,19 @@ class Models:
         """The models of the file."""
         return tuple(self._entries.values())
 
+    def started(self, name: str) -> tuple[ServedModel | None, PooledModel | None]:
+        """What is known of the model that a name means, once it has started: one that generates, or another
+        one."""
+        id = self._named.get(name, name)
+        return self._table.get(id), self._pooled.get(id)
+
     def aliases(self, id: str) -> list[str]:
         """The other names of an entry."""
         return [name for name, of in self._named.items() if of == id and name != id]
 
     def entry(self, name: str) -> ModelEntry | None:
-        """The entry that a name means."""
-        return self._entries.get(self._named.get(name, name))
+        """The entry that a name means; an adapter's is that of the model beside which it stands."""
+        return self._entries.get(self._named.get(name, self._adapters.get(name, name)))
 
     @property
     def first(self) -> ServedModel:

@@ -24,10 +24,11 @@ import orjson
 import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from engine import Engine, EngineHost, PoolingEngine, load_late_modules
+from engine import Engine, EngineError, EngineHost, PoolingEngine, load_late_modules
 from server.config import Config, load
-from server.model_registry import build_engine, build_pooling
-from server.process.lifecycle import note_pooling
+from server.model_registry import build_engine, build_pooling, note_pooling
+from server.process.log_lines import set_up_logging
+from server.process.process_ends import ENGINE_DIED, reasons, tune_process
 from server.process.seat import (
     ENGINE,
     HandedConnections,
@@ -37,7 +38,6 @@ from server.process.seat import (
     engine_socket,
     tell_metrics,
 )
-from server.process.serve import ENGINE_DIED, reasons, serve, set_up_logging, tune_process
 
 log = logging.getLogger("antiphon")
 
@@ -55,6 +55,8 @@ def main() -> int:
     set_up_logging(config.log_level, config.log_format, told.get("label", told["name"]))
     if told["name"] == ENGINE:
         return host(config, folder)
+    from server.process.serve import serve  # an engine's process has no use for all that a server is
+
     seat = Seat(
         index=told["index"],
         num_servers=config.api_server_count,
@@ -100,7 +102,7 @@ async def _host(config: Config, folder: Path) -> int:
             await asyncio.gather(starting, return_exceptions=True)
             return 0
         if (failure := starting.exception()) is not None:
-            return announce_refusal(*reasons(failure))
+            return announce_refusal(*reasons(failure, EngineError))
         engine, pooling = starting.result()
         gc.freeze()
         serving = EngineHost(engine_socket(folder), cast(Any, engine), pooling)

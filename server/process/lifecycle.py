@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from engine import Engine, EngineStats, PoolingEngine, PoolingInfo
+from engine import Engine, EngineStats, PoolingEngine
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
@@ -31,7 +31,15 @@ from server.http import Arrivals, Context, Phase
 from server.http.websocket import OpenSockets
 from server.input_files import InputImages
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
-from server.model_registry import Models, build_engine, build_pooling, build_remote, caps_of, served_names
+from server.model_registry import (
+    Models,
+    build_engine,
+    build_pooling,
+    build_remote,
+    caps_of,
+    note_pooling,
+    served_names,
+)
 from server.pooling import embedder_of, reranker_of
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
@@ -203,6 +211,7 @@ class ServerLifecycle:
             LiveCompletions(),
             library,
             cells,
+            self.several,
         )
         self._watchers = [
             *(
@@ -481,12 +490,6 @@ class ServerLifecycle:
         self.context = None
         if self._noting is not None:
             await asyncio.gather(self._noting, return_exceptions=True)
-
-
-def note_pooling(info: PoolingInfo) -> None:
-    """Log what a model for vectors or scores is served for."""
-    how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
-    log.info("%s is served for %s: %s, %d tokens", info.name, info.kind, how, info.max_model_len)
 
 
 def _kv_readings(stats: EngineStats, model: Mapping[str, str]) -> Iterator[Reading]:

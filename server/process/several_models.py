@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from engine import Engine, LoadError
 from server.config import Config
@@ -148,9 +149,9 @@ class SeveralModels:
                 }
                 yield Reading("model", numbers, {"model": model.name})
 
-    # -- what operators ask -----------------------------------------------------------------------------------
+    # -- what operators ask ----------------------------------------------------------------------------------
 
-    def described(self) -> list[dict[str, object]]:
+    def described(self) -> list[dict[str, Any]]:
         """Every model of the server, for operators."""
         found = []
         for entry in self.models.entries:
@@ -182,19 +183,20 @@ class SeveralModels:
             )
         return found
 
-    async def load(self, name: str) -> str:
-        """Load a model, and return its id. ApiError 404 for none of the file, 400 for one that is there as
-        long as the server; 503 and LoadError as `Models.choose`."""
-        held = self._held(name)
+    def id_of(self, name: str) -> str:
+        """The id of a model that can be loaded and unloaded. ApiError 404 for none of the file, 400 for one
+        that is there as long as the server."""
+        return self._held(name).name
+
+    async def load(self, id: str) -> None:
+        """Load a model. ApiError 503 and LoadError, as `Models.choose`."""
+        held = self._held(id)
         held.breaker.succeeded()  # an operator's word counts for more than what was
         await self.shelf.ready(held)
-        return held.name
 
-    async def unload(self, name: str) -> str:
-        """Unload one that nobody uses. ApiError as `load`, and 409 for one that is used."""
-        held = self._held(name)
-        await self.shelf.unload_idle(held)
-        return held.name
+    async def unload(self, id: str) -> None:
+        """Unload one that nobody uses. ApiError 409 for one that is used."""
+        await self.shelf.unload_idle(self._held(id))
 
     def _held(self, name: str) -> Held:
         entry = self.models.entry(name)

@@ -17,8 +17,8 @@ class Asked:
     """A generation that is asked for. model: the name that it is served under.
 
     response_id: of the run that it is part of; completion_id: of the completion. messages: what it is asked,
-    as the chat template is given it; called only where content is to be seen. answered: told how it has ended,
-    where its consumer waited for that.
+    as the chat template is given it; called only where content is to be seen. answered: told how it has
+    ended, where its consumer waited for that.
     """
 
     model: str

@@ -103,9 +103,9 @@ class Fleet:
         free: Callable[[], None],
         due: Callable[[], Awaitable[None]],
     ) -> None:
-        """serves: `Models.serves`; what others serve under the same names has to be the same, because what one
-        begins another may go on with. at_work: whether this process carries stored runs on. free: told when there are runs
-        that nobody owns. due: awaited when waiting runs have run out of time."""
+        """serves: `Models.serves`; what others serve under the same names has to be the same, because what
+        one begins another may go on with. at_work: whether this process carries stored runs on. free: told
+        when there are runs that nobody owns. due: awaited when waiting runs have run out of time."""
         self._storage = storage
         self._lease_s = lease_s
         self._presence = presence
@@ -195,8 +195,8 @@ class Fleet:
                 )
             if apart := mine.keys() ^ theirs.keys():
                 log.warning(
-                    "%s, on the same database, serves other models: %s. Each process goes on only with runs of "
-                    "models that it serves.",
+                    "%s, on the same database, serves other models: %s. Each process goes on only with runs "
+                    "of models that it serves.",
                     other,
                     ", ".join(f"{name} ({'here' if name in mine else 'there'})" for name in sorted(apart)),
                 )

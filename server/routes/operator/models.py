@@ -1,0 +1,47 @@
+"""The models of the file, what they are doing, and loading and unloading one (extension).
+
+`antiphon models` asks here with the admin token.
+"""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.access import ADMIN
+from server.admin import models
+from server.http import actor, context, json_reply, read_body
+from server.routes.documented import documented
+
+router = APIRouter()
+
+
+@router.get(models.PATH, **documented("ModelStates", ADMIN))
+async def list_model_states(request: Request) -> Response:
+    """Every model of the file: whether it is loaded, what it takes, and who waits for it."""
+    found = context(request).several.described()
+    return json_reply(orjson.dumps({"object": "list", "data": found}))
+
+
+@router.post(models.PATH + "/{model_id:path}/load", **documented("ModelState", ADMIN))
+async def load_model(request: Request, model_id: str) -> Response:
+    """Load a model that has a process of its own, and answer when it serves."""
+    return await _changed(request, model_id, "load")
+
+
+@router.post(models.PATH + "/{model_id:path}/unload", **documented("ModelState", ADMIN))
+async def unload_model(request: Request, model_id: str) -> Response:
+    """Unload one that nobody uses now; the next request for it loads it again."""
+    return await _changed(request, model_id, "unload")
+
+
+async def _changed(request: Request, model_id: str, verb: str) -> Response:
+    await read_body(request, allow_empty=True, only=())
+    here = context(request)
+    id = here.several.id_of(model_id)
+    await here.storage.add_audit(actor(request).did(f"model.{verb}ed", id))
+    await (here.several.load(id) if verb == "load" else here.several.unload(id))
+    found = next(model for model in here.several.described() if model["id"] == id)
+    return json_reply(orjson.dumps(found))
