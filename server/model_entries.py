@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -154,7 +154,7 @@ class ModelsFile(SettingsTable):
         return len(self.models)
 
 
-def _sorted_by(version: str) -> Sequence[tuple[int, str]]:
+def _sorted_by(version: str) -> list[tuple[int, str]]:
     """So that version 10 comes behind version 9, and dates in their order."""
     return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"[._-]", version)]
 

@@ -78,6 +78,7 @@ class PooledModel:
     info: PoolingInfo
     created: int
     caps: Caps = field(default_factory=Caps)
+    asked: str = ""  # the name that the request gave, where it is another one
 
 
 USED_AT: Mapping[PoolingKind, tuple[str, str]] = {
@@ -225,8 +226,7 @@ class Models:
             id = self._named.get(name)
         if id is not None and any(entry.id == id for entry in entries):
             await self.load(id)
-            return self._pooled[id]
-        return self.get_pooled(name, *kinds)
+        return self.get_pooled(name or id, *kinds)
 
     def meant(self, name: str | None) -> str:
         """The name that a key needs a scope for: the request's, or that of the default. ApiError 404 for one
@@ -288,7 +288,8 @@ class Models:
     @property
     def claimable(self) -> tuple[list[str], list[str]]:
         """The names by which runs know models: of those that can go on with runs now, and of the others."""
-        now, later = [], []
+        now: list[str] = []
+        later: list[str] = []
         for name, model in self._table.items():
             held = self.shelf.get(model.root)
             (now if held is None or held.state == "loaded" else later).append(name)
@@ -333,10 +334,10 @@ class Models:
         makes, _ = USED_AT[kinds[0]]
         if name is None and fit:
             return fit[0]
-        name = None if name is None else self._named.get(name, name)
+        asked, name = name, None if name is None else self._named.get(name, name)
         if name is not None and (found := self._pooled.get(name)) in fit:
             assert found is not None
-            return found
+            return found if asked == name else replace(found, asked=asked or "")
         named = ", ".join(f"'{model.name}'" for model in fit[:MAX_NAMED])
         instead = f"Models for it here: {named}." if fit else f"This server has no model for {makes}."
         if name is not None and name in self._pooled:

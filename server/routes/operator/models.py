@@ -41,7 +41,11 @@ async def _changed(request: Request, model_id: str, verb: str) -> Response:
     await read_body(request, allow_empty=True, only=())
     here = context(request)
     id = here.several.id_of(model_id)
-    await here.storage.add_audit(actor(request).did(f"model.{verb}ed", id))
-    await (here.several.load(id) if verb == "load" else here.several.unload(id))
+    if verb == "load":
+        await here.storage.add_audit(actor(request).did("model.loaded", id))
+        await here.several.load(id)
+    else:
+        await here.several.unload(id)
+        await here.storage.add_audit(actor(request).did("model.unloaded", id))
     found = next(model for model in here.several.described() if model["id"] == id)
     return json_reply(orjson.dumps(found))
