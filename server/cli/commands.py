@@ -228,7 +228,7 @@ def _serve(options: argparse.Namespace) -> int:
             "one engine give --api-server-count"
         )
     from server.config import Config, load
-    from server.process import serve, set_up_logging, supervise
+    from server.process import run_server, set_up_logging, supervise
 
     set_up_logging(loaded.config.log_level, loaded.config.log_format)
     if loaded.config.db_file is not None and loaded.sources["db"] != "default":
@@ -242,7 +242,7 @@ def _serve(options: argparse.Namespace) -> int:
     if loaded.config.api_server_count > 1:
         code = supervise(loaded.config, flags, began=BEGAN, reread=reread)
     else:
-        code = serve(loaded.config, began=BEGAN, reread=reread)
+        code = run_server(loaded.config, began=BEGAN, reread=reread)
     # Everything is closed and on the disk by now. A thread that still loads a model would make the
     # interpreter's own end abort the process from inside torch.
     logging.shutdown()

@@ -11,29 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from server.process.log_lines import set_up_logging
-    from server.process.serve import bind, serve
+    from server.process.serve import bind
+    from server.process.serve import serve as run_server
     from server.process.supervisor import supervise, unshared
     from server.process.tls import CertificateError, Tls
     from server.process.tools_registry import look_for_sandbox, read_web, unenforced
 
 _HOMES = {
-    "CertificateError": "tls",
-    "Tls": "tls",
-    "bind": "serve",
-    "look_for_sandbox": "tools_registry",
-    "read_web": "tools_registry",
-    "serve": "serve",
-    "set_up_logging": "log_lines",
-    "supervise": "supervisor",
-    "unenforced": "tools_registry",
-    "unshared": "supervisor",
+    "CertificateError": ("tls", "CertificateError"),
+    "Tls": ("tls", "Tls"),
+    "bind": ("serve", "bind"),
+    "look_for_sandbox": ("tools_registry", "look_for_sandbox"),
+    "read_web": ("tools_registry", "read_web"),
+    "run_server": ("serve", "serve"),  # the package has a module of that name
+    "set_up_logging": ("log_lines", "set_up_logging"),
+    "supervise": ("supervisor", "supervise"),
+    "unenforced": ("tools_registry", "unenforced"),
+    "unshared": ("supervisor", "unshared"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    module, offered = _HOMES[name]
+    return getattr(import_module(f"{__name__}.{module}"), offered)
 
 
 __all__ = [
@@ -42,7 +44,7 @@ __all__ = [
     "bind",
     "look_for_sandbox",
     "read_web",
-    "serve",
+    "run_server",
     "set_up_logging",
     "supervise",
     "unenforced",

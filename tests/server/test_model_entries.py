@@ -89,12 +89,18 @@ def test_a_secret_may_come_from_the_environment(tmp_path: Path) -> None:
         ('name = "a"\nengine = "scripted"\nmax_model_len = -1', "models, a: max_model_len"),
         ('name = "a"\nengine = "scripted"\nport = 5', "'port' is no setting of a model"),
         ('name = "a"\nengine = "scripted"\nfallback = ["b"]', "leads to 'b', which is no model"),
-        ('name = "a"\nengine = "scripted"\naliases = ["a"]\n[[models]]\nname = "a"\npath = "x"', "two models"),
+        (
+            'name = "a"\nengine = "scripted"\naliases = ["a"]\n[[models]]\nname = "a"\npath = "x"',
+            "two models",
+        ),
         ('name = "a"\nengine = "scripted"\npin = true\nidle_s = 5', "pin or idle_s"),
         ('name = "a"\nengine = "scripted"\ncanary = { to = "a" }', "give percent or owners"),
         ('name = "a"\nengine = "scripted"\nuse = "rerank"', "engine scripted cannot be one"),
         ('name = "a"\nengine = "upstream"\npath = "x"\nchild = true', "computes elsewhere already"),
-        ('name = "a"\npath = "x"\nchild = false\n[[models]]\nname = "b"\npath = "y"\nchild = false', "of a and b"),
+        (
+            'name = "a"\npath = "x"\nchild = false\n[[models]]\nname = "b"\npath = "y"\nchild = false',
+            "of a and b",
+        ),
         (
             'name = "a"\nengine = "scripted"\ndefault = true\n[[models]]\nname = "b"\nengine = "scripted"\n'
             "default = true",
