@@ -596,7 +596,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 def _models(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    from server.admin import models
+    from server.cli import models
 
     return _print(models.run(loaded.config, options))
 

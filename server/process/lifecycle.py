@@ -213,17 +213,7 @@ class ServerLifecycle:
             cells,
             self.several,
         )
-        self._watchers = [
-            *(
-                asyncio.create_task(self._watch("engine", each.dead()), name="watch-engine")
-                for each in ([] if self._engine is None else [self._engine]) + self.several.mortal()
-            ),
-            asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
-            *(
-                asyncio.create_task(self._watch(f"model {each.info.name}", each.dead()), name="watch-pooling")
-                for each in self._pooling
-            ),
-        ]
+        self._watchers = [asyncio.create_task(self._watch(*each)) for each in self._mortal(self._storage)]
         self._meters.start()
         await runs.start()
         self.several.on_loaded = runs.model_loaded
@@ -240,6 +230,14 @@ class ServerLifecycle:
             await self._seat.show_metrics(self.telemetry)
         if self.phase == "starting":
             self.phase = "ready"
+
+    def _mortal(self, storage: Storage) -> Iterator[tuple[str, Awaitable[BaseException]]]:
+        """What this process ends with, and its death."""
+        for engine in ([] if self._engine is None else [self._engine]) + self.several.mortal():
+            yield "engine", engine.dead()
+        yield "storage", storage.dead()
+        for pooling in self._pooling:
+            yield f"model {pooling.info.name}", pooling.dead()
 
     def _served(self) -> Models:
         """The models by their names, with what each may be asked for."""

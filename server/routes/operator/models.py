@@ -11,27 +11,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.access import ADMIN
-from server.admin import models
 from server.http import actor, context, json_reply, read_body
 from server.routes.documented import documented
 
 router = APIRouter()
 
+PATH = "/admin/models"
 
-@router.get(models.PATH, **documented("ModelStates", ADMIN))
+
+@router.get(PATH, **documented("ModelStates", ADMIN))
 async def list_model_states(request: Request) -> Response:
     """Every model of the file: whether it is loaded, what it takes, and who waits for it."""
     found = context(request).several.described()
     return json_reply(orjson.dumps({"object": "list", "data": found}))
 
 
-@router.post(models.PATH + "/{model_id:path}/load", **documented("ModelState", ADMIN))
+@router.post(PATH + "/{model_id:path}/load", **documented("ModelState", ADMIN))
 async def load_model(request: Request, model_id: str) -> Response:
     """Load a model that has a process of its own, and answer when it serves."""
     return await _changed(request, model_id, "load")
 
 
-@router.post(models.PATH + "/{model_id:path}/unload", **documented("ModelState", ADMIN))
+@router.post(PATH + "/{model_id:path}/unload", **documented("ModelState", ADMIN))
 async def unload_model(request: Request, model_id: str) -> Response:
     """Unload one that nobody uses now; the next request for it loads it again."""
     return await _changed(request, model_id, "unload")

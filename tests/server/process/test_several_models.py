@@ -16,6 +16,7 @@ import pytest
 
 from engine import EngineStats, RequestFailed
 from server.model_entries import ModelsFile
+from tests.support.postgres import Postgres
 from tests.support.processes import ServerProcess, server_process
 from tests.support.running import Running, http_client, running_app
 from tests.support.talk import Api, text
@@ -30,9 +31,11 @@ def entries(*models: Json) -> ModelsFile:
 
 @asynccontextmanager
 async def serving(folder: Path, *models: Json, **settings: Any) -> AsyncIterator[tuple[Running, Api]]:
-    async with running_app(folder, entries=entries(*models), **settings) as server:
-        async with http_client(server) as client:
-            yield server, Api(client)
+    async with (
+        running_app(folder, entries=entries(*models), **settings) as server,
+        http_client(server) as client,
+    ):
+        yield server, Api(client)
 
 
 async def model_of(api: Api, **fields: Any) -> str:
@@ -289,3 +292,36 @@ async def test_a_child_that_is_killed_takes_no_other_model_down_and_its_answers_
         unknown = await client.post("/admin/models/none/load", headers=operator)
         assert (unknown.status_code, "'outside'" in unknown.json()["error"]["message"]) == (404, True)
         assert (await client.post("/admin/models/outside/load")).status_code == 401
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Replicas
+
+
+async def test_a_replica_goes_on_only_with_runs_of_models_that_it_serves(
+    tmp_path: Path, postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    db = await postgres.fresh()
+    common: Json = {"db": db, "lease_s": 0.4}
+    caplog.set_level("WARNING", logger="antiphon.fleet")
+    async with serving(tmp_path / "1", {"name": "shared"}, {"name": "ours"}, **common) as (first, api):
+        asked = {"tools": [WEATHER], "input": call(), "await_tool_outputs": True}
+        runs = {name: await api.create(model=name, **asked) for name in ("shared", "ours")}
+        async with serving(tmp_path / "2", {"name": "shared"}, {"name": "theirs"}, **common) as (_, other):
+            assert await model_of(other, model="theirs") == "theirs"
+            async with asyncio.timeout(10):
+                while not any("serves other models: ours" in record.message for record in caplog.records):
+                    await asyncio.sleep(0.02)
+            unknown = await other.http.post("/v1/responses", json={"model": "ours", "input": "say hi"})
+            assert unknown.status_code == 404
+            for response in runs.values():  # both are posted to the second, which can carry on one of them
+                [asks] = [item for item in response["output"] if item["type"] == "function_call"]
+                path = f"/v1/responses/{response['id']}/tool_outputs"
+                body = {"tool_outputs": [answer(asks["call_id"])]}
+                assert (await other.http.post(path, json=body)).status_code == 200
+            for response in runs.values():
+                ended = await other.ended(response["id"])
+                assert (ended["status"], ended["model"]) == ("completed", response["model"])
+            engine = first.context.models.get("ours").engine
+            assert isinstance(engine, ScriptedEngine) and len(engine.requests) == 2
+    await postgres.give_back(db)

@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 import orjson
 
-from server.admin.database_access import AdminError, asking, refusal_of
-from server.admin.listing import Columns, table
+from server.admin import AdminError, Columns, asking, refusal_of, table
 from server.config import Config
 
 PATH = "/admin/models"
