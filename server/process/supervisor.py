@@ -74,8 +74,8 @@ def unshared(config: Config) -> str | None:
     if computed or (len(config.entries) and not config.serves_own_model):
         return (
             f"--api-server-count {config.api_server_count} has one engine beside models of other servers: "
-            f"{', '.join(computed) or 'an own model'} cannot be loaded for several processes. Give --model, and "
-            "entries with engine = upstream; or replicas with the same file of models"
+            f"{', '.join(computed) or 'no model of its own'} cannot be loaded for several processes. Give "
+            "--model, and entries with engine = upstream; or replicas with the same file of models"
         )
     if config.db_file is None:
         return None

@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from engine import EngineStats, RequestFailed
+from engine import EngineStats, RequestFailed, ScriptedEngine
 from server.model_entries import ModelsFile
 from tests.support.postgres import Postgres
 from tests.support.processes import ServerProcess, server_process
 from tests.support.running import Running, http_client, running_app
-from tests.support.talk import Api, text
+from tests.support.talk import WEATHER, Api, answer, call, text
 
 Json = dict[str, Any]
 
@@ -305,8 +305,12 @@ async def test_a_replica_goes_on_only_with_runs_of_models_that_it_serves(
     common: Json = {"db": db, "lease_s": 0.4}
     caplog.set_level("WARNING", logger="antiphon.fleet")
     async with serving(tmp_path / "1", {"name": "shared"}, {"name": "ours"}, **common) as (first, api):
-        asked = {"tools": [WEATHER], "input": call(), "await_tool_outputs": True}
-        runs = {name: await api.create(model=name, **asked) for name in ("shared", "ours")}
+        asked = {"tools": [WEATHER], "input": call(), "await_tool_outputs": True, "background": True}
+        begun = {name: await api.create(model=name, **asked) for name in ("shared", "ours")}
+        runs = {
+            name: api.response(await api.http.get(f"/v1/responses/{response['id']}?wait=20"))
+            for name, response in begun.items()
+        }
         async with serving(tmp_path / "2", {"name": "shared"}, {"name": "theirs"}, **common) as (_, other):
             assert await model_of(other, model="theirs") == "theirs"
             async with asyncio.timeout(10):
