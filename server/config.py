@@ -781,6 +781,7 @@ class Config(BaseModel):
         if entry.use != "text":
             # An engine of other servers is none here: what is loaded is the model for vectors or scores.
             values |= {f"{entry.use}_model": (f"{entry.id}={entry.path}",), "engine": "upstream"}
+            values |= {"served_model_name": ("none",)}
         try:
             return Config(**values)
         except ValidationError as exc:
@@ -800,7 +801,7 @@ class Config(BaseModel):
         for name in Config.model_fields:
             value = getattr(self, name)
             secret = name.endswith("api_key") or name == "db" or name in NO_SETTINGS
-            if not secret and (name == "data" or shown(value) != shown(getattr(_DEFAULTS, name))):
+            if not secret and (name == "data" or value != getattr(_DEFAULTS, name)):
                 found[name] = [*value] if isinstance(value, tuple) else value
         return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 

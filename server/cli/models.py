@@ -25,6 +25,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
             yield orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
         elif found:
             yield from table(COLUMNS, found)
+            yield from (f"{model['id']}: {model['failure']}" for model in found if model["failure"])
         else:
             yield "the server has one model, and no file of models"
         return

@@ -9,6 +9,7 @@ import pytest
 from server.cli.commands import main
 from server.config import Config, ConfigError, load
 from server.model_entries import read_entries
+from server.model_registry import build_pooling
 
 TWO = """
 [[models]]
@@ -57,6 +58,14 @@ def test_an_entry_has_settings_of_its_own(tmp_path: Path) -> None:
     assert Config(**old.dumped()) == old.model_copy(update={"models": Config(**old.dumped()).models})
     assert not config.serves_own_model
     assert config.model_copy(update={"model": "other"}).serves_own_model
+
+
+@pytest.mark.parametrize("use", ["embedding", "rerank", "classification"])
+def test_a_model_for_vectors_or_scores_is_all_that_its_process_has(tmp_path: Path, use: str) -> None:
+    config = written(tmp_path, f'[[models]]\nname = "vec"\npath = "/models/vec"\nuse = "{use}"\n')
+    child = Config(**config.of_entry(config.entries.models[0]).dumped())
+    assert len(build_pooling(child)) == 1
+    assert config.serves_own_model, "it generates nothing, so the shipped model does"
 
 
 def test_antiphon_toml_may_list_them_too_and_models_may_be_a_path(tmp_path: Path) -> None:

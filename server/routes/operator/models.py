@@ -10,7 +10,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine import LoadError
 from server.access import ADMIN
+from server.errors import ApiError
 from server.http import actor, context, json_reply, read_body
 from server.routes.documented import documented
 
@@ -44,7 +46,11 @@ async def _changed(request: Request, model_id: str, verb: str) -> Response:
     id = here.several.id_of(model_id)
     if verb == "load":
         await here.storage.add_audit(actor(request).did("model.loaded", id))
-        await here.several.load(id)
+        try:
+            await here.several.load(id)
+        except LoadError as error:  # clients are not told of folders and files, operators are
+            message = f"The model '{id}' cannot be loaded: {error}"
+            raise ApiError(503, message, code="model_not_loaded") from None
     else:
         await here.several.unload(id)
         await here.storage.add_audit(actor(request).did("model.unloaded", id))
