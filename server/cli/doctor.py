@@ -142,6 +142,7 @@ def _openings(config: Config) -> Iterator[Finding]:
     if (database := config.db_file) is not None:
         folders.add(database.parent)
         files += sorted(database.parent.glob(f"{glob.escape(database.name)}*"))
+    files += [config.models] if config.models is not None and _holds_secrets(config.models) else []
     for file in files:
         if file.is_file() and file.stat().st_mode & 0o077:
             yield "FAIL", f"other users can open {file}: chmod 600 {shlex.quote(str(file))}"

@@ -199,7 +199,8 @@ class Shelf:
                 return
             now = time.monotonic()
             idle = [each for each in self._loaded() if not each.pinned and not each.model.is_busy()]
-            idle = [each for each in idle if not each.num_waiting]
+            # One that was used a moment ago may have been promised to a request that has no place yet.
+            idle = [each for each in idle if each.idle_for(now) >= LOOK_S]
             if idle:
                 await self.unload(max(idle, key=lambda each: each.idle_for(now)), "to make room")
             elif self.memory_used == 0:  # it takes more than was expected, and nothing else does

@@ -139,10 +139,9 @@ class Models:
 
     def add_entry(self, entry: ModelEntry, engine: Engine, caps: Caps) -> None:
         """Serve the started engine of an entry."""
-        created, info = int(time.time()), replace(engine.info, name=entry.id)
-        breaker = self._breaker(entry.id)
+        info, breaker = replace(engine.info, name=entry.id), self._breaker(entry.id)
         served = ServedModel(
-            entry.id, engine, info, created, entry.id, caps=caps, entry=entry, breaker=breaker
+            entry.id, engine, info, self.created, entry.id, caps=caps, entry=entry, breaker=breaker
         )
         self._table[entry.id] = served
         for name, fingerprint in info.adapters:

@@ -401,7 +401,11 @@ class ServerLifecycle:
     async def probe(self) -> None:
         """Have the engine generate; ApiError 503 `probe_failed` where it does not. See `GenerationProbe`."""
         assert self.context is not None
-        self._probe = self._probe or GenerationProbe(self.context.models.first.engine)
+        served = self.context.models.first
+        held = self.several.shelf.get(served.root)
+        if held is not None and held.state == "unloaded":  # it rests, and a probe is no reason to wake it
+            return
+        self._probe = self._probe or GenerationProbe(served.engine)
         await self._probe.check()
 
     @contextlib.contextmanager

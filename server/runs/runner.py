@@ -914,7 +914,7 @@ class Runs:
                 run = await self._restorer.run(claim)
                 inputs = await self._storage.waiting_inputs(claim.response_id)
                 break
-            except StorageUnavailable as error:
+            except (StorageUnavailable, EngineUnavailable) as error:
                 log.warning("run %s waits: %s", claim.response_id, error)
                 await asyncio.sleep(RETRY_S)
             except NotFound:
