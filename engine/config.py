@@ -38,6 +38,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048  # tokens one step computes, decode and prefill together
     block_size: int = 16  # tokens of a KV block
     kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float | None = None  # share of a GPU's memory; None: what is free but a reserve
     num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
     kv_disk_bytes: int = 10 << 30  # of saved KV on disk, at most; 0: none is saved
     kv_disk_folder: Path | None = None  # where it lies; None: none is saved
@@ -46,6 +47,7 @@ class EngineConfig:
     image_cache_bytes: int = 256 << 20  # features of images that are remembered, and as many of pixels
     prefix_caching: bool = True  # requests may read the blocks that others have computed
     lora: Mapping[str, str | Path] = field(default_factory=dict)  # folders of adapters, by name
+    max_lora_rank: int | None = None  # adapters of higher ranks are refused
     chat_template: str | None = None  # the text of a template that replaces the checkpoint's
     allow_special_tokens: bool = False  # what messages say may become the template's control tokens
     tool_dialect: str | None = None  # a row of the table of dialects, or "none"
@@ -76,6 +78,8 @@ class EngineConfig:
                 f"kv_tier_dtype {self.kv_tier_dtype} rounds what is read from disk, and tokens would "
                 "depend on that, which deterministic excludes"
             )
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
+            raise LoadError("gpu_memory_utilization is a share, above 0 and at most 1")
         if not 0 <= self.assistant_confidence_threshold <= 1:
             raise LoadError("assistant_confidence_threshold is a probability, from 0 to 1")
 
@@ -118,6 +122,7 @@ _LEAST = {
     "num_blocks": 1,
     "kv_disk_bytes": 0,
     "image_cache_bytes": 0,
+    "max_lora_rank": 1,
     "num_threads": 1,
     "num_assistant_tokens": 0,
     "max_ngram_size": 1,

@@ -33,6 +33,8 @@ from server.event_profiles import Profile
 from server.images import ImagesSettings, read_images_settings
 from server.limits import ServedTier, parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
+from server.model_entries import TABLE as MODELS_TABLE
+from server.model_entries import ModelEntry, ModelsFile, entries_beside, read_entries
 from server.settings_table import Bytes
 from server.web_settings import WebSettings, read_web_settings
 from tools import Egress, read_rule
@@ -51,6 +53,9 @@ TABLES: Mapping[str, Callable[[Any, Mapping[str, str]], Any]] = {
     "web": read_web_settings,
 }
 """What only the file can hold, and what reads it with the environment's variables."""
+
+NO_SETTINGS = frozenset({*TABLES, "entries"})
+"""What a configuration has that is no setting: no flag and no variable gives it."""
 
 CLIENT_VARIABLES = frozenset({"ANTIPHON_URL", "ANTIPHON_CHAT_KEY"})
 """Environment variables of `antiphon chat` and `antiphon bench`, which set nothing of a server."""
@@ -226,6 +231,7 @@ class Config(BaseModel):
     images: ImagesSettings = ImagesSettings()
     mcp: McpSettings = McpSettings()
     web: WebSettings = WebSettings()
+    entries: ModelsFile = ModelsFile()  # of the file `models`, or of the tables [[models]]
 
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
@@ -337,6 +343,23 @@ class Config(BaseModel):
         "folder or Hugging Face id of a decoder model; default: the shipped one",
         engines=_WITH_A_MODEL,
     )
+    models: File | None = _setting(
+        lambda values: entries_beside(values["data"]),
+        "file of several models, each with a name; default: models.toml in the data folder, if it is there",
+    )
+    models_memory_bytes: Bytes | None = _setting(
+        None,
+        "memory of the models in processes of their own, together: to make room for one that is wanted, "
+        "those go that were idle for longest; default: no limit",
+        unit="bytes",
+        gt=0,
+    )
+    model_load_s: float = _setting(
+        60.0, "a request waits this long for its model to be loaded before 503", unit="s", gt=0
+    )
+    max_waiting_for_load: int = _setting(
+        64, "requests that wait for one model to be loaded before 503", unit="requests", gt=0
+    )
     served_model_name: Names = _setting(
         (), "name in /v1/models (repeatable: aliases); default: the model's own"
     )
@@ -351,6 +374,9 @@ class Config(BaseModel):
         "a LoRA adapter that is served beside the model (repeatable), as NAME=PATH: requests ask for the "
         "model NAME, and PATH is a folder or a Hugging Face id",
         engines=_LOCAL,
+    )
+    max_lora_rank: int | None = _setting(
+        None, "an adapter of a higher rank is refused at the start; default: any rank", gt=0, engines=_LOCAL
     )
     embedding_model: Names = _setting(
         (),
@@ -412,6 +438,14 @@ class Config(BaseModel):
         "features of images that are kept for later prompts with the same image, and as much of their pixels",
         unit="bytes",
         ge=0,
+        engines=_LOCAL,
+    )
+    gpu_memory_utilization: float | None = _setting(
+        None,
+        "share of a GPU's memory that weights, activations and the KV cache may take together; default: all "
+        "that is free but a reserve",
+        gt=0,
+        le=1,
         engines=_LOCAL,
     )
     prefix_caching: bool = _setting(
@@ -774,6 +808,48 @@ class Config(BaseModel):
     )
     otel_content: bool = _setting(False, "put what models and tools are told, and what they say, into spans")
 
+    def of_entry(self, entry: ModelEntry) -> Config:
+        """The configuration as it is for one of the models. Raises ConfigError for a setting that it cannot
+        have."""
+        known = {row.name for row in settings() if row.engines} - {"model", "lora"} | ENTRY_SETTINGS
+        for name in entry.settings:
+            if name not in known:
+                meant = nearest(name, known | set(ModelEntry.model_fields))
+                hint = f"; did you mean '{meant}'?" if meant else ""
+                raise ConfigError(f"models, {entry.id}: '{name}' is no setting of a model{hint}")
+        values = {name: getattr(self, name) for name in Config.model_fields}
+        values |= {"models": None, "entries": ModelsFile(), "lora": (), "api_server_count": 1}
+        values |= dict.fromkeys(("embedding_model", "rerank_model", "classification_model"), ())
+        values |= {"draft_model": None, "chat_template": None, **entry.settings}
+        values |= {"engine": entry.engine, "served_model_name": (entry.id,)}
+        values |= {"model": entry.path or SHIPPED_MODEL}
+        if entry.use != "text":
+            # An engine of other servers is none here: what is loaded is the model for vectors or scores.
+            values |= {f"{entry.use}_model": (f"{entry.id}={entry.path}",), "engine": "upstream"}
+            values |= {"served_model_name": ("none",)}
+        try:
+            return Config(**values)
+        except ValidationError as exc:
+            first = exc.errors(include_url=False, include_input=False)[0]
+            told = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"models, {entry.id}: {first['loc'][0]}: {told}") from None
+
+    @property
+    def serves_own_model(self) -> bool:
+        """Whether the settings name a model: without models of a file there is one in any case."""
+        chosen = self.engine != "local" or self.model != SHIPPED_MODEL or bool(self.served_model_name)
+        return chosen or not any(entry.use == "text" for entry in self.entries)
+
+    def dumped(self) -> dict[str, Any]:
+        """What differs from the defaults and is no secret, as JSON values that `Config` takes back."""
+        found = {}
+        for name in Config.model_fields:
+            value = getattr(self, name)
+            secret = name.endswith("api_key") or name == "db" or name in NO_SETTINGS
+            if not secret and (name == "data" or value != getattr(_DEFAULTS, name)):
+                found[name] = [*value] if isinstance(value, tuple) else value
+        return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
+
     def __repr_args__(self) -> Iterator[tuple[str, str]]:
         """As it may be printed, in a traceback too."""
         return ((name, shown(getattr(self, name))) for name in type(self).model_fields)
@@ -803,6 +879,18 @@ class Config(BaseModel):
         """The setting that says of a server on loopback that somebody leads others to it; None without."""
         given = {"trusted_proxy": self.trusted_proxy, "allowed_host": self.allowed_host}
         return next((name for name, value in given.items() if value and self.loopback), None)
+
+
+_DEFAULTS = Config()
+
+ENTRY_SETTINGS = frozenset(
+    {
+        *("lora", "chat_template", "trust_request_chat_template", "allow_special_tokens"),
+        *("default_temperature", "default_max_output_tokens", "max_output_tokens", "max_prompt_tokens"),
+        *("prompt_cache_key_salts", "request_timeout_s", "max_waiting", "max_waiting_tokens"),
+    }
+)
+"""Settings that a model of the file may have otherwise, besides those that are of one kind of engine."""
 
 
 def is_loopback(host: str) -> bool:
@@ -864,7 +952,7 @@ def settings() -> list[Setting]:
     rows = []
     subject = ""
     for name, field in Config.model_fields.items():
-        if name in TABLES:
+        if name in NO_SETTINGS:
             continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         literal = get_origin(field.annotation) is Literal
@@ -974,6 +1062,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     text = _read_file(file)
     from_file = _parsed(file, text)
     tables = {name: from_file.pop(name) for name in TABLES if name in from_file}
+    listed = from_file.pop(MODELS_TABLE) if isinstance(from_file.get(MODELS_TABLE), list) else None
     names = {row.name for row in rows}
     for name in sorted(set(from_file) - (names - {"data"})):
         meant = None if name == "data" else nearest(name.replace("-", "_"), names - {"data"})
@@ -988,6 +1077,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
         except ValueError as exc:
             place = _line(text, str(exc).partition(":")[0])
             raise ConfigError(f"{file}{place}: {exc}") from None
+    values["entries"] = _entries(_path(values.get("models")) or entries_beside(data), listed, file, env)
     try:
         config = Config(**values)
     except ValidationError as exc:
@@ -996,8 +1086,28 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
         source = sources.get(name, "default")
         place = _line(text, name) if name in from_file and source.startswith("file") else ""
         raise ConfigError(f"{name} ({source}{place}): {first['msg'].removeprefix('Value error, ')}") from None
+    for entry in config.entries:
+        config.of_entry(entry)
     known = {row.env for row in rows} | CLIENT_VARIABLES
     return Loaded(config, sources, sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known))
+
+
+def _entries(models: Path | None, listed: Any, file: Path, env: Mapping[str, str]) -> ModelsFile:
+    """The models of a file of their own, or those that `file` lists."""
+    if models is not None and listed is not None:
+        raise ConfigError(f"both {models} and [[{MODELS_TABLE}]] in {file} list models: keep one of them")
+    if models is not None:
+        if not models.is_file():
+            raise ConfigError(f"models: there is no file {models}")
+        found = _parsed(models, _read_file(models))
+        if (strangers := found.keys() - {MODELS_TABLE}) or not found:
+            what = f"'{min(strangers)}' is not known here" if strangers else "it is empty"
+            raise ConfigError(f"{models}: {what}: each model is a table [[{MODELS_TABLE}]]")
+        file, listed = models, found[MODELS_TABLE]
+    try:
+        return ModelsFile() if listed is None else read_entries(listed, env)
+    except ValueError as exc:
+        raise ConfigError(f"{file}: {exc}") from None
 
 
 def _read_file(file: Path) -> str:

@@ -504,6 +504,15 @@ class FleetView:
 
 
 @dataclass(frozen=True, slots=True)
+class OfModels:
+    """Runs by the names of their models: those of `names`, or, with `others`, of all that are not among
+    them."""
+
+    names: tuple[str, ...]
+    others: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RunClaim:
     """The right to write to a run: valid while `fence` is the run's.
 

@@ -68,6 +68,7 @@ from storage.records import (
     NewKey,
     NewResponse,
     NewResponseFork,
+    OfModels,
     Order,
     Page,
     PositionedItem,
@@ -265,9 +266,12 @@ class Storage:
             partial(runs.append, batch=batch, shard=self._shard), durable=durable, retry_until_available=True
         )
 
-    async def claim(self, response_id: str) -> RunClaim | None:
-        """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner."""
-        return await self._write(partial(runs.claim, response_id=response_id, runner=self.runner))
+    async def claim(self, response_id: str, models: OfModels | None = None) -> RunClaim | None:
+        """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner, or is not
+        of these models."""
+        return await self._write(
+            partial(runs.claim, response_id=response_id, runner=self.runner, models=models)
+        )
 
     async def admit(self, claim: RunClaim) -> None:
         """Counts another attempt of a run found running, before an engine is given it. RunLost."""
@@ -359,9 +363,13 @@ class Storage:
         the process that holds the data folder."""
         await self._write(fleet.free_all)
 
-    async def take(self, limit: int) -> tuple[RunClaim, ...]:
-        """Takes over the next runs of the queue, at most `limit`."""
-        return await self._write(partial(fleet.take, runner=self.runner, limit=limit))
+    async def take(self, limit: int, models: OfModels | None = None) -> tuple[RunClaim, ...]:
+        """Takes over the next runs of the queue, at most `limit`. models: only runs of these."""
+        return await self._write(partial(fleet.take, runner=self.runner, limit=limit, models=models))
+
+    async def free_models(self) -> tuple[str, ...]:
+        """The models of the runs that nobody owns."""
+        return tuple(await self._read(queue.free_models))
 
     async def forget_shares(self) -> int:
         """Drops what the queue has served its owners where nothing is queued, and puts the rest together;

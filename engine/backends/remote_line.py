@@ -17,7 +17,7 @@ from engine.backends.remote_wire import message, read, read_error, read_line, re
 from engine.pooling import PoolingInfo, PoolingStats
 from engine.speech import SpeechInfo, SpeechStats
 from engine.step import RowOutput
-from engine.types import EngineDead, EngineError, EngineStats, ModelInfo
+from engine.types import EngineDead, EngineError, EngineStats, EngineUnavailable, ModelInfo
 
 log = logging.getLogger("antiphon.engine")
 
@@ -39,9 +39,12 @@ class Reception:
 
 class EngineLine:
     """One connection for everything that one process asks of its engines. All methods are called on one
-    asyncio loop."""
+    asyncio loop.
 
-    def __init__(self, path: Path) -> None:
+    on_wanted: told when somebody waits for an engine that is away, for whoever can bring it back.
+    """
+
+    def __init__(self, path: Path, on_wanted: Callable[[], None] | None = None) -> None:
         self._path = path
         self._wire: _Wire | None = None
         self._joining: asyncio.Task[None] | None = None
@@ -51,6 +54,9 @@ class EngineLine:
         self._owed: list[bytes] = []  # notes that must arrive, whoever is there to read them
         self._next = 0
         self._closed = False
+        self._on_wanted = on_wanted
+        self._resting = False
+        self._refusal: str | None = None
         self._died: asyncio.Future[BaseException] | None = None
         self.info: ModelInfo | None = None
         self.max_running = 0
@@ -97,11 +103,29 @@ class EngineLine:
         return self._wire is not None
 
     async def ready(self) -> None:
-        """Wait until it does. Raises EngineDead where it never will."""
+        """Wait until it does. Raises EngineDead where it never will, EngineUnavailable where nobody expects
+        it for now."""
         while self._wire is None:
             self._require_open()
+            if self._refusal is not None:
+                raise EngineUnavailable(self._refusal)
+            if self._on_wanted is not None:
+                self._on_wanted()
             await self._changed.wait()
         self._require_open()
+
+    def rest(self) -> None:
+        """The engine is about to be ended on purpose, with nothing in hand."""
+        self._resting = True
+
+    def expect(self) -> None:
+        """The engine is about to be back: whoever asks waits for it."""
+        self._resting, self._refusal = False, None
+
+    def refuse(self, why: str) -> None:
+        """Nobody expects the engine back: whoever waits for it is told why."""
+        self._refusal = why
+        self._change()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -152,7 +176,7 @@ class EngineLine:
         """The connection is gone."""
         if self._wire is wire:
             self._wire = None
-            if not self._closed:
+            if not self._closed and not self._resting:
                 log.warning("the engine's process is gone; requests wait until it is back")
             self._lose(LineLost("the engine's process has ended"))
             self._change()

@@ -81,7 +81,7 @@ def size_pools(model: Model, config: EngineConfig, device: torch.device) -> Pool
     else:
         available = config.kv_cache_bytes
         if available is None:
-            usual, most = _memory_for_kv(device)
+            usual, most = _memory_for_kv(device, config.gpu_memory_utilization)
             if model.sight is not None:  # which keeps its features where the KV is
                 usual, most = usual - config.image_cache_bytes, most - config.image_cache_bytes
             available = min(most, max(usual, groups.bytes_for(length)))
@@ -115,13 +115,24 @@ def _kv_dtype(config: EngineConfig, model: Model, device: torch.device) -> torch
     return FP8
 
 
-def _memory_for_kv(device: torch.device) -> tuple[int, int]:
+def _memory_for_kv(device: torch.device, share: float | None = None) -> tuple[int, int]:
     """Bytes that KV takes unasked, and the most it may take to hold one whole context.
 
-    CPU: an eighth of what is free up to 4 GiB, at most half; GPU: 85 % of what is free.
+    CPU: an eighth of what is free up to 4 GiB, at most half; GPU: 85 % of what is free, or what is left of
+    this share of all its memory, of which an eighth is kept for activations. Raises LoadError where nothing
+    is left of it.
     """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(device)
+        if share is not None:
+            left = int(share * total) - (total - free)
+            if left <= 0:
+                taken = (total - free) / total
+                raise LoadError(
+                    f"gpu_memory_utilization {share:g} leaves nothing for the KV cache: {taken:.0%} of the "
+                    "GPU's memory is taken already, the weights included"
+                )
+            return left * 7 // 8, left * 7 // 8
         return int(free * 0.85), int(free * 0.85)
     available = free_memory()
     return min(MOST_UNASKED, available // 8), available // 2

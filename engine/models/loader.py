@@ -61,7 +61,13 @@ def load_model(config: EngineConfig, device: torch.device) -> Model:
             _refuse_with_images(config, _architecture(fields))
         model = _load_general(config, checkpoint, compute, device, _architecture(fields), stored, row)
     if config.lora:
-        attach(model, config.lora, device=device, deterministic=config.deterministic)
+        attach(
+            model,
+            config.lora,
+            device=device,
+            deterministic=config.deterministic,
+            max_rank=config.max_lora_rank,
+        )
     return model
 
 
@@ -137,7 +143,12 @@ def _load_general(
 
 
 def attach(
-    model: Model, lora: Mapping[str, str | Path], *, device: torch.device, deterministic: bool
+    model: Model,
+    lora: Mapping[str, str | Path],
+    *,
+    device: torch.device,
+    deterministic: bool,
+    max_rank: int | None = None,
 ) -> None:
     """Read these adapters, by name, and have the model serve them.
 
@@ -146,6 +157,12 @@ def attach(
     places = model.places()
     sizes = {path: (place.inputs, place.outputs) for path, place in places.items()}
     adapters = [read_adapter(name, where, sizes) for name, where in lora.items()]
+    for adapter in adapters:
+        rank = max(own.down.shape[0] for own in adapter.maps.values())
+        if max_rank is not None and rank > max_rank:
+            raise LoadError(
+                f"the adapter {adapter.name!r} has the rank {rank}, and max_lora_rank is {max_rank}"
+            )
     parts: dict[str, list[Parts]] = {}
     for i, adapter in enumerate(adapters):
         for path, of_map in adapter.maps.items():

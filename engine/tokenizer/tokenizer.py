@@ -22,6 +22,8 @@ from engine.dialects import History
 from engine.tokenizer.chat_template import render_template, variables_of
 from engine.tokenizer.escape_reader import escape_reader, looks_in_normalized
 from engine.tokenizer.escapes import BREAK, Escapes, control_strings, is_escaped
+from engine.tokenizer.tekken import FILE as TEKKEN
+from engine.tokenizer.tekken import NAMES, read_tekken
 from engine.types import LoadError, RenderError, RenderInput
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ class Tokenizer:
             content = value.get("content") if isinstance(value, dict) else value
             if isinstance(content, str):
                 special[name] = content
+        if not config and (folder / TEKKEN).is_file():
+            special = {name: token for name, token in NAMES.items() if backend.token_to_id(token) is not None}
         eos: list[int] = []
         for name in ("generation_config.json", "config.json"):
             value = _read_json(folder / name).get("eos_token_id")
@@ -350,6 +354,8 @@ def _load_backend(folder: Path) -> Backend:
             return Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exceptions
             raise LoadError(f"{path} cannot be read: {error}") from error
+    if (tekken := folder / TEKKEN).is_file():
+        return read_tekken(tekken)
     try:  # older checkpoints hold only a sentencepiece model, which transformers converts
         from transformers import AutoTokenizer
 

@@ -27,6 +27,8 @@ AuditType = Literal[
     "webhook.disabled",
     "rate_limit.updated",
     "models.updated",
+    "model.loaded",
+    "model.unloaded",
     "mcp_servers.updated",
     "given_keys.updated",
     "admin.accessed",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from server.admin.backup import run
-from server.admin.database_access import AdminError, UnknownOwner, address_file, leave_address
+from server.admin.database_access import (
+    AdminError,
+    UnknownOwner,
+    address_file,
+    asking,
+    leave_address,
+    refusal_of,
+)
+from server.admin.listing import Columns, table
 
 if TYPE_CHECKING:  # imported when they are asked for
     from server.admin import (
@@ -23,16 +31,20 @@ if TYPE_CHECKING:  # imported when they are asked for
 
 __all__ = [
     "AdminError",
+    "Columns",
     "UnknownOwner",
     "address_file",
+    "asking",
     "audit",
     "backup",
     "keys",
     "leave_address",
     "live_runs",
     "projects",
+    "refusal_of",
     "run",
     "sealing_keys",
+    "table",
     "tenants",
     "tiers",
     "usage",

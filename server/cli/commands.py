@@ -128,6 +128,11 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if getattr(namespace, self.dest, None) is not None:
+            if self.dest == "model":
+                parser.error(
+                    f"{option_string} is given more than once: several models are listed in models.toml, a "
+                    "table [[models]] each, in the data folder or where --models says"
+                )
             parser.error(f"{option_string} is given more than once, and takes one value")
         setattr(namespace, self.dest, values)
 
@@ -231,7 +236,7 @@ def _serve(options: argparse.Namespace) -> int:
             "one engine give --api-server-count"
         )
     from server.config import Config, load
-    from server.process import serve, set_up_logging, supervise
+    from server.process import run_server, set_up_logging, supervise
 
     set_up_logging(loaded.config.log_level, loaded.config.log_format)
     if loaded.config.db_file is not None and loaded.sources["db"] != "default":
@@ -245,7 +250,7 @@ def _serve(options: argparse.Namespace) -> int:
     if loaded.config.api_server_count > 1:
         code = supervise(loaded.config, flags, began=BEGAN, reread=reread)
     else:
-        code = serve(loaded.config, began=BEGAN, reread=reread)
+        code = run_server(loaded.config, began=BEGAN, reread=reread)
     # Everything is closed and on the disk by now. A thread that still loads a model would make the
     # interpreter's own end abort the process from inside torch.
     logging.shutdown()
@@ -615,6 +620,26 @@ def _runs(options: argparse.Namespace) -> int:
     return _print(live_runs.run(loaded.config, options))
 
 
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "verb",
+        nargs="?",
+        choices=("list", "load", "unload"),
+        default="list",
+        help="list (the default), or load or unload one",
+    )
+    parser.add_argument("name", nargs="?", help="of the model, as `antiphon models` shows it")
+    parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
+    _add_storage_settings(parser)
+
+
+def _models(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.cli import models
+
+    return _print(models.run(loaded.config, options))
+
+
 def _add_backup(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="where the copy goes; it must not exist yet")
     _add_storage_settings(parser)
@@ -844,6 +869,12 @@ COMMANDS = {
             "antiphon runs cancel resp_...",
             "antiphon runs fork resp_... --after 120    prints the new response's id",
         ),
+    ),
+    "models": Command(
+        "show the models of a running server, or load or unload one",
+        _models,
+        _add_models,
+        ("antiphon models", "antiphon models load NAME", "antiphon models unload NAME"),
     ),
     "usage": Command(
         "show what was used, by owner, key, model or day",

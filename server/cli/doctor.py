@@ -29,7 +29,7 @@ from server.admin import address_file, keys
 from server.config import FILE_NAME, Config, masked
 from server.limits import NONE, changed, load_limits, parse_limits
 from server.mcp_servers import server_of
-from server.model_registry import build_engine, build_pooling, build_speech
+from server.model_registry import ChildText, build_engine, build_pooling, build_speech
 from storage import StorageError, inspect_database
 from tools import (
     BUILTIN,
@@ -142,6 +142,7 @@ def _openings(config: Config) -> Iterator[Finding]:
     if (database := config.db_file) is not None:
         folders.add(database.parent)
         files += sorted(database.parent.glob(f"{glob.escape(database.name)}*"))
+    files += [config.models] if config.models is not None and _holds_secrets(config.models) else []
     for file in files:
         if file.is_file() and file.stat().st_mode & 0o077:
             yield "FAIL", f"other users can open {file}: chmod 600 {shlex.quote(str(file))}"
@@ -379,6 +380,9 @@ async def _model(config: Config) -> Finding:
     from server.process import unenforced
 
     began = time.perf_counter()
+    if not config.serves_own_model:
+        texts = [entry for entry in config.entries if entry.use == "text"]
+        config = config.of_entry(next((entry for entry in texts if entry.default), texts[0]))
     try:
         # Without its disk: that may be a running server's.
         engine = await asyncio.to_thread(build_engine, config.model_copy(update={"kv_disk_bytes": 0}))
@@ -396,6 +400,25 @@ async def _model(config: Config) -> Finding:
         f"; arguments of the tool {name} are checked, and not enforced: {why}" for name, why in loose.items()
     ]
     return "note" if loose else "ok", told + "".join(reasons)
+
+
+async def _models(config: Config) -> Finding:
+    """The models of the file: their names, and whether what they name is there."""
+    if not len(config.entries):
+        return "ok", "no file of several models"
+    told, missing = [], []
+    for entry in config.entries:
+        kind = "in a process of its own" if entry.in_child else f"engine {entry.engine}"
+        default = ", the default" if entry.default else ""
+        told.append(f"{entry.id} ({kind}{default})")
+        where = Path(entry.path or "")
+        if entry.path and (where.is_absolute() or entry.path.startswith((".", "~"))) and not where.is_dir():
+            missing.append(f"{entry.id}: there is no folder {entry.path}")
+        child = None if not entry.in_child else ChildText(entry, config.of_entry(entry), lambda _: None)
+        most = config.models_memory_bytes
+        if child is not None and most is not None and (needs := child.memory_bytes()) > most:
+            missing.append(f"{entry.id} takes about {needs} bytes, and models_memory_bytes is {most}")
+    return ("FAIL", "; ".join(missing)) if missing else ("ok", ", ".join(told))
 
 
 async def _texts(config: Config) -> Finding:
@@ -447,5 +470,6 @@ CHECKS: dict[str, Check] = {
     "images": _images,
     "texts": _texts,
     "kv": _kv,
+    "models": _models,
     "model": _model,
 }

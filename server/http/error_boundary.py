@@ -171,7 +171,7 @@ class Envelope:
         context = self._life.context
         if LOAD_ASKED not in asked or context is None or "principal" not in scope["state"]:
             return None
-        load = context.models.load()
+        load = context.models.at_work()
         return load_report(asked[LOAD_ASKED], kv_cache_usage=load.kv_cache_usage, num_waiting=load.waiting)
 
     def _record(self, scope: Scope, asked: Headers, method: str) -> RequestRecord:

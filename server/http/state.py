@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from server.access import Accesses, Keys
@@ -47,6 +47,23 @@ class Context:
     completions: LiveCompletions
     library: Library
     cells: Cells | None  # None: nothing runs code
+    several: SeveralModels
+
+
+class SeveralModels(Protocol):
+    """The models of the file, as operators may ask of them; `server.process` has them."""
+
+    def described(self) -> list[dict[str, Any]]:
+        """Every model: its state, what it takes, who waits for it."""
+
+    def id_of(self, name: str) -> str:
+        """The id of a model that can be loaded and unloaded. ApiError 404, and 400 for one that cannot."""
+
+    async def load(self, id: str) -> None:
+        """Load it. ApiError 503, LoadError."""
+
+    async def unload(self, id: str) -> None:
+        """Unload it. ApiError 409 while it is used."""
 
 
 class ServerState(Protocol):

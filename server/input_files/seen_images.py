@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from engine import ModelInfo
 from server.config import THREADED_BYTES, Config
 from server.errors import ApiError
 from server.input_files.sources import FoundFile, NotAllowed, RequestFiles, found_file
@@ -66,10 +65,8 @@ class SeenImages:
         self._num_bytes = 0
 
     @staticmethod
-    def tools(info: ModelInfo) -> dict[str, ToolSpec]:
-        """What the registry has where the model sees, for tools that need one which does."""
-        if "image" not in info.modalities:
-            return {}
+    def tools() -> dict[str, ToolSpec]:
+        """What the registry has where a model sees, for tools that need one which does."""
 
         async def refuse() -> str:
             raise ToolError("Images are seen, and not called.")

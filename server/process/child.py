@@ -24,10 +24,11 @@ import orjson
 import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from engine import Engine, EngineHost, PoolingEngine, SpeechEngine, load_late_modules
+from engine import Engine, EngineError, EngineHost, PoolingEngine, SpeechEngine, load_late_modules
 from server.config import Config, load
-from server.model_registry import build_engine
-from server.process.lifecycle import build_others, note_model
+from server.model_registry import build_engine, build_others, note_model
+from server.process.log_lines import set_up_logging
+from server.process.process_ends import ENGINE_DIED, reasons, tune_process
 from server.process.seat import (
     ENGINE,
     HandedConnections,
@@ -37,7 +38,6 @@ from server.process.seat import (
     engine_socket,
     tell_metrics,
 )
-from server.process.serve import ENGINE_DIED, reasons, serve, set_up_logging, tune_process
 
 log = logging.getLogger("antiphon")
 
@@ -49,11 +49,14 @@ def main() -> int:
     told: dict[str, Any] = orjson.loads(sys.stdin.buffer.readline())
     folder = Path(told["folder"])
     threading.Thread(target=_end_with_parent, args=(folder,), name="parent", daemon=True).start()
-    flags: Mapping[str, Any] = told["flags"]
-    config = load(flags).config
-    set_up_logging(config.log_level, config.log_format, told["name"])
+    flags: Mapping[str, Any] = told.get("flags", {})
+    # A server that keeps several models says what each is to be; its own settings say it of all others.
+    config = Config(**told["settings"]) if "settings" in told else load(flags).config
+    set_up_logging(config.log_level, config.log_format, told.get("label", told["name"]))
     if told["name"] == ENGINE:
         return host(config, folder)
+    from server.process.serve import serve  # an engine's process has no use for all that a server is
+
     seat = Seat(
         index=told["index"],
         num_servers=config.api_server_count,
@@ -99,7 +102,7 @@ async def _host(config: Config, folder: Path) -> int:
             await asyncio.gather(starting, return_exceptions=True)
             return 0
         if (failure := starting.exception()) is not None:
-            return announce_refusal(*reasons(failure))
+            return announce_refusal(*reasons(failure, EngineError))
         engine, others = starting.result()
         pooling = [each for each in others if isinstance(each, PoolingEngine)]
         speech = [each for each in others if isinstance(each, SpeechEngine)]

@@ -12,13 +12,14 @@ import logging
 import os
 import secrets
 import socket
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from engine import Engine, EngineStats, PoolingEngine, PoolingInfo, SpeechEngine, SpeechInfo
+from engine import Engine, EngineStats, PoolingEngine, SpeechEngine, SpeechInfo
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
@@ -33,10 +34,10 @@ from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import (
     Models,
     build_engine,
-    build_pooling,
+    build_others,
     build_remote,
-    build_speech,
     caps_of,
+    note_model,
     served_names,
 )
 from server.pooling import embedder_of, reranker_of
@@ -44,6 +45,7 @@ from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.seat import Seat
 from server.process.settings_audit import note_settings
+from server.process.several_models import SeveralModels
 from server.process.tools_registry import enforceable, look_for_sandbox, read_registry
 from server.quota import Quota
 from server.stateless import LiveCompletions
@@ -115,12 +117,13 @@ class ServerLifecycle:
         self.died = asyncio.Event()
         self._engine = engine
         self._others: list[Other] = []  # models beside the engine
+        self.several = SeveralModels(config)
         self._registry = registry
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
         self._retention: Retention | None = None
         self._probe: GenerationProbe | None = None
-        self._engine_rates = EngineRates()
+        self._engine_rates: defaultdict[str, EngineRates] = defaultdict(EngineRates)
         self._library: Library | None = None
         self._meter: Meter | None = None
         self._batches: BatchWorker | None = None
@@ -156,8 +159,8 @@ class ServerLifecycle:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open_storage())
                 group.create_task(self._start_engine())
-        assert self._storage is not None and self._engine is not None
-        models = self._served(self._engine)
+        assert self._storage is not None
+        models = self._served()
         sealing = Sealing(self._storage, self.config.sealing_key_s)
         self._retention = Retention(self._storage, self.config)
         quota = Quota(
@@ -179,7 +182,8 @@ class ServerLifecycle:
         registry = {**registry, **library.tools()}
         if GENERATE in registry:
             registry |= InputImages(self._storage, self.config.egress_policy).tools()
-        registry |= SeenImages.tools(self._engine.info)
+        if any(model.sees for model in models):
+            registry |= SeenImages.tools()
         cells: Cells | None = None
         if found.sandbox is not None:
             self.sandbox = found.told
@@ -194,7 +198,7 @@ class ServerLifecycle:
             self.config,
             self.telemetry,
             quota,
-            await enforceable(registry, self._engine),
+            await enforceable(registry, models.first.engine),
             self._meter,
             limiter,
         )
@@ -211,17 +215,12 @@ class ServerLifecycle:
             LiveCompletions(),
             library,
             cells,
+            self.several,
         )
-        self._watchers = [
-            asyncio.create_task(self._watch("engine", self._engine.dead()), name="watch-engine"),
-            asyncio.create_task(self._watch("storage", self._storage.dead()), name="watch-storage"),
-            *(
-                asyncio.create_task(self._watch(f"model {each.info.name}", each.dead()), name="watch-model")
-                for each in self._others
-            ),
-        ]
+        self._watchers = [asyncio.create_task(self._watch(*each)) for each in self._mortal(self._storage)]
         self._meters.start()
         await runs.start()
+        self.several.on_loaded = runs.model_loaded
         await library.ingester.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
@@ -236,17 +235,26 @@ class ServerLifecycle:
         if self.phase == "starting":
             self.phase = "ready"
 
-    def _served(self, engine: Engine) -> Models:
+    def _mortal(self, storage: Storage) -> Iterator[tuple[str, Awaitable[BaseException]]]:
+        """What this process ends with, and its death."""
+        for engine in ([] if self._engine is None else [self._engine]) + self.several.mortal():
+            yield "engine", engine.dead()
+        yield "storage", storage.dead()
+        for other in self._others:
+            yield f"model {other.info.name}", other.dead()
+
+    def _served(self) -> Models:
         """The models by their names, with what each may be asked for."""
-        models = Models()
-        models.add(engine, served_names(self.config), caps_of(self.config))
+        models = self.several.models
+        if self._engine is not None:
+            models.add(self._engine, served_names(self.config), caps_of(self.config))
         for other in self._others:
             if isinstance(other.info, SpeechInfo):
                 models.add_speech(other, caps_of(self.config))
             else:
                 models.add_pooled(other, caps_of(self.config))
         fallback = self.config.messages_model
-        if fallback is not None and fallback not in models:
+        if fallback is not None and fallback not in models and models.entry(fallback) is None:
             raise Refused(
                 f"messages_model names {fallback!r}, which is not served: {', '.join(models.names)} are"
             )
@@ -327,20 +335,19 @@ class ServerLifecycle:
                 build_remote, self.config, self._seat.engine_socket
             )
         else:
-            if self._engine is None:
+            if self._engine is None and self.config.serves_own_model:
                 self._engine = await asyncio.to_thread(build_engine, self.config)
             others = await asyncio.to_thread(build_others, self.config)
-        engine = self._engine
-        assert engine is not None
         # First, because the model that generates takes most of a GPU's memory that it finds free.
         for other in others:
             self._others.append(other)
             note_model(await other.start())
-        await engine.start()
+        if self._engine is not None:
+            await self._engine.start()
+        await self.several.start()
 
     async def prepare(self) -> None:
         """Start what the server serves without, and a request would have to wait for."""
-        assert self._engine is not None
         await asyncio.to_thread(prepare_arguments)
         searches = self.config.web.provider is not None
         if (
@@ -353,7 +360,8 @@ class ServerLifecycle:
             await asyncio.to_thread(prepare_egress)
         if searches:
             await asyncio.to_thread(prepare_pages)
-        await self._engine.prepare()
+        if self._engine is not None:
+            await self._engine.prepare()
 
     async def _watch(self, what: str, death: Awaitable[BaseException]) -> None:
         cause = await death
@@ -362,15 +370,17 @@ class ServerLifecycle:
         self.died.set()
 
     def _readings(self) -> Iterator[Reading]:
-        assert self._engine is not None and self._storage is not None and self.context is not None
+        assert self._storage is not None and self.context is not None
         assert self._deliveries is not None and self._retention is not None
-        model = {"model": self.context.models.get(None).root}
-        stats = self._engine.stats()
-        yield Reading("engine", stats, model)
-        yield Reading("engine", self._engine_rates.read(stats), model)
-        yield Reading("engine", {"waiting_tokens": self._engine.admission.num_waiting_tokens}, model)
-        yield from _kv_readings(stats, model)
-        yield Reading("gpu", self._engine.gpu(), model)
+        engines = {id(served.engine): served for served in self.context.models if served.adapter is None}
+        for served in engines.values():
+            model, stats = {"model": served.root}, served.engine.stats()
+            yield Reading("engine", stats, model)
+            yield Reading("engine", self._engine_rates[served.root].read(stats), model)
+            yield Reading("engine", {"waiting_tokens": served.engine.admission.num_waiting_tokens}, model)
+            yield from _kv_readings(stats, model)
+            yield Reading("gpu", served.engine.gpu(), model)
+        yield from self.several.readings()
         for pooled in self.context.models.pooled:
             waiting = {"waiting_requests": pooled.engine.admission.num_waiting}
             yield Reading("pooling", pooled.engine.stats(), {"model": pooled.name})
@@ -406,8 +416,12 @@ class ServerLifecycle:
 
     async def probe(self) -> None:
         """Have the engine generate; ApiError 503 `probe_failed` where it does not. See `GenerationProbe`."""
-        assert self._engine is not None
-        self._probe = self._probe or GenerationProbe(self._engine)
+        assert self.context is not None
+        served = self.context.models.first
+        held = self.several.shelf.get(served.root)
+        if held is not None and held.state == "unloaded":  # it rests, and a probe is no reason to wake it
+            return
+        self._probe = self._probe or GenerationProbe(served.engine)
         await self._probe.check()
 
     @contextlib.contextmanager
@@ -469,6 +483,7 @@ class ServerLifecycle:
         yield self.keys.close
         if self._seat is not None:
             yield self._seat.close
+        yield self.several.close
         if self._engine is not None:
             yield self._engine.close
         for other in reversed(self._others):
@@ -493,21 +508,6 @@ class ServerLifecycle:
         self.context = None
         if self._noting is not None:
             await asyncio.gather(self._noting, return_exceptions=True)
-
-
-def build_others(config: Config) -> list[PoolingEngine | SpeechEngine]:
-    """The engines beside the one that generates. Raises LoadError."""
-    return [*build_pooling(config), *build_speech(config)]
-
-
-def note_model(info: PoolingInfo | SpeechInfo) -> None:
-    """Log what a model beside the one that generates is served for."""
-    if isinstance(info, SpeechInfo):
-        known = f"{len(info.languages)} languages" if info.languages else "English alone"
-        log.info("%s is served for speech: %s, windows of %g s", info.name, known, info.window_s)
-        return
-    how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
-    log.info("%s is served for %s: %s, %d tokens", info.name, info.kind, how, info.max_model_len)
 
 
 def _kv_readings(stats: EngineStats, model: Mapping[str, str]) -> Iterator[Reading]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from server.telemetry import current
 
+log = logging.getLogger("antiphon")
+
 FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _UNSAFE = re.compile(
@@ -76,3 +78,21 @@ def json_lines(process: str = "") -> logging.Formatter:
                 del log_data[name]
 
     return JsonLines("%(message)s", json_ensure_ascii=True)
+
+
+def set_up_logging(level: str, form: str = "text", process: str = "") -> None:
+    """Lines on standard error: ours from `level` on, those of libraries only when they warn.
+
+    form: `text`, or `json` for an object a line. process: which of several processes this one is.
+    """
+    lines = logging.StreamHandler()
+    lines.setFormatter(json_lines(process) if form == "json" else Lines(process))
+    logging.basicConfig(level=logging.WARNING, handlers=[lines])
+    log.setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of bad requests, which have their replies
+    logging.getLogger("uvicorn.error").addFilter(_not_a_cut)
+
+
+def _not_a_cut(record: logging.LogRecord) -> bool:
+    # A reply that is dropped on purpose (server.http.error_boundary) is no error of the application.
+    return "without completing response" not in record.getMessage()

@@ -40,9 +40,9 @@ from server.http import BoundedHttp
 from server.http.websocket import BoundedWebSocket
 from server.process.app import create_app
 from server.process.lifecycle import Refused, ServerLifecycle
-from server.process.log_lines import Lines, json_lines
+from server.process.process_ends import ENGINE_DIED, reasons, tune_process
 from server.process.seat import REFUSED, HandedConnections, Seat, announce_refusal
-from server.process.sockets import Listener, raise_descriptor_limit, room
+from server.process.sockets import Listener, room
 from server.process.systemd import ServiceManager
 from server.process.tls import CertificateError, Tls
 from server.progress import Progress
@@ -50,8 +50,6 @@ from server.telemetry import TracingError
 from storage import StorageError
 
 log = logging.getLogger("antiphon")
-
-ENGINE_DIED = 70  # EX_SOFTWARE
 
 LATE_MODULES = (
     "anyio._backends._asyncio",  # streams
@@ -84,35 +82,6 @@ def serve(
     tune_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Process(config, began or time.monotonic(), engine, reread, seat).run())
-
-
-def tune_process() -> None:
-    """Have this process take many connections, and its threads make way for its event loop."""
-    raise_descriptor_limit()
-    # A thread that computes hands over to the event loop sooner: [measured] 64 streams slow an engine step to
-    # 2.4 ms at the default of 5 ms, and to 1.0 ms at this.
-    sys.setswitchinterval(1e-4)
-    # Young objects here are mostly events that wait for their readers, and no garbage: [measured] a look
-    # through them every 700 takes 9 to 13 us of the loop per event with 64 streams, and 5 to 6 at this.
-    gc.set_threshold(5_000)
-
-
-def set_up_logging(level: str, form: str = "text", process: str = "") -> None:
-    """Lines on standard error: ours from `level` on, those of libraries only when they warn.
-
-    form: `text`, or `json` for an object a line. process: which of several processes this one is.
-    """
-    lines = logging.StreamHandler()
-    lines.setFormatter(json_lines(process) if form == "json" else Lines(process))
-    logging.basicConfig(level=logging.WARNING, handlers=[lines])
-    log.setLevel(level.upper())
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of bad requests, which have their replies
-    logging.getLogger("uvicorn.error").addFilter(_not_a_cut)
-
-
-def _not_a_cut(record: logging.LogRecord) -> bool:
-    # A reply that is dropped on purpose (server.http.error_boundary) is no error of the application.
-    return "without completing response" not in record.getMessage()
 
 
 class _Process:
@@ -240,7 +209,7 @@ class _Process:
             _backstop(DEATH_S, ENGINE_DIED)
             await asyncio.sleep(DEATH_NOTICE_S)
         elif failure is not None:
-            self._code = self._refuse(*reasons(failure))
+            self._code = self._refuse(*reasons(failure, EngineError, StorageError, Refused))
         else:
             grace = self._config.drain_grace_s
             _backstop(grace + CLOSING_S, 1)
@@ -378,18 +347,6 @@ def refuse(*reasons: str) -> int:
     return REFUSED
 
 
-def reasons(failure: BaseException) -> Iterator[str]:
-    """One line per cause; an error that nobody foresaw keeps its traceback."""
-    if isinstance(failure, BaseExceptionGroup):
-        for each in failure.exceptions:
-            yield from reasons(each)
-    elif isinstance(failure, EngineError | StorageError | Refused | ValueError):
-        yield str(failure)
-    else:
-        log.error("the server could not start", exc_info=failure)
-        yield f"could not start: {failure!r}"
-
-
 # ------------------------------------------------------------------------------------------------------------
 # HTTP
 
@@ -507,7 +464,7 @@ def print_banner(banner: str) -> None:
 def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> str:
     """What a server says of itself, once it is ready."""
     assert life.context is not None
-    model = life.context.models.get(None)
+    model = life.context.models.first
     body = orjson.dumps({"model": model.name, "input": "Hello!"}).decode()
     key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
     return (

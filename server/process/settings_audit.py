@@ -45,7 +45,7 @@ def _given(
     yield (
         "models.updated",
         "models",
-        {served.name: served.info.fingerprint for served in (*models, *models.pooled)},
+        models.serves(),
     )
     servers = {name: _shown(server) for name, server in mcp.servers.items()}
     yield "mcp_servers.updated", "mcp_servers", servers

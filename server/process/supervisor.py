@@ -70,7 +70,16 @@ def supervise(config: Config, flags: Mapping[str, Any], *, began: float, reread:
 
 def unshared(config: Config) -> str | None:
     """Why no more than one server process can serve, where more are asked for."""
-    if config.api_server_count == 1 or config.db_file is None:
+    if config.api_server_count == 1:
+        return None
+    computed = [entry.id for entry in config.entries if entry.engine != "upstream"]
+    if computed or (len(config.entries) and not config.serves_own_model):
+        return (
+            f"--api-server-count {config.api_server_count} has one engine beside models of other servers: "
+            f"{', '.join(computed) or 'no model of its own'} cannot be loaded for several processes. Give "
+            "--model, and entries with engine = upstream; or replicas with the same file of models"
+        )
+    if config.db_file is None:
         return None
     return (
         f"--api-server-count {config.api_server_count} needs a database that several processes can share, "

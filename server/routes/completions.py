@@ -27,6 +27,7 @@ from server.http import (
     while_connected,
 )
 from server.model_registry import ServedModel
+from server.routes.chosen_model import chosen_model
 from server.routes.documented import documented
 from server.routes.stored_completions import Keeping, keeping_of
 from server.schema import (
@@ -133,7 +134,8 @@ async def answer(
     here = context(request)
     who = principal(request)
     owner, weight = who.owner, who.service.weight
-    served = here.models.get(asked.model)
+    served = await chosen_model(request, asked.model, getattr(asked, "prompt_cache_key", None))
+    headers = here.models.headers(served.name)
     subjects = limited(request, served.name)
     visit = await here.limiter.enter(subjects, served.name)
     with ExitStack() as stack:
@@ -150,18 +152,22 @@ async def answer(
         stack.enter_context(here.completions.enter(completion))
         if not asked.stream:
             body = await while_connected(request, completion.whole(whole))
-            return json_reply(body if keeping is None else await keeping.whole(completion.head, body))
+            return json_reply(
+                body if keeping is None else await keeping.whole(completion.head, body), headers
+            )
         keep = None if keeping is None else partial(keeping.streamed, completion.head)
         frames = completion.frames(chunk, asked.stream_options, keep)
         form = completion.form
         begun = await begin(frames, failure=form.failure)
-        return EventStream(begun, on_close=stack.pop_all().close, keepalive=form.keepalive)
+        return EventStream(begun, headers, on_close=stack.pop_all().close, keepalive=form.keepalive)
 
 
 async def _run(request: Request, asked: ChatRequest, keeping: Keeping | None) -> Response:
     """The same for tools that the server runs: a response that is not stored makes the reply."""
     here = context(request)
-    served = here.models.get(asked.model)
+    served = await chosen_model(request, asked.model, asked.prompt_cache_key)
+    asked = asked.model_copy(update={"model": served.name, "asked_model": served.allowed_as})
+    headers = here.models.headers(served.name)
     subjects = limited(request, served.name)
     with ExitStack() as stack:
         if asked.stream:
@@ -178,7 +184,7 @@ async def _run(request: Request, asked: ChatRequest, keeping: Keeping | None) ->
         whole, chunk = CHAT
         if not asked.stream:
             body = await while_connected(request, run.whole(whole))
-            return json_reply(body if keeping is None else await keeping.whole(run.head, body))
+            return json_reply(body if keeping is None else await keeping.whole(run.head, body), headers)
         keep = None if keeping is None else partial(keeping.streamed, run.head)
         frames = run.frames(chunk, asked.stream_options, keep)
-        return EventStream(await begin(frames), on_close=stack.pop_all().close)
+        return EventStream(await begin(frames), headers, on_close=stack.pop_all().close)

@@ -49,7 +49,7 @@ async def ready(request: Request) -> Response:
 @router.get("/load", **documented("Load", LOAD))
 async def load(request: Request) -> Response:
     """How much there is to do: for balancers that send a request to the server with the least."""
-    found = context(request).models.load()
+    found = context(request).models.at_work()
     return JSONResponse(
         {
             "server_load": found.running + found.waiting,

@@ -10,17 +10,18 @@ from starlette.responses import JSONResponse, Response
 
 from server.access import require_use
 from server.http import context, principal
-from server.model_registry import PooledModel, ServedModel, SpeechModel
+from server.model_entries import ModelEntry
+from server.model_registry import Models, PooledModel, ServedModel, SpeechModel
 from server.routes.documented import documented
 
 router = APIRouter(prefix="/v1")
 
 
-def model_object(model: ServedModel) -> dict[str, Any]:
+def model_object(model: ServedModel, name: str | None = None) -> dict[str, Any]:
     """The official Model object, with the extensions that other servers have too: `parent` is the model that
-    an adapter stands beside, `input_modalities` what its input may hold."""
+    an adapter stands beside, `input_modalities` what its input may hold. name: another one that means it."""
     return {
-        "id": model.name,
+        "id": name or model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "antiphon",
@@ -28,7 +29,37 @@ def model_object(model: ServedModel) -> dict[str, Any]:
         "parent": model.root if model.adapter else None,
         "max_model_len": model.info.max_model_len,
         "input_modalities": sorted(model.info.modalities, reverse=True),
+        **_of_entry(model.entry),
     }
+
+
+def entry_object(entry: ModelEntry, models: Models, name: str) -> dict[str, Any]:
+    """The Model object of one of the file that may not be loaded. name: one that means it."""
+    held = models.shelf.get(entry.id)
+    state = "loaded" if held is None else held.state
+    text, pooled = models.started(entry.id)
+    if text is not None:
+        return {**model_object(text, name), "state": state}
+    if pooled is not None:
+        return {**pooled_object(pooled), "id": name, "root": entry.id, "state": state, **_of_entry(entry)}
+    return {
+        "id": name,
+        "object": "model",
+        "created": models.created,
+        "owned_by": "antiphon",
+        "root": entry.id,
+        "parent": None,
+        "max_model_len": None,
+        "state": state,
+        **({} if entry.use == "text" else {"used_for": entry.use}),
+        **_of_entry(entry),
+    }
+
+
+def _of_entry(entry: ModelEntry | None) -> dict[str, Any]:
+    if entry is None or entry.deprecation_date is None:
+        return {}
+    return {"deprecation_date": entry.deprecation_date.isoformat()}
 
 
 def pooled_object(model: PooledModel) -> dict[str, Any]:
@@ -75,13 +106,25 @@ def speech_object(model: SpeechModel) -> dict[str, Any]:
     }
 
 
+def _objects(models: Models) -> dict[str, dict[str, Any]]:
+    """Every name that a request may give, the default model's first, and its Model object."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in models.names:
+        text, pooled = models.started(name)
+        if (entry := models.entry(name)) is not None:
+            found[name] = entry_object(entry, models, name)
+        elif text is not None:
+            found[name] = model_object(text)
+        elif pooled is not None:
+            found[name] = pooled_object(pooled)
+    return found | {model.name: speech_object(model) for model in models.speech}
+
+
 @router.get("/models", **documented("Models", "models.read"))
 async def list_models(request: Request) -> Response:
     """Every name that the key may use, the default model first."""
     scopes, models = principal(request).scopes, context(request).models
-    usable = [model_object(model) for model in models if scopes.allow(f"model:{model.name}")]
-    usable += [pooled_object(model) for model in models.pooled if scopes.allow(f"model:{model.name}")]
-    usable += [speech_object(model) for model in models.speech if scopes.allow(f"model:{model.name}")]
+    usable = [object for name, object in _objects(models).items() if scopes.allow(f"model:{name}")]
     return JSONResponse({"object": "list", "data": usable})
 
 
@@ -89,9 +132,8 @@ async def list_models(request: Request) -> Response:
 async def get_model(model_id: str, request: Request) -> Response:
     """One model; ids may hold slashes."""
     models = context(request).models
-    shown: dict[str, dict[str, Any]] = {
-        **{model.name: pooled_object(model) for model in models.pooled if model.name == model_id},
-        **{model.name: speech_object(model) for model in models.speech if model.name == model_id},
-    }
-    require_use(principal(request), model_id if shown else models.get(model_id).name)
-    return JSONResponse(shown[model_id] if shown else model_object(models.get(model_id)))
+    if (found := _objects(models).get(model_id)) is None:
+        models.get(model_id)
+        raise AssertionError(f"{model_id} is served, and has no object")
+    require_use(principal(request), model_id)
+    return JSONResponse(found)

@@ -53,6 +53,7 @@ from server.http import (
 from server.ignored import collecting, ignore, unread
 from server.items import COMPACTION, answering, compacted, filled_body, key_of
 from server.prompting import name_untold, name_unused_key
+from server.routes.chosen_model import with_model
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, no_events, prepare_fork, require_servers
 from server.runs.events import Channel, Reader, ReaderLagged, Snapshot, terminal_response
@@ -135,11 +136,13 @@ async def create_response(request: Request) -> Response:
         return await _again(request, known, stream=body.get("stream") is True, pads=pads)
     filled = partial(with_prompt, request, "responses")
     parsed, items = await read_as(request, asking(request, parse_create), first=first, ahead=filled)
-    name_in_vain(request, parsed, items)
     if (response_id := keyed(request).response_id) is not None:
+        name_in_vain(request, parsed, items)
         return await _again(
             request, response_id, stream=parsed.stream, pads=bool(parsed.stream_options.include_obfuscation)
         )
+    parsed = await with_model(request, parsed)
+    name_in_vain(request, parsed, items)
     return await _start(request, parsed, items)
 
 
@@ -206,7 +209,7 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
         parsed = unstored(parsed)
     profile = _profile(request)
     parsed = _salted(parsed, profile)
-    headers = here.models.resume_headers(parsed.model)
+    headers = here.models.headers(parsed.model)
     key = keyed(request)
     # Until it has begun there is nothing to come back to: a client that leaves takes the trial of its shapes
     # along, say. A background response is begun all the same, for its webhook or its conversation.
@@ -296,7 +299,7 @@ async def _again(request: Request, response_id: str, *, stream: bool, pads: bool
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
         reader, stored = await runs.follow(who, response_id, hidden=True)
         _require_events(reader, stored)
-        headers = context(request).models.resume_headers(stored.model)
+        headers = context(request).models.headers(stored.model)
         ended = stored.status in TERMINAL
         view = View(_profile(request), rates=_rates(request), key=_secret(stored) if pads else None)
         return _stream(request, reader, stack.pop_all(), view, ended=ended, headers=headers)
@@ -446,7 +449,7 @@ async def _resumed(request: Request, response_id: str, held: ExitStack, *, pads:
     if (run := runs.unkept(owner(request), response_id)) is not None:
         view = View(profile, after=after, rates=_rates(request), key=run.plan.id_secret if pads else None)
         _require_in_memory(request, run.entry.channel, after, first=view.reads_after)
-        headers = context(request).models.resume_headers(run.plan.model)
+        headers = context(request).models.headers(run.plan.model)
         return _stream(request, runs.feed.join(response_id), held.pop_all(), view, headers=headers)
     reader, stored = await runs.rejoin(owner(request), response_id)
     ended = stored.status in TERMINAL
@@ -457,7 +460,7 @@ async def _resumed(request: Request, response_id: str, held: ExitStack, *, pads:
         reader.close()
         raise
     view = View(profile, after=after, rates=_rates(request), key=_secret(stored) if pads else None)
-    headers = context(request).models.resume_headers(stored.model)
+    headers = context(request).models.headers(stored.model)
     return _stream(request, reader, held.pop_all(), view, ended=ended, headers=headers)
 
 
@@ -552,6 +555,7 @@ async def count_input_tokens(request: Request) -> Response:
     filled = partial(with_prompt, request, "input_tokens")
     read = asking(request, parse_input_tokens)
     parsed, items = await read_as(request, read, allow_empty=True, ahead=filled)
+    parsed = await with_model(request, parsed)
     name_in_vain(request, parsed, items)
     count = await context(request).runs.count_input(principal(request), parsed, items)
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))

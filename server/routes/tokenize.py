@@ -15,11 +15,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.access import require_use
-from server.http import context, json_reply, owner, principal, read_as
+from server.http import context, json_reply, owner, read_as
 from server.ignored import unread
 from server.model_registry import ServedModel
 from server.prompting import words_of_field
+from server.routes.chosen_model import chosen_model
 from server.routes.documented import documented
 from server.schema import ChatRequest, image_paths, missing, mistyped, parse_chat, refuse
 from server.stateless import offer_of, rendered
@@ -47,7 +47,7 @@ async def tokenize(request: Request) -> Response:
     unsupported = context(request).config.unsupported_tools
     parse = partial(parse_chat, unsupported_tools=unsupported, on="tokens")
     body, asked = await read_as(request, partial(_read, parse))
-    model = _model(request, body)
+    model = await _model(request, body)
     if asked is not None:
         offered = await aside(in_large_request(), offer_of, asked)
         if images := image_paths(asked.messages):
@@ -71,12 +71,13 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
 
-    def read(body: Mapping[str, Any]) -> tuple[ServedModel, list[int]]:
+    def read(body: Mapping[str, Any]) -> Mapping[str, Any]:
         unread(body, ("model", "tokens"))
-        model = _model(request, body)
-        return model, _tokens(body.get("tokens"), model)
+        return body
 
-    model, tokens = await read_as(request, read)
+    body = await read_as(request, read)
+    model = await _model(request, body)
+    tokens = _tokens(body.get("tokens"), model)
     return json_reply(orjson.dumps({"prompt": await model.engine.detokenize(tokens)}))
 
 
@@ -115,13 +116,11 @@ def _tokens(value: Any, model: ServedModel) -> list[int]:
     return value
 
 
-def _model(request: Request, body: Mapping[str, Any]) -> ServedModel:
+async def _model(request: Request, body: Mapping[str, Any]) -> ServedModel:
     name = body.get("model")
     if name is not None and not isinstance(name, str):
         mistyped("model", "a string", name)
-    model = context(request).models.get(name)
-    require_use(principal(request), model.name)
-    return model
+    return await chosen_model(request, name)
 
 
 def _flag(body: Mapping[str, Any], name: str, default: bool) -> bool:

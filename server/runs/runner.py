@@ -107,6 +107,7 @@ from storage import (
     NewItem,
     NewResponse,
     NotFound,
+    OfModels,
     OutputConflict,
     Page,
     RunClaim,
@@ -138,6 +139,9 @@ LAST_COMMIT_S = 1.0
 
 TAKE_UP_AT_ONCE = 8
 """Runs whose records are read side by side."""
+
+UNSERVED_S = 600.0
+"""For how long no process of a database serves the model of a run, before the run is ended."""
 
 MAX_AHEAD = 8
 """How many requests may wait in the engine. While as many wait, background runs stay in the database, where
@@ -225,7 +229,7 @@ class Runs:
             storage,
             config.lease_s,
             self._presence,
-            serves=models.digest(),
+            serves=models.serves,
             at_work=lambda: bool(self._tasks.stored()),
             free=self._queue.want,
             due=self._end_due,
@@ -234,6 +238,7 @@ class Runs:
         # Held from the claim of a run until the run is at work or has ended. In between, the run is claimed
         # but not yet among the tasks, so whoever looks for it has to wait.
         self._claiming = asyncio.Lock()
+        self._unserved: dict[str, float] = {}  # models of runs that no process serves, and since when
         self._num_starting = 0  # not at work yet, but about to be
         self._draining = False  # what is queued is left to others, or to the next process
         self._stopped = False  # no run is claimed any more, whatever becomes runnable
@@ -281,6 +286,12 @@ class Runs:
             log.warning("unfinished runs could not be given back: %s", error)
         self._presence.leave()
 
+    def model_loaded(self) -> None:
+        """A model is there that was not: its runs can go on, and what it has kept on disk is compared with
+        what there is."""
+        self._queue.want()
+        self.saved.stir()
+
     @property
     def num_active(self) -> int:
         """Runs that this process carries on now."""
@@ -316,7 +327,7 @@ class Runs:
         (403 where the principal may not use the model or a tool), the engine's RequestErrors, QueueFull and
         EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
-        served = self._models.get(request.model)
+        served = self._served(request)
         tools = self._allowed(principal, served, request, input_items)
         request = admitted(service := principal.service, request)
         if served.engine.stats().unavailable:
@@ -467,6 +478,11 @@ class Runs:
                 )
         return request.model_copy(update={"prompt": replace(prompt, items=tuple(items))})
 
+    def _served(self, request: CreateResponse) -> ServedModel:
+        """The model that answers a request, which has started. Raises ApiError."""
+        served = self._models.get(request.model)
+        return served if request.asked_model is None else replace(served, asked=request.asked_model)
+
     def _turn(
         self, request: CreateResponse, items: Sequence[Item], principal: Principal, served: ServedModel
     ) -> Turn:
@@ -483,7 +499,7 @@ class Runs:
         """The tools that a request itself gives. Raises ApiError: 403 where the principal may not use them,
         or the model; 400 for MCP servers that cannot be reached."""
         tools = turn_tools(request, input_items, len(input_items))
-        require_use(principal, served.name, tools.tools)
+        require_use(principal, served.allowed_as, tools.tools)
         with tools.named():
             self._directory.require(tools.tools, tools.secrets, principal.owner)
         return tools
@@ -525,7 +541,7 @@ class Runs:
     ) -> int:
         """How many prompt tokens a request would have. Raises ApiError."""
         owner = principal.owner
-        served = self._models.get(request.model)
+        served = self._served(request)
         self._allowed(principal, served, request, input_items)
         items = await self._sealing.opened(owner, input_items, model=served.info.name)
         items = await identify(self._storage, owner, items)
@@ -642,8 +658,9 @@ class Runs:
 
     def _room(self) -> int:
         """How many more runs this process can carry on."""
-        engines = {id(served.engine): served.engine.stats() for served in self._models}.values()
-        if self._draining or any(stats.unavailable or stats.waiting > MAX_AHEAD for stats in engines):
+        all_engines = {id(served.engine): served.engine.stats() for served in self._models}.values()
+        engines = [stats for stats in all_engines if not stats.unavailable]
+        if self._draining or not engines or any(stats.waiting > MAX_AHEAD for stats in engines):
             return 0
         at_work = sum(stats.running + stats.waiting for stats in engines)
         return self._config.max_num_seqs - max(at_work, len(self._tasks) + self._num_starting)
@@ -878,7 +895,7 @@ class Runs:
         if stored.waiting:
             (await self._limiter.enter(principal.subjects, stored.model)).leave()
         num_bytes, new = await aside(in_large_request(), _new_outputs, stored, outputs, self._config)
-        served = self._models.get(stored.model if stored.model in self._models else None)
+        served = self._models.standing_in(stored.model)
         require_readable(outputs, served, "tool_outputs")
         items = await self._outputs_read(stored, new, served)
         num_bytes += await aside(in_large_request(), private_bytes, items, SEEN)
@@ -921,9 +938,12 @@ class Runs:
     async def _claim(self, response_id: str) -> None:
         """Take up a run that nobody carries on, if it is one."""
         async with self._claiming:
-            claim = None if self._stopped else await self._storage.claim(response_id)
+            models = self._of_models()
+            claim = None if self._stopped else await self._storage.claim(response_id, models)
             if claim is not None:
                 await self._take_up([claim])
+            elif models is not None:  # its model may have to be loaded
+                self._queue.want()
 
     async def _take_up(self, claims: Sequence[RunClaim]) -> None:
         """Set claimed runs to work, or end them where that is what is left."""
@@ -947,7 +967,7 @@ class Runs:
                 run = await self._restorer.run(claim)
                 inputs = await self._storage.waiting_inputs(claim.response_id)
                 break
-            except StorageUnavailable as error:
+            except (StorageUnavailable, EngineUnavailable) as error:
                 log.warning("run %s waits: %s", claim.response_id, error)
                 await asyncio.sleep(RETRY_S)
             except NotFound:
@@ -981,11 +1001,39 @@ class Runs:
         return run
 
     async def _take(self, limit: int) -> int:
-        """Take up the next runs of the queue; returns how many they were."""
+        """Take up the next runs of the queue; returns how many they were. Models that runs wait for are
+        loaded meanwhile."""
         async with self._claiming:
-            claims = await self._storage.take(limit)
+            claims = await self._storage.take(limit, await self._goes_on_with())
             await self._take_up(claims)
         return len(claims)
+
+    async def _goes_on_with(self) -> OfModels | None:
+        """The same as `_of_models`, once what runs wait for has been looked at: their models are loaded."""
+        now, later = self._models.claimable
+        if not self._storage.shared and not later:
+            return None
+        free = await self._storage.free_models()
+        for name in later:
+            if name in free:
+                self._models.want(name)
+        unserved = set(free) - {*now, *later} - self._fleet.elsewhere
+        clock = asyncio.get_running_loop().time()
+        self._unserved = {name: self._unserved.get(name, clock) for name in unserved}
+        return self._of_models()
+
+    def _of_models(self) -> OfModels | None:
+        """The runs that this process can go on with now, by their models; None: whatever there is.
+
+        Alone on its database it also ends those of models that it does not serve at all. Where others are,
+        these are theirs, until for `UNSERVED_S` nobody has served them.
+        """
+        now, later = self._models.claimable
+        if not self._storage.shared:
+            return OfModels(tuple(later), others=True) if later else None
+        clock = asyncio.get_running_loop().time()
+        left = [name for name, since in self._unserved.items() if clock - since >= UNSERVED_S]
+        return OfModels((*now, *left))
 
     async def _end_due(self) -> None:
         """End waiting runs whose deadline has passed, or that were cancelled."""

@@ -85,6 +85,7 @@ class ChatRequest(PlainFields):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     model: Name | None = None
+    asked_model: str | None = None  # see `CreateResponse`
     messages: SkipValidation[list[dict[str, Any]]]
     items: SkipValidation[list[Item]]
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
@@ -139,6 +140,7 @@ class ChatRequest(PlainFields):
         _check_single(self)
         return CreateResponse.model_construct(  # every field was checked, by chat's own bounds
             model=self.model,
+            asked_model=self.asked_model,
             store=False,
             stream=self.stream,
             include=("message.output_text.logprobs",) if self.logprobs else (),

@@ -175,6 +175,7 @@ class CreateResponse(BaseModel):
     choose it, None where it never is; `compacts` is true where the request asks for a compaction, and nothing
     else.
     `secrets` are the credentials that its tools came with, and those that its input adds, by their paths.
+    `asked_model` is the name that the request gave, where another model answers it under `model`.
     `prompt` is what the template that it names has become: its messages, where it has any, stand in the place
     of `instructions` (`schema.prompts.fill`).
     """
@@ -220,6 +221,7 @@ class CreateResponse(BaseModel):
     shape_param: str = "text.format"
     limit_param: str = "max_output_tokens"
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
+    asked_model: str | None = None
 
     compact_threshold: int | None = None
     compacts: bool = False

@@ -80,7 +80,7 @@ async def prepare_chat(
 ) -> Completion:
     """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and 403, and
     RequestError."""
-    require_use(principal, served.name, request.tools)
+    require_use(principal, served.allowed_as, request.tools)
     name_unused_key(request.cache_salt, request.prompt_cache_key, served.caps)
     owner = principal.owner
     request = admitted(principal.service, request)
@@ -142,6 +142,7 @@ def _completion(
         deadline=served.caps.deadline(),
     )
     return Completion(
+        answered=served.answered,
         engine=served.engine,
         telemetry=telemetry,
         meter=meter,

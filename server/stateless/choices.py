@@ -20,6 +20,7 @@ from engine import (
     Chunk,
     ConstraintError,
     Engine,
+    EngineError,
     GenerateRequest,
     Place,
     TokenLogprob,
@@ -179,7 +180,7 @@ class Completion:
     tokens that come are not part of the answer (no token was asked for). account: by which `meter` counts
     what is used, however the request ends. named: the error for a constraint that failed in the middle of a
     text. operation, messages: what a span says of it. told: what is said of the prompt beside the choices.
-    form: how the API writes it.
+    form: how the API writes it. answered: see `telemetry.Asked`.
     """
 
     engine: Engine
@@ -199,6 +200,7 @@ class Completion:
     cancellation: Cancellation = field(default_factory=Cancellation)
     told: PromptTold = field(default_factory=PromptTold)
     form: Form = field(default_factory=lambda: PLAIN)
+    answered: Callable[[EngineError | None], None] | None = None
 
     def tokens(self) -> tuple[int, int]:
         """Of all prompts together, each counted once, and the most that one answer may have."""
@@ -270,6 +272,7 @@ class Completion:
             operation=self.operation,
             completion_id=self.head["id"],
             messages=self.messages,
+            answered=self.answered,
         )
         return self.telemetry.generate(asked, self.place)
 

@@ -60,7 +60,7 @@ async def prepare_completion(
     meter: Meter,
 ) -> Completion:
     """Tokenize every prompt and resolve everything else. Raises ApiError 400 and 403, and RequestError."""
-    require_use(principal, served.name)
+    require_use(principal, served.allowed_as)
     owner, service = principal.owner, principal.service
     named = request.service_tier is not None or request.priority is not None
     request = admitted(service, request)
@@ -116,6 +116,7 @@ async def prepare_completion(
         requests += await aside(much, of_prompt, ids, path, len(requests))
         writers += await _writers(request, served, prompt, ids, first=len(writers))
     return Completion(
+        answered=served.answered,
         engine=served.engine,
         telemetry=telemetry,
         meter=meter,

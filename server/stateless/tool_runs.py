@@ -54,7 +54,7 @@ async def start_tool_run(
 ) -> ToolRun:
     """Begin the response that makes a completion, whose reader the caller closes. planning, by: see
     `Runs.create`, whose errors are raised."""
-    require_use(principal, served.name, request.tools)
+    require_use(principal, served.allowed_as, request.tools)
     _require_no_approval(request, runs)
     await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)

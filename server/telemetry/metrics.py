@@ -26,7 +26,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine import Chunk, Place
+from engine import Chunk, EngineError, Place
 from server import __version__
 from server.telemetry.degenerate import Warnings
 from server.telemetry.observation import Asked, Observation
@@ -227,7 +227,11 @@ class Telemetry:
                     if seconds is not None:
                         gap(seconds)
                     yield chunk
+            if asked.answered is not None:
+                asked.answered(None)
         except Exception as error:
+            if asked.answered is not None and isinstance(error, EngineError):
+                asked.answered(error)
             seen.outcome, seen.error = "error", type(error).__name__
             raise
         finally:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine import CallStart, Chunk, Done, Engine, GenerateRequest, Timing
+from engine import CallStart, Chunk, Done, Engine, EngineError, GenerateRequest, Timing
 
 Outcome = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
@@ -17,7 +17,8 @@ class Asked:
     """A generation that is asked for. model: the name that it is served under.
 
     response_id: of the run that it is part of; completion_id: of the completion. messages: what it is asked,
-    as the chat template is given it; called only where content is to be seen.
+    as the chat template is given it; called only where content is to be seen. answered: told how it has
+    ended, where its consumer waited for that.
     """
 
     model: str
@@ -28,6 +29,7 @@ class Asked:
     completion_id: str | None = None
     conversation_id: str | None = None
     messages: Callable[[], list[dict[str, Any]]] | None = None
+    answered: Callable[[EngineError | None], None] | None = None
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, case, delete, exists, insert, select, update
 from storage.queries import conversations
 from storage.queries.queue import FREE, first
 from storage.queries.runs import claim_rows
-from storage.records import FleetView, RunClaim, RunGlance
+from storage.records import FleetView, OfModels, RunClaim, RunGlance
 from storage.tables import responses, runners, runs
 
 # ------------------------------------------------------------------------------------------------------------
@@ -104,9 +104,9 @@ def release(conn: Connection, runner: str, *, blameless: bool) -> None:
     conn.execute(delete(runners).where(runners.c.id == runner))
 
 
-def take(conn: Connection, runner: str, limit: int) -> tuple[RunClaim, ...]:
-    """Takes over up to `limit` runs of the queue, the next ones first."""
-    ids = first(conn, 2 * limit)  # another process may be about to take some of them
+def take(conn: Connection, runner: str, limit: int, models: OfModels | None = None) -> tuple[RunClaim, ...]:
+    """Takes over up to `limit` runs of the queue, the next ones first. models: only runs of these."""
+    ids = first(conn, 2 * limit, models)  # another process may be about to take some of them
     if not ids:
         return ()
     query = (

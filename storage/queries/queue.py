@@ -39,13 +39,14 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    or_,
     select,
     tuple_,
 )
 
 from storage.drivers import insert_or_add, many
-from storage.records import TooManyQueued
-from storage.tables import owners, queue_shares, runs
+from storage.records import OfModels, TooManyQueued
+from storage.tables import owners, queue_shares, responses, runs
 
 FREE = and_(runs.c.runner.is_(None), runs.c.state.in_(("queued", "running")))
 """Nobody owns it, and it does not wait for its client: queued, or its owner gave it back or lost it."""
@@ -57,6 +58,14 @@ def _is_queued(table: FromClause) -> ColumnElement[bool]:
 
 
 QUEUED = _is_queued(runs)
+
+
+def of_models(models: OfModels) -> ColumnElement[bool]:
+    """Runs of these models; and those that are to be cancelled, which need none."""
+    named = responses.c.model.in_(models.names)
+    model = exists().where(responses.c.id == runs.c.response_id, ~named if models.others else named)
+    return or_(model, runs.c.cancel_requested)
+
 
 INDEXED = (runs, "INDEXED BY runs_queued", "sqlite")
 """For `Select.with_hint`, where SQLite would look through all queued runs by another index."""
@@ -235,11 +244,11 @@ def _weights(conn: Connection) -> dict[str, float]:
     return {id: weight for id, weight in found.items() if weight != 1.0}
 
 
-def first(conn: Connection, limit: int) -> Sequence[str]:
-    """The runs whose turn it is, at most `limit`, the next one first."""
+def first(conn: Connection, limit: int, models: OfModels | None = None) -> Sequence[str]:
+    """The runs whose turn it is, at most `limit`, the next one first. models: only runs of these."""
     begun = (
         select(runs.c.response_id)
-        .where(runs.c.runner.is_(None), runs.c.state == "running")
+        .where(runs.c.runner.is_(None), runs.c.state == "running", *_only(models))
         .order_by(runs.c.priority, runs.c.created_at, runs.c.response_id)
         .limit(limit)
     )
@@ -247,12 +256,22 @@ def first(conn: Connection, limit: int) -> Sequence[str]:
     lowest = select(func.min(runs.c.priority)).with_hint(*INDEXED).where(QUEUED)
     query = lowest
     while len(found) < limit and (priority := conn.execute(query).scalar()) is not None:
-        found += _turns(conn, priority, limit - len(found))
+        found += _turns(conn, priority, limit - len(found), models)
         query = lowest.where(runs.c.priority > priority)
     return found
 
 
-def _turns(conn: Connection, priority: int, limit: int) -> list[str]:
+def _only(models: OfModels | None) -> tuple[ColumnElement[bool], ...]:
+    return () if models is None else (of_models(models),)
+
+
+def free_models(conn: Connection) -> Sequence[str]:
+    """The models of the runs that nobody owns."""
+    query = select(responses.c.model).distinct().join(runs, runs.c.response_id == responses.c.id).where(FREE)
+    return conn.execute(query).scalars().all()
+
+
+def _turns(conn: Connection, priority: int, limit: int, models: OfModels | None) -> list[str]:
     """The next runs of one priority, at most `limit`: each time, of the owner that was served least."""
     contenders = {one.owner: one for one in _contenders(conn, priority)}
     weights = {one.owner: _weight(one.limits) for one in contenders.values()}
@@ -270,7 +289,8 @@ def _turns(conn: Connection, priority: int, limit: int) -> list[str]:
         owner = turns[0][2]
         if owner not in runs_of:
             wanted = {"of": priority, "whose": owner, "most": limit - len(found)}
-            runs_of[owner] = deque(conn.execute(_OF_OWNER, wanted).all())
+            query = _OF_OWNER if models is None else _OF_OWNER.where(of_models(models))
+            runs_of[owner] = deque(conn.execute(query, wanted).all())
         if runs_of[owner]:  # another process may have taken them all since the contenders were looked up
             run = runs_of[owner].popleft()
             found.append(run.response_id)

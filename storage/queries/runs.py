@@ -41,6 +41,7 @@ from storage.records import (
     NewItem,
     NewResponse,
     NotFound,
+    OfModels,
     RunAppend,
     RunClaim,
     RunLost,
@@ -366,12 +367,15 @@ def _ended(keys: Keys) -> Select[*tuple[Any, ...]]:
 # Claims
 
 
-def claim(conn: Connection, response_id: str, runner: str) -> RunClaim | None:
-    """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner.
+def claim(conn: Connection, response_id: str, runner: str, models: OfModels | None = None) -> RunClaim | None:
+    """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner, or is not of
+    these models.
 
     So of two claims (two posts of tool outputs, a post and a deadline) one wins.
     """
     query = select(runs).where(runs.c.response_id == response_id, runs.c.runner.is_(None))
+    if models is not None:
+        query = query.where(queue.of_models(models))
     return next(iter(claim_rows(conn, conn.execute(query.with_for_update()).all(), runner)), None)
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.routes.operator import keys, live_runs, sealing, tenants
+from server.routes.operator import keys, live_runs, models, sealing, tenants
 from server.routes.operator.limit_changes import read_limit_changes, require_values
 
-ROUTERS: tuple[APIRouter, ...] = (keys.router, sealing.router, tenants.router, live_runs.router)
+ROUTERS: tuple[APIRouter, ...] = (
+    keys.router,
+    sealing.router,
+    tenants.router,
+    live_runs.router,
+    models.router,
+)
 
 __all__ = ["ROUTERS", "read_limit_changes", "require_values"]

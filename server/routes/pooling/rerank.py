@@ -43,7 +43,7 @@ async def rerank_without_texts(request: Request) -> Response:
 
 async def _rerank(request: Request, *, returns: bool) -> Response:
     asked = await read_as(request, partial(parse_rerank, returns=returns))
-    served = context(request).models.get_pooled(asked.model, "rerank")
+    served = await context(request).models.load_pooled(asked.model, "rerank")
     require_use(principal(request), served.name)
     done = await work_of(request, served).do(
         [(asked.query, document) for document in asked.documents],
@@ -68,7 +68,7 @@ async def _cut(asked: RerankRequest, served: PooledModel, owner: str) -> int | N
 async def score(request: Request) -> Response:
     """How well the second text of each pair answers the first, as the checkpoint itself counts it."""
     asked = await read_as(request, parse_score)
-    served = context(request).models.get_pooled(asked.model, "rerank")
+    served = await context(request).models.load_pooled(asked.model, "rerank")
     done = await work_of(request, served).do(
         asked.pairs,
         lambda index: asked.field if asked.single else f"{asked.field}[{index}]",

@@ -14,6 +14,7 @@ from server.config import THREADED_BYTES
 from server.event_profiles import View
 from server.http import actor, limited, owner, principal
 from server.ignored import Ignored, collecting, ignore
+from server.routes.chosen_model import with_model
 from server.routes.responses import asking, name_in_vain, unstored, with_prompt
 from server.routes.websocket.frames import error_frame, event_frame
 from server.routes.websocket.lanes import Lane
@@ -100,6 +101,7 @@ class Turn:
         filled = await with_prompt(asked, "responses", {**body, "stream": True})
         parsed, items = await aside(in_large_request(), parse, filled)
         self._body = {}
+        parsed = await with_model(asked, parsed)
         name_in_vain(asked, parsed, items)
         return parsed if here.config.store else unstored(parsed), items
 
@@ -167,7 +169,7 @@ class Turn:
 
     def _headers(self, asked: HTTPConnection, parsed: CreateResponse, ignored: Ignored) -> dict[str, str]:
         """What the headers of a reply over HTTP would say."""
-        found = {**self._here.models.resume_headers(parsed.model), **ignored.headers("")}
+        found = {**self._here.models.headers(parsed.model), **ignored.headers("")}
         return {**found, **dict(asked.state.standing.headers())}
 
     async def _keep(self, parsed: CreateResponse, started: Started, events: Events) -> None:

@@ -17,7 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import orjson
 
 from server.clock import now_us
 from server.runs.cluster.presence import Presence
@@ -95,14 +98,14 @@ class Fleet:
         lease_s: float,
         presence: Presence,
         *,
-        serves: str,
+        serves: Callable[[], Mapping[str, str]],
         at_work: Callable[[], bool],
         free: Callable[[], None],
         due: Callable[[], Awaitable[None]],
     ) -> None:
-        """serves: `Models.digest`; it has to be that of every other process, because what one begins another
-        may go on with. at_work: whether this process carries stored runs on. free: told when there are runs
-        that nobody owns. due: awaited when waiting runs have run out of time."""
+        """serves: `Models.serves`; what others serve under the same names has to be the same, because what
+        one begins another may go on with. at_work: whether this process carries stored runs on. free: told
+        when there are runs that nobody owns. due: awaited when waiting runs have run out of time."""
         self._storage = storage
         self._lease_s = lease_s
         self._presence = presence
@@ -111,6 +114,8 @@ class Fleet:
         self._watch = Watch(storage.runner, lease_s)
         self._beats: Mapping[str, int | None] = {}
         self._told: set[str] = set()  # the others that serve something else
+        self.elsewhere: frozenset[str] = frozenset()
+        """Names of models that living processes serve, this one aside."""
 
     async def beat(self) -> None:
         """Beat, for as long as the process carries runs on; apart from the looks, which may take long."""
@@ -119,7 +124,9 @@ class Fleet:
         while self._storage.shared:
             if self._at_work() or clock() >= due:
                 try:
-                    await self._storage.beat(self._serves)
+                    await self._storage.beat(
+                        orjson.dumps(self._serves(), option=orjson.OPT_SORT_KEYS).decode()
+                    )
                     due = clock() + self._lease_s / IDLE
                 except StorageUnavailable as error:
                     log.warning("the others may take this process for dead: %s", error)
@@ -168,12 +175,38 @@ class Fleet:
     def _compare(self, view: FleetView) -> None:
         """Warn of others that serve something else, once of each that has beaten since the last look."""
         before, self._beats = self._beats, view.beats
-        for other, serves in view.serves.items():
+        mine = self._serves()
+        elsewhere: set[str] = set()
+        for other, said in view.serves.items():
+            if other == self._storage.runner:
+                continue
+            theirs = _read(said)
+            elsewhere |= theirs.keys()
             alive = before.get(other) not in (None, view.beats[other])
-            if alive and serves != self._serves and other not in self._told:
-                self._told.add(other)
+            if not alive or other in self._told or theirs == mine:
+                continue
+            self._told.add(other)
+            if unlike := [name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]]:
                 log.warning(
-                    "%s, on the same database, serves another model, or under another name: a run that one "
-                    "of them has begun fails at the other. All servers of a database must serve the same.",
+                    "%s, on the same database, serves another model as %s: a run that one of them has begun "
+                    "fails at the other",
                     other,
+                    ", ".join(sorted(unlike)),
                 )
+            if apart := mine.keys() ^ theirs.keys():
+                log.warning(
+                    "%s, on the same database, serves other models: %s. Each process goes on only with runs "
+                    "of models that it serves.",
+                    other,
+                    ", ".join(f"{name} ({'here' if name in mine else 'there'})" for name in sorted(apart)),
+                )
+        self.elsewhere = frozenset(elsewhere)
+
+
+def _read(said: str) -> dict[str, str]:
+    """What a process says that it serves; nothing of one of an older version."""
+    with suppress(ValueError):
+        told = orjson.loads(said)
+        if isinstance(told, dict):
+            return told
+    return {}

@@ -303,6 +303,7 @@ class Loop:
             response_id=run.plan.response_id,
             conversation_id=run.plan.conversation_id,
             messages=lambda: to_messages([*run.context, *output], run.plan.lead, run.functions.names),
+            answered=run.served.answered,
         )
         produced: list[int] = []
         async with aclosing(self._telemetry.generate(asked, run.place)) as chunks:

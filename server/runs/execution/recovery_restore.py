@@ -77,7 +77,7 @@ class Restorer:
         output, unfinished = _folded(records, kept)
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
         # to say.
-        served = self._models.get(plan.model if plan.model in self._models else None)
+        served = self._models.standing_in(plan.model)
         gone: ApiError | None = None
         try:
             functions = plan.functions(self._registry, [*past, *output])

@@ -664,7 +664,7 @@ async def _tools(turn: Turn, items: Sequence[Item], registry: Registry) -> TurnT
     await aside(in_large_request(), readable)
     tools.require_search()
     if len(tools.tools) > len(turn.request.tools):
-        require_use(turn.principal, turn.served.name, tools.tools)
+        require_use(turn.principal, turn.served.allowed_as, tools.tools)
     return tools
 
 

@@ -61,6 +61,8 @@ class SavedNames:
         StorageUnavailable."""
         num_gone = 0
         for engine in self._engines():
+            if engine.stats().unavailable:  # it is not loaded, say; when it is, this is done again
+                continue
             if gone := await self._gone(await engine.saved_names()):
                 engine.forget(gone)
                 num_gone += len(gone)

@@ -204,6 +204,40 @@ def _runs() -> dict[str, Schema]:
     }
 
 
+def _models() -> dict[str, Schema]:
+    """The models of the file."""
+    texts = listed(STRING)
+    state = of(
+        {
+            "id": STRING,
+            "object": {"const": "model.state"},
+            "state": {"enum": ["unloaded", "waiting", "loading", "loaded", "failed"]},
+            "engine": {"enum": ["local", "upstream", "scripted"]},
+            "use": {"enum": ["text", "embedding", "rerank", "classification"]},
+            "child": {**BOOLEAN, "description": "Whether it has a process of its own."},
+            "aliases": texts,
+            "default": BOOLEAN,
+            "pinned": BOOLEAN,
+            "waiting": {**INTEGER, "description": "Requests that wait for it to be loaded."},
+            "loads": INTEGER,
+            "crashes": INTEGER,
+            "fallback": texts,
+        },
+        {
+            "pid": INTEGER,
+            "idle_s": {"type": "number"},
+            "memory_bytes": INTEGER,
+            "failure": STRING,
+            "deprecation_date": {**STRING, "format": "date"},
+            "canary": of({"to": STRING, "percent": {"type": "number"}, "owners": texts}),
+        },
+    )
+    return {
+        "ModelState": state,
+        "ModelStates": of({"object": {"const": "list"}, "data": listed(ref("ModelState"))}),
+    }
+
+
 def _books() -> dict[str, Schema]:
     """The audit log, usage and costs."""
     counted = ("input_tokens", "input_cached_tokens", "output_tokens", "output_reasoning_tokens")
@@ -259,4 +293,4 @@ def _books() -> dict[str, Schema]:
 
 def organization_components() -> Mapping[str, Schema]:
     """The schemas of this family, by name."""
-    return {**_limits(), **_keys(), **_runs(), **_books()}
+    return {**_limits(), **_keys(), **_runs(), **_models(), **_books()}

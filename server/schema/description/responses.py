@@ -522,10 +522,15 @@ _REPLIES: Mapping[str, Schema] = {
             "owned_by": STRING,
             "root": STRING,
             "parent": or_null(STRING),
-            "max_model_len": INTEGER,
+            "max_model_len": {
+                **or_null(INTEGER),
+                "description": "Tokens of prompt and answer together; null where it was never loaded.",
+            },
         },
         {
             "input_modalities": listed(STRING),
+            "state": {"enum": ["unloaded", "waiting", "loading", "loaded", "failed"]},
+            "deprecation_date": {**STRING, "format": "date"},
             "used_for": {"enum": ["embedding", "rerank", "classification"]},
             "architecture": STRING,
             "engine": STRING,

@@ -344,3 +344,13 @@ def test_an_adapter_that_is_no_number_is_refused(checkpoint: Find, adapters: Mad
     folder = write_adapter(tmp_path, tensors, config)
     with pytest.raises(LoadError, match="'broken' has weights that are not finite in float32"):
         Driver(checkpoint("qwen3"), lora={"broken": folder})
+
+
+def test_an_adapter_of_a_higher_rank_than_is_taken_is_refused(checkpoint: Find, tmp_path: Path) -> None:
+    path = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{path}.lora_A.weight": torch.zeros(2, 48), f"{path}.lora_B.weight": torch.ones(96, 2)}
+    config = {"r": 2, "lora_alpha": 2, "target_modules": [path.removeprefix("base_model.model.")]}
+    folder = write_adapter(tmp_path, tensors, config)
+    with pytest.raises(LoadError, match="'high' has the rank 2, and max_lora_rank is 1"):
+        Driver(checkpoint("qwen3"), lora={"high": folder}, max_lora_rank=1)
+    Driver(checkpoint("qwen3"), lora={"high": folder}, max_lora_rank=2)

@@ -15,7 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from storage import Account, ClosedItem, Counts, Park, RunAppend, RunClaim, Spent, Storage, open_storage
+from storage import (
+    Account,
+    ClosedItem,
+    Counts,
+    OfModels,
+    Park,
+    RunAppend,
+    RunClaim,
+    Spent,
+    Storage,
+    open_storage,
+)
 from tests.support.making import OTHER, OWNER, call, entry, finish, new, now, output, record, rows, url
 from tests.support.postgres import Postgres
 
@@ -292,3 +303,24 @@ async def test_a_purge_takes_the_counter_too(pair: Pair) -> None:
     async for _ in a.purge(OWNER, now(), entry=None):
         pass
     assert await _counters(a) == 0
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Of some models
+
+
+async def test_only_runs_of_the_models_asked_for_are_taken(pair: Pair) -> None:
+    a, b = pair
+    for index, (owner, model) in enumerate([(OWNER, "m"), (OWNER, "m"), (OWNER, "n"), (OTHER, "o")]):
+        run = new(f"r{index}", owner=owner, model=model, runner=None, status="queued")
+        await a.start_response(replace(run, created_at=run.created_at + index))
+    assert sorted(await a.free_models()) == ["m", "n", "o"]
+    assert await a.claim("r0", OfModels(("n",))) is None
+    # The runs of another model before it hold nothing up.
+    assert [claim.response_id for claim in await a.take(1, OfModels(("n",)))] == ["r2"]
+    assert [claim.response_id for claim in await b.take(9, OfModels(("m",), others=True))] == ["r3"]
+    assert await a.free_models() == ("m",)
+    # One that is to be cancelled needs no model.
+    await a.request_cancel(OWNER, "r1")
+    assert [claim.response_id for claim in await b.take(9, OfModels(()))] == ["r1"]
+    assert [claim.response_id for claim in await b.take(9)] == ["r0"]

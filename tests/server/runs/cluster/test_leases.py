@@ -627,7 +627,7 @@ async def test_a_server_with_another_model_is_named_in_the_log(
         return [
             str(record.args[0])
             for record in caplog.records
-            if "serves another model" in record.message and isinstance(record.args, tuple)
+            if "serves other models" in record.message and isinstance(record.args, tuple)
         ]
 
     await until(lambda: len(told()) >= 4)  # the third by both others, and they by the third

@@ -1,0 +1,251 @@
+"""Which models are in memory: loaded when they are wanted, unloaded when idle, or to make room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol
+
+from engine import EngineError, LoadError
+from server.errors import ApiError
+from server.loading.breaker import Breaker
+
+log = logging.getLogger("antiphon.models")
+
+State = Literal["unloaded", "waiting", "loading", "loaded", "failed"]
+
+LOOK_S = 0.25
+"""Between two looks whether a model has become idle."""
+
+
+class Loadable(Protocol):
+    """What can be loaded and unloaded."""
+
+    async def load(self) -> None:
+        """Return when it serves. Raises LoadError."""
+
+    async def unload(self) -> None:
+        """Give its memory back."""
+
+    def is_up(self) -> bool:
+        """Whether it serves now."""
+
+    def is_kept(self) -> bool:
+        """Whether it takes memory, though it may not serve at this moment."""
+
+    def is_busy(self) -> bool:
+        """Whether somebody uses it."""
+
+    def memory_bytes(self) -> int:
+        """What it takes now, or would take."""
+
+
+class Held:
+    """One model of the shelf. pinned: it is never unloaded by itself. idle_s: seconds of rest after which it
+    is."""
+
+    def __init__(
+        self, name: str, model: Loadable, *, pinned: bool = False, idle_s: float | None = None
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.pinned = pinned
+        self.idle_s = idle_s
+        self.breaker = Breaker()
+        self.num_waiting = 0
+        self.num_loads = self.num_unloads = self.num_failures = 0
+        self.load_s = 0.0
+        """How long it took the last time."""
+        self.failure: str | None = None
+        self.step: Literal["waiting", "loading"] | None = None
+        self.used_at = time.monotonic()
+        self.loading: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        if self.step is not None:
+            return self.step
+        if self.model.is_up():
+            return "loaded"
+        if self.model.is_kept():
+            return "loading"
+        return "unloaded" if self.failure is None else "failed"
+
+    def use(self) -> None:
+        """Somebody wants it."""
+        self.used_at = time.monotonic()
+
+    def idle_for(self, now: float) -> float:
+        """Seconds since it was used last; 0 while it is."""
+        if self.model.is_busy() or self.num_waiting:
+            self.used_at = now
+        return now - self.used_at
+
+
+class Shelf:
+    """All models that are loaded when they are wanted.
+
+    memory_bytes: what they may take together; None: no limit. load_s: how long a request waits for one.
+    max_waiting: how many requests wait for the same one.
+    """
+
+    def __init__(
+        self, *, memory_bytes: int | None = None, load_s: float = 60.0, max_waiting: int = 64
+    ) -> None:
+        self._memory_bytes = memory_bytes
+        self._load_s = load_s
+        self._max_waiting = max_waiting
+        self._held: dict[str, Held] = {}
+        self._making_room = asyncio.Lock()  # one model is loaded at a time: each takes all of the disk
+        self._sweeping: asyncio.Task[None] | None = None
+        self.on_loaded: Callable[[Held], None] = lambda held: None
+
+    def add(self, held: Held) -> None:
+        """Put a model there, unloaded. Raises LoadError for one that can never have room."""
+        needs = held.model.memory_bytes()
+        if self._memory_bytes is not None and needs > self._memory_bytes:
+            raise LoadError(
+                f"{held.name} takes about {needs} bytes, and models_memory_bytes is {self._memory_bytes}"
+            )
+        self._held[held.name] = held
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._held.values())
+
+    def get(self, name: str) -> Held | None:
+        """The model of this name, where it is one that is loaded when it is wanted."""
+        return self._held.get(name)
+
+    @property
+    def memory_used(self) -> int:
+        """Bytes of those that are loaded, or are being loaded."""
+        return sum(held.model.memory_bytes() for held in self if held.state in ("loaded", "loading"))
+
+    def start(self) -> None:
+        """Unload what is idle from now on."""
+        self._sweeping = asyncio.create_task(self._sweep(), name="idle-models")
+
+    async def close(self) -> None:
+        """Stop loading, and unload everything."""
+        tasks = [held.loading for held in self if held.loading is not None]
+        tasks += [] if self._sweeping is None else [self._sweeping]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(held.model.unload() for held in self))
+
+    async def ready(self, held: Held) -> None:
+        """Return when a model serves. ApiError 503 where too many wait for it, or where it takes too long;
+        LoadError where it cannot be loaded."""
+        held.use()
+        if held.model.is_up() and held.step is None:
+            return
+        if held.num_waiting >= self._max_waiting:
+            raise _loading(held, "and too many requests wait for it already")
+        held.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._load_s):
+                await asyncio.shield(self.want(held))
+        except TimeoutError:
+            waits = held.state == "waiting"
+            raise _loading(held, "and has no room yet" if waits else "which takes long") from None
+        finally:
+            held.num_waiting -= 1
+            held.use()
+
+    def want(self, held: Held) -> asyncio.Task[None]:
+        """Have a model loaded; the task of it, which whoever waits shields."""
+        if held.loading is None or held.loading.done():
+            held.loading = asyncio.create_task(self._load(held), name=f"load-{held.name}")
+            held.loading.add_done_callback(_noted)
+        return held.loading
+
+    async def _load(self, held: Held) -> None:
+        if held.model.is_up():
+            return
+        held.step, held.failure = "waiting", None
+        began = time.monotonic()
+        try:
+            async with self._making_room:
+                await self._make_room(held)
+                held.step = "loading"
+                log.info("%s is loaded", held.name)
+                began = time.monotonic()
+                await held.model.load()
+        except EngineError as error:
+            held.num_failures += 1
+            held.failure = str(error)
+            held.breaker.failed()
+            log.error("%s cannot be loaded: %s", held.name, error)
+            raise
+        finally:
+            held.step = None
+        held.num_loads += 1
+        held.load_s = time.monotonic() - began
+        held.use()
+        log.info("%s serves, after %.1f s", held.name, held.load_s)
+        self.on_loaded(held)
+
+    async def _make_room(self, held: Held) -> None:
+        """Unload those that were idle for longest, until a model fits; wait where none is idle."""
+        if self._memory_bytes is None:
+            return
+        while True:
+            needs = held.model.memory_bytes()
+            if self.memory_used + needs <= self._memory_bytes:
+                return
+            now = time.monotonic()
+            idle = [each for each in self._loaded() if not each.pinned and not each.model.is_busy()]
+            # One that was used a moment ago may have been promised to a request that has no place yet.
+            idle = [each for each in idle if each.idle_for(now) >= LOOK_S]
+            if idle:
+                await self.unload(max(idle, key=lambda each: each.idle_for(now)), "to make room")
+            elif self.memory_used == 0:  # it takes more than was expected, and nothing else does
+                return
+            else:
+                await asyncio.sleep(LOOK_S)
+
+    def _loaded(self) -> Sequence[Held]:
+        return [held for held in self if held.state == "loaded"]
+
+    async def unload(self, held: Held, why: str) -> None:
+        """Unload a model, whoever uses it."""
+        log.info("%s is unloaded: %s", held.name, why)
+        held.num_unloads += 1
+        held.failure = None
+        await held.model.unload()
+
+    async def unload_idle(self, held: Held) -> None:
+        """Unload a model on somebody's word. ApiError 409 while it is used."""
+        if held.model.is_busy() or held.step is not None or held.num_waiting:
+            message = f"The model '{held.name}' is in use. Try again when its requests have ended."
+            raise ApiError(409, message, code="model_busy")
+        if held.model.is_up():
+            await self.unload(held, "it was asked for")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            for held in self._loaded():
+                if held.idle_for(now) >= (held.idle_s or float("inf")) and not held.pinned:
+                    await self.unload(held, f"it was idle for {held.idle_s:g} s")
+
+
+def _loading(held: Held, more: str) -> ApiError:
+    seconds = str(max(1, round(held.load_s) or 5))
+    return ApiError(
+        503,
+        f"The model '{held.name}' is being loaded, {more}. Try again in {seconds} s.",
+        code="model_loading",
+        headers={"retry-after": seconds},
+    )
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    """Whoever waits is told of a failure; where nobody does any more, the log was."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,331 @@
+"""Several models behind one server: which one answers, models in processes of their own, and their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine import EngineStats, RequestFailed, ScriptedEngine
+from server.model_entries import ModelsFile
+from tests.support.postgres import Postgres
+from tests.support.processes import ServerProcess, server_process
+from tests.support.running import Running, http_client, running_app
+from tests.support.talk import WEATHER, Api, answer, call, text
+
+Json = dict[str, Any]
+
+
+def entries(*models: Json) -> ModelsFile:
+    """The file of these models, scripted ones in this process unless they say otherwise."""
+    return ModelsFile.model_validate({"models": [{"engine": "scripted", **model} for model in models]})
+
+
+@asynccontextmanager
+async def serving(folder: Path, *models: Json, **settings: Any) -> AsyncIterator[tuple[Running, Api]]:
+    async with (
+        running_app(folder, entries=entries(*models), **settings) as server,
+        http_client(server) as client,
+    ):
+        yield server, Api(client)
+
+
+async def model_of(api: Api, **fields: Any) -> str:
+    response = await api.create(**{"input": "say hi", **fields})
+    return str(response["model"])
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Names
+
+
+async def test_names_lead_to_models_and_what_is_shown_of_them(tmp_path: Path) -> None:
+    models: list[Json] = [
+        {"name": "chat", "version": "2025-08-01", "deprecation_date": "2027-01-31", "default": True},
+        {"name": "chat", "version": "2025-10-01", "aliases": ["gpt-4o"]},
+    ]
+    async with serving(tmp_path, *models) as (_, api):
+        asked = {
+            "chat": "chat-2025-10-01",
+            "gpt-4o": "chat-2025-10-01",
+            "chat@2025-08-01": "chat-2025-08-01",
+            "chat-2025-08-01": "chat-2025-08-01",
+            "antiphon-scripted": "antiphon-scripted",
+        }
+        for name, answers in asked.items():
+            assert await model_of(api, model=name) == answers
+            chat = {"model": name, "messages": [{"role": "user", "content": "say hi"}]}
+            reply = await api.http.post("/v1/chat/completions", json=chat)
+            assert reply.json()["model"] == answers
+        assert await model_of(api) == "chat-2025-08-01", "the default of the file wins"
+        old = await api.http.post("/v1/responses", json={"model": "chat@2025-08-01", "input": "say hi"})
+        assert old.headers["sunset"] == "Sun, 31 Jan 2027 00:00:00 GMT"
+        assert old.headers["deprecation"] == "@1801353600"
+        shown = {model["id"]: model for model in (await api.http.get("/v1/models")).json()["data"]}
+        assert {name: shown[name]["root"] for name in asked} == asked
+        assert shown["chat@2025-08-01"]["deprecation_date"] == "2027-01-31"
+        one = await api.http.get("/v1/models/gpt-4o")
+        assert one.json() == shown["gpt-4o"] and one.json()["state"] == "loaded"
+        missing = await api.http.post("/v1/responses", json={"model": "chat@2024", "input": "say hi"})
+        assert missing.status_code == 404
+        assert "'chat-2025-10-01'" in missing.json()["error"]["message"]
+
+
+async def test_without_a_default_a_request_has_to_name_a_model(tmp_path: Path) -> None:
+    files: list[Json] = [{"name": "a"}, {"name": "b"}]
+    config = {"engine": "local", "entries": entries(*files)}
+    from server.config import Config
+    from server.process.app import create_app
+    from server.process.lifecycle import ServerLifecycle
+    from tests.support.running import database
+
+    life = ServerLifecycle(Config(data=tmp_path, **{**await database(tmp_path), **config}))
+    try:
+        await life.start()
+        async with http_client(Running(life, create_app(life), "http://antiphon.localhost")) as client:
+            for path, body in {
+                "/v1/responses": {"input": "say hi"},
+                "/v1/chat/completions": {"messages": [{"role": "user", "content": "say hi"}]},
+                "/v1/responses/input_tokens": {"input": "say hi"},
+                "/tokenize": {"prompt": "hi"},
+            }.items():
+                reply = await client.post(path, json=body)
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model"), path
+                assert "'a', 'b'" in reply.json()["error"]["message"]
+                assert (await client.post(path, json={**body, "model": "b"})).status_code == 200
+    finally:
+        await life.close()
+
+
+async def test_a_field_of_ours_cannot_be_sent(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"name": "a"}) as (_, api):
+        reply = await api.http.post(
+            "/v1/responses", json={"model": "a", "input": "say hi", "asked_model": "x"}
+        )
+        assert reply.headers["x-antiphon-ignored"] == "asked_model"
+
+
+async def test_a_key_needs_the_name_that_it_asks_for(tmp_path: Path) -> None:
+    models: list[Json] = [{"name": "a", "aliases": ["gpt-4o"], "canary": {"to": "b", "percent": 100}}]
+    async with serving(tmp_path, *models, {"name": "b"}) as (server, api):
+        admin = {"authorization": f"Bearer {server.life.admin_token}"}
+        body = {"owner": None, "scopes": ["responses", "model:gpt-4o"], "name": "k"}
+        made = await api.http.post("/admin/keys", json=body, headers=admin)
+        key = {"authorization": f"Bearer {made.json()['key']}"}
+        for name, status in {"gpt-4o": 200, "a": 403, "b": 403}.items():
+            reply = await api.http.post("/v1/responses", json={"model": name, "input": "say hi"}, headers=key)
+            assert reply.status_code == status, name
+        assert reply.json()["error"]["code"] == "insufficient_permissions"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Canaries and fallbacks
+
+
+async def test_a_canary_is_decided_once_and_a_chain_stays_with_its_model(tmp_path: Path) -> None:
+    base: Json = {"name": "base", "default": True, "canary": {"to": "next", "percent": 50}}
+    async with serving(tmp_path, base, {"name": "next"}) as (_, api):
+        firsts = [await api.create(input="say hi", model="base") for _ in range(24)]
+        assert {first["model"] for first in firsts} == {"base", "next"}
+        for first in firsts[:6]:
+            for name in ("base", None):
+                fields = {"input": "say hi", "previous_response_id": first["id"]}
+                assert await model_of(api, **fields, **({"model": name} if name else {})) == first["model"]
+        keyed = {await model_of(api, model="base", prompt_cache_key="one") for _ in range(8)}
+        assert len(keyed) == 1
+        assert await model_of(api, model="next") == "next"
+
+
+async def test_a_canary_of_owners_leads_them_alone(tmp_path: Path) -> None:
+    local: Json = {"name": "a", "canary": {"to": "b", "owners": ["local"]}}
+    others: Json = {"name": "c", "canary": {"to": "b", "owners": ["somebody"]}}
+    async with serving(tmp_path, local, {"name": "b"}, others) as (_, api):
+        assert [await model_of(api, model=name) for name in "ac"] == ["b", "c"]
+
+
+async def test_another_model_answers_where_one_is_away_or_fails_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, {"name": "a", "fallback": ["b"]}, {"name": "b"}) as (server, api):
+        served = server.context.models.get("a")
+        assert await model_of(api, model="a") == "a"
+        with monkeypatch.context() as patch:
+            patch.setattr(served.engine, "stats", lambda: EngineStats(unavailable=1))
+            assert await model_of(api, model="a") == "b"
+        served.breaker.succeeded()
+
+        async def fails(*_: object) -> AsyncIterator[None]:
+            raise RequestFailed("broken")
+            yield
+
+        with monkeypatch.context() as patch:
+            patch.setattr(served.engine, "generate", fails)
+            failed = [
+                await api.http.post("/v1/responses", json={"model": "a", "input": "say hi"}) for _ in "123"
+            ]
+            assert {reply.json()["model"] for reply in failed} == {"a"}
+            assert {reply.json()["status"] for reply in failed} == {"failed"}
+        assert await model_of(api, model="a") == "b", "it is left alone now"
+        page = (await api.http.get("/metrics")).text
+        assert 'antiphon_model_breaker_open{model="a"} 1.0' in page
+        assert 'antiphon_engine_output_tokens_total{model="b"}' in page
+        served.breaker.succeeded()
+        assert await model_of(api, model="a") == "a"
+
+
+async def test_a_chain_goes_on_with_another_model(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"name": "a"}, {"name": "b"}) as (_, api):
+        include = ["reasoning.encrypted_content"]
+        first = await api.create(input="think deep then say one", model="a", include=include)
+        second = await api.create(input="say two", model="b", previous_response_id=first["id"])
+        assert (first["model"], second["model"], text(second)) == ("a", "b", "two")
+        items = [item for item in first["output"] if item["type"] == "reasoning"]
+        sent = {"input": [*items, {"role": "user", "content": "say three"}], "model": "b"}
+        refused = await api.http.post("/v1/responses", json=sent)
+        assert "made by the model 'a', not by 'b'" in refused.json()["error"]["message"]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Processes of their own
+
+ROOMY = "tick_s = 0.02\nmax_num_seqs = 8\n"
+
+
+def file_of_two(folder: Path, more: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "models.toml").write_text(
+        '[[models]]\nname = "inside"\nengine = "scripted"\ndefault = true\ntick_s = 0.02\n'
+        f'[[models]]\nname = "outside"\nengine = "scripted"\nchild = true\n{ROOMY}{more}'
+    )
+
+
+@asynccontextmanager
+async def process(folder: Path) -> AsyncIterator[ServerProcess]:
+    """A server with the models of its file alone, whose children end with it."""
+    async with server_process(folder, engine="local") as server:
+        yield server
+
+
+def admin(folder: Path) -> dict[str, str]:
+    """The headers of the operator of a server on this folder."""
+    return {"authorization": f"Bearer {json.loads(next(folder.glob('server-*.json')).read_text())['token']}"}
+
+
+async def states(folder: Path, client: httpx.AsyncClient) -> dict[str, Json]:
+    reply = await client.get("/admin/models", headers=admin(folder))
+    return {model["id"]: model for model in reply.json()["data"]}
+
+
+async def events(client: httpx.AsyncClient, body: Json) -> AsyncIterator[Json]:
+    async with client.stream("POST", "/v1/responses", json={**body, "stream": True}) as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line[6:])
+
+
+async def said(
+    client: httpx.AsyncClient, body: Json, *, at: asyncio.Event, after: int = 3
+) -> tuple[str, Json]:
+    """What a streamed response says, and how it ended. at: set once it has said a little."""
+    words, num, last = "", 0, {}
+    async for event in events(client, body):
+        last = event
+        if event["type"] == "response.output_text.delta":
+            words, num = words + event["delta"], num + 1
+            if num == after:
+                at.set()
+    return words, last
+
+
+COUNT = "count 40"
+
+
+async def test_a_child_that_is_killed_takes_no_other_model_down_and_its_answers_go_on_exactly(
+    tmp_path: Path,
+) -> None:
+    file_of_two(tmp_path)
+    async with process(tmp_path) as server, server.client() as client:
+        whole = (await client.post("/v1/responses", json={"model": "inside", "input": COUNT})).json()
+        before = {model["id"]: model["state"] for model in (await client.get("/v1/models")).json()["data"]}
+        assert before == {"inside": "loaded", "outside": "unloaded"}
+        begun = {name: asyncio.Event() for name in ("inside", "outside")}
+        streams = [
+            asyncio.create_task(said(client, {"model": name, "input": COUNT}, at=begun[name]))
+            for name in begun
+        ]
+        await asyncio.gather(*(event.wait() for event in begun.values()))
+        found = (await states(tmp_path, client))["outside"]
+        assert found["state"] == "loaded" and found["memory_bytes"] > 0
+        os.kill(found["pid"], signal.SIGKILL)
+        for words, last in await asyncio.gather(*streams):
+            assert (words, last["type"]) == (text(whole), "response.completed")
+        assert server.child.returncode is None
+        again = (await states(tmp_path, client))["outside"]
+        assert again["pid"] != found["pid"] and again["crashes"] == 1
+        page = (await client.get("/metrics")).text
+        assert 'antiphon_model_crashes_total{model="outside"} 1.0' in page
+
+        # The whole server is killed: the run of the child's model goes on in the next one.
+        begun["outside"].clear()
+        cut = asyncio.create_task(said(client, {"model": "outside", "input": COUNT}, at=begun["outside"]))
+        await begun["outside"].wait()
+        listed = (await client.get("/v1/responses?limit=1")).json()["data"][0]
+        server.signal(signal.SIGKILL)
+        await server.child.wait()
+        await asyncio.gather(cut, return_exceptions=True)
+    async with process(tmp_path) as server, server.client() as client:
+        reply = (await client.get(f"/v1/responses/{listed['id']}?wait=60")).json()
+        assert (reply["status"], text(reply), reply["model"]) == ("completed", text(whole), "outside")
+        operator = admin(tmp_path)
+        done = await client.post("/admin/models/outside/unload", headers=operator)
+        assert (done.status_code, done.json()["state"], done.json()["pid"]) == (200, "unloaded", None)
+        refused = await client.post("/admin/models/inside/unload", headers=operator)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "model_not_loadable")
+        unknown = await client.post("/admin/models/none/load", headers=operator)
+        assert (unknown.status_code, "'outside'" in unknown.json()["error"]["message"]) == (404, True)
+        assert (await client.post("/admin/models/outside/load")).status_code == 401
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Replicas
+
+
+async def test_a_replica_goes_on_only_with_runs_of_models_that_it_serves(
+    tmp_path: Path, postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    db = await postgres.fresh()
+    common: Json = {"db": db, "lease_s": 0.4}
+    caplog.set_level("WARNING", logger="antiphon.fleet")
+    async with serving(tmp_path / "1", {"name": "shared"}, {"name": "ours"}, **common) as (first, api):
+        asked = {"tools": [WEATHER], "input": call(), "await_tool_outputs": True, "background": True}
+        begun = {name: await api.create(model=name, **asked) for name in ("shared", "ours")}
+        runs = {
+            name: api.response(await api.http.get(f"/v1/responses/{response['id']}?wait=20"))
+            for name, response in begun.items()
+        }
+        async with serving(tmp_path / "2", {"name": "shared"}, {"name": "theirs"}, **common) as (_, other):
+            assert await model_of(other, model="theirs") == "theirs"
+            async with asyncio.timeout(10):
+                while not any("serves other models: ours" in record.message for record in caplog.records):
+                    await asyncio.sleep(0.02)
+            unknown = await other.http.post("/v1/responses", json={"model": "ours", "input": "say hi"})
+            assert unknown.status_code == 404
+            for response in runs.values():  # both are posted to the second, which can carry on one of them
+                [asks] = [item for item in response["output"] if item["type"] == "function_call"]
+                path = f"/v1/responses/{response['id']}/tool_outputs"
+                body = {"tool_outputs": [answer(asks["call_id"])]}
+                assert (await other.http.post(path, json=body)).status_code == 200
+            for response in runs.values():
+                ended = await other.ended(response["id"])
+                assert (ended["status"], ended["model"]) == ("completed", response["model"])
+            engine = first.context.models.get("ours").engine
+            assert isinstance(engine, ScriptedEngine) and len(engine.requests) == 2
+    await postgres.give_back(db)
