@@ -36,27 +36,10 @@ def _bytes(value: Any) -> Any:
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes)]
-"""A setting that is a number of bytes."""
+"""A number of bytes, also written as 64K, 2M, 4G or 1T."""
 
 Address = Annotated[str, AfterValidator(_address)]
 """A server's, with its scheme."""
-
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:iB)?", re.IGNORECASE)
-
-
-def _bytes(value: Any) -> Any:
-    """A number of bytes may be written with K, M, G or T, which multiply it by 1024 once, twice and so on."""
-    if not isinstance(value, str) or re.fullmatch(r"\s*-?\d+\s*", value):
-        return value
-    if (written := _SIZE.fullmatch(value.strip())) is None:
-        raise ValueError(f"{value!r} is no number of bytes, such as 4096, 64K, 2M, 4G or 1T")
-    number, suffix = written.groups()
-    return int(float(number) * 1024 ** ("KMGT".index(suffix.upper()) + 1))
-
-
-Bytes = Annotated[int, BeforeValidator(_bytes)]
-"""A number of bytes, also written as 64K, 2M, 4G or 1T."""
 
 
 class SettingsTable(BaseModel):

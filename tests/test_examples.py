@@ -50,7 +50,7 @@ def test_an_example_says_what_it_needs_besides_the_server(name: str) -> None:
     """`make serve` installs what the server needs; a client's packages are for its user to install."""
     tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
     imported = {
-        (node.module if isinstance(node, ast.ImportFrom) else alias.name).split(".")[0]
+        ((node.module or "") if isinstance(node, ast.ImportFrom) else alias.name).split(".")[0]
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names

@@ -13,9 +13,9 @@ def test_it_opens_after_failures_in_a_row_and_lets_one_try_after_each_pause() ->
     breaker.succeeded()
     for _ in range(FAILURES - 1):
         breaker.failed()
-    assert not breaker.is_open
+    assert [breaker.is_open] == [False]
     breaker.failed()
-    assert breaker.is_open and breaker.shown_open and breaker.retry_after_s == FIRST_PAUSE_S
+    assert [breaker.is_open, breaker.shown_open, breaker.retry_after_s] == [True, True, FIRST_PAUSE_S]
     now += FIRST_PAUSE_S
     assert [breaker.is_open, breaker.is_open] == [False, True], "one tries, and nobody beside it"
     breaker.failed()
