@@ -5,7 +5,7 @@ Content blocks become items, so that the same history gives the same prompt in a
 
 from __future__ import annotations
 
-from server.schema.anthropic.blocks import Place
+from server.schema.anthropic.blocks import ASSISTANT_BLOCK, SYSTEM_BLOCK, USER_BLOCK, Place
 from server.schema.anthropic.request import (
     MessagesBody,
     MessagesRequest,
@@ -16,9 +16,13 @@ from server.schema.anthropic.request import (
     thinking_shape,
     words_of_messages,
 )
-from server.schema.anthropic.tools import message_tool
+from server.schema.anthropic.tools import CHOICE, message_tool
 
 __all__ = [
+    "ASSISTANT_BLOCK",
+    "CHOICE",
+    "SYSTEM_BLOCK",
+    "USER_BLOCK",
     "MessagesBody",
     "MessagesRequest",
     "Place",

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.schema.anthropic import MessagesBody, message_tool, output_config_shape, thinking_shape
-from server.schema.anthropic.blocks import ASSISTANT_BLOCK, SYSTEM_BLOCK, USER_BLOCK
-from server.schema.anthropic.tools import CHOICE
+from server.schema.anthropic import (
+    ASSISTANT_BLOCK,
+    CHOICE,
+    SYSTEM_BLOCK,
+    USER_BLOCK,
+    MessagesBody,
+    message_tool,
+    output_config_shape,
+    thinking_shape,
+)
 from server.schema.description.parts import INTEGER, OBJECT, STRING, listed, of, ref
 from server.schema.description.responses import field_schema
 from server.schema.fields import FIELDS, MAX_STOPS

@@ -133,7 +133,7 @@ async def test_why_an_answer_stops(
 async def test_a_call_that_is_cut_off_is_a_text_in_an_object(client: httpx.AsyncClient) -> None:
     message = await whole(client, asking(CALL, tools=[TOOL], max_tokens=50))
     [block] = message["content"]
-    assert block["input"] == {"INVALID_JSON": '{"cit'}
+    assert block["input"] == {"INVALID_JSON": '{"city": "Oslo"'}
 
 
 async def test_an_answer_that_the_context_ends(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_an_answer_goes_on_with_the_last_message(
     asked = asking("say hello")
     asked["messages"].append({"role": "assistant", "content": "hel"})
     await whole(client, asked)
-    assert prompt(server_app).endswith("assistant\nhel")
+    assert prompt(server_app).endswith("</think>\n\nhel")
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -213,15 +213,22 @@ async def test_thoughts_are_asked_of_the_template(
         assert prompt(running) == f"{told} x"
 
 
-async def test_a_model_that_cannot_be_told_of_thoughts_is_named(client: httpx.AsyncClient) -> None:
-    for fields, ignored in (
-        ({**ADAPTIVE, "output_config": {"effort": "low"}}, "output_config.effort"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
-        ({"thinking": {"type": "disabled"}}, "thinking"),
-        ({**ADAPTIVE, "context_management": {"edits": []}, "unheard_of": 1}, "context_management,unheard_of"),
+async def test_a_model_that_cannot_be_told_of_thoughts_is_named(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    async with (
+        running_app(tmp_path, ScriptedEngine(chat_template=template)) as running,
+        http_client(running) as client,
     ):
-        reply = await client.post(PATH, json=asking("say hello", **fields))
-        assert reply.headers["x-antiphon-ignored"] == ignored
+        for fields, ignored in (
+            ({}, ""),
+            (ADAPTIVE, ""),
+            ({**ADAPTIVE, "output_config": {"effort": "low"}}, "output_config.effort"),
+            ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
+            ({"thinking": {"type": "disabled"}}, "thinking"),
+            ({"context_management": {"edits": []}, "unheard_of": 1}, "context_management,unheard_of"),
+        ):
+            reply = await client.post(PATH, json=asking("say hello", **fields))
+            assert reply.headers.get("x-antiphon-ignored", "") == ignored
 
 
 async def test_an_answer_is_held_to_a_shape(client: httpx.AsyncClient) -> None:
@@ -366,7 +373,7 @@ async def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
     async with running_app(tmp_path, engine) as running, http_client(running) as client:
         reply = await client.post(PATH, json=asking("x"))
         assert (reply.status_code, reply.json()["error"]["type"]) == (429, "rate_limit_error")
-        assert reply.headers["retry-after"] == "3"
+        assert int(reply.headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
