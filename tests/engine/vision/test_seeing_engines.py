@@ -34,11 +34,11 @@ def shown(*seeds: int, text: str = "what is it") -> RenderInput:
     return RenderInput([{"role": "system", "content": "look"}, {"role": "user", "content": content}])
 
 
-async def said(engine: Engine, prompt: Prompt) -> list[int]:
-    """Eight greedy tokens."""
+async def said(engine: Engine, prompt: Prompt, prefix: tuple[tuple[int, ...], ...] = ()) -> list[int]:
+    """Eight greedy tokens, of which `prefix` has the first."""
     params = SamplingParams(seed=0, max_tokens=8, temperature=0, ignore_eos=True)
     reader = ReaderParams(dialect=False)
-    request = GenerateRequest("r", prompt.ids, params, reader, media=prompt.media)
+    request = GenerateRequest("r", prompt.ids, params, reader, prefix=prefix, media=prompt.media)
     return [token async for chunk in engine.generate(request) for token in chunk.token_ids]
 
 
@@ -56,6 +56,9 @@ async def test_an_engine_in_another_process_sees_the_same(seeing: Find, tmp_path
         assert prompt == await engine.render(shown(0, 1)) and len(prompt.media) == 2
         tokens = await said(client, prompt)
         assert tokens == await said(engine, prompt)
+        # As a run that is taken up again: behind the tokens that it has.
+        first = tuple(tokens[:2]), tuple(tokens[2:5])
+        assert await said(client, prompt, first) == tokens == await said(engine, prompt, first)
         assert tokens != await said(client, await client.render(shown(1, 0)))
         request = GenerateRequest(
             "r", prompt.ids, SamplingParams(seed=0, max_tokens=8), media=prompt.media, owner="ann"
