@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from engine.backends.remote import RemoteEngine
     from engine.backends.remote_host import EngineHost
     from engine.backends.remote_line import EngineLine
-    from engine.backends.remote_pooling import RemotePooling
-    from engine.backends.remote_speech import RemoteSpeech
+    from engine.backends.remote_models import RemotePooling, RemoteSpeech
     from engine.backends.request_checks import check_request
     from engine.backends.script import Fail, Say, Tick, Wait
     from engine.backends.scripted import ScriptedEngine
@@ -25,8 +24,7 @@ else:
             "engine.backends.remote": ("RemoteEngine",),
             "engine.backends.remote_host": ("EngineHost",),
             "engine.backends.remote_line": ("EngineLine",),
-            "engine.backends.remote_pooling": ("RemotePooling",),
-            "engine.backends.remote_speech": ("RemoteSpeech",),
+            "engine.backends.remote_models": ("RemotePooling", "RemoteSpeech"),
             "engine.backends.request_checks": ("check_request",),
             "engine.backends.script": ("Fail", "Say", "Tick", "Wait"),
             "engine.backends.scripted": ("ScriptedEngine",),

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from engine.admission import Admission
-from engine.core import FairShare, of_device
+from engine.core import FairShare
 from engine.model_folder import find_folder
 from engine.pooling import give_way
 from engine.speech.gate import Gate
@@ -30,8 +31,10 @@ from engine.speech.values import (
     Window,
     WindowText,
 )
-from engine.speech.whisper import Dropped, Whisper
 from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError, RequestFailed
+
+if TYPE_CHECKING:
+    from engine.speech.whisper import Whisper
 
 log = logging.getLogger("antiphon.engine")
 
@@ -143,6 +146,9 @@ class SpeechEngine:
 
     def _read(self, model: Whisper, job: _Job) -> None:
         """Read one window; what fails is the window's own failure, unless the device has failed."""
+        from engine.core import of_device
+        from engine.speech.whisper import Dropped
+
         try:
             text = model.read(job.window, lambda: job.wanted and not self._closed)
         except Dropped:
@@ -263,6 +269,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _open(config: SpeechConfig) -> Whisper:
     """Load the model, on the calling thread."""
     import torch
+
+    from engine.speech.whisper import Whisper
 
     on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     with torch.inference_mode():

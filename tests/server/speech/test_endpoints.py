@@ -19,6 +19,8 @@ from tests.support.speech_checkpoints import make_whisper, sound_file, tone
 from tests.support.usage import used
 from tests.support.wire import validate, validate_error
 
+GUIDE = Path(__file__).parents[3] / "docs" / "observability.md"
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATH = "/v1/audio/transcriptions"
@@ -290,6 +292,10 @@ async def test_the_model_is_listed_and_measured(client: httpx.AsyncClient) -> No
     assert (await client.get("/v1/models/english")).json()["languages"] == ["en"]
     page = (await client.get("/metrics")).text
     assert re.search(r'antiphon_speech_seconds_total\{model="whisper-1"\} [1-9]', page)
+    shown = re.findall(r"^# TYPE antiphon_speech_(\w+)", page, re.MULTILINE)
+    rows = [row for row in GUIDE.read_text("utf-8").splitlines() if row.startswith("| `antiphon_speech_")]
+    explained = re.findall(r"`(?:antiphon_speech)?_(\w+)`", "".join(row.split("|")[1] for row in rows))
+    assert sorted(shown) == sorted(explained)
     reply = await client.post("/v1/responses", json={"model": "whisper-1", "input": "hello"})
     assert reply.status_code == 400
     assert "/v1/audio/transcriptions" in validate_error(reply.json())["message"]

@@ -220,11 +220,10 @@ async def test_the_page_explains_every_metric_and_no_other(
         found = await families(client)
     assert found["antiphon_gpu_utilization"].samples[0].value == 0.8
     shown = {name for name in found if not name.startswith("antiphon_retention_")}
-    pooling = {
-        name for name in named if name.startswith("antiphon_pooling_")
-    }  # shown with models for it alone
-    assert pooling
-    assert named - {"antiphon_retention_*", "antiphon_process_up"} - pooling == shown
+    of_models = ("antiphon_pooling_", "antiphon_speech_")  # shown with models for it alone
+    others = {name for name in named if name.startswith(of_models)}
+    assert others
+    assert named - {"antiphon_retention_*", "antiphon_process_up"} - others == shown
 
 
 def queries() -> Iterator[tuple[str, str]]:
