@@ -174,7 +174,7 @@ function Tools({ value, change }) {
     change("stores", now.includes(id) ? now.filter((each) => each !== id) : [...now, id]);
   };
   return html`<${Popover} icon="tool" label="Tools" text=${count ? String(count) : null} up>
-    ${() => html`<h3>Tools</h3>
+    ${() => html`<h2>Tools</h2>
       ${(offered.value ?? []).map(
         ({ tool, available, reason }) => html`<label class="check" title=${reason}>
           <input type="checkbox" disabled=${!available} checked=${chosen.some((each) => same(each, tool))} onChange=${() => toggle(tool)} />
@@ -203,7 +203,7 @@ function Tools({ value, change }) {
 function Options({ value, change }) {
   const set = [value.instructions, value.effort, value.temperature, value.max_output_tokens].filter(Boolean).length;
   return html`<${Popover} icon="sliders" label="How to answer" text=${set ? String(set) : null} up>
-    ${() => html`<h3>How to answer</h3>
+    ${() => html`<h2>How to answer</h2>
       <${Field} label="Instructions">
         <textarea rows="3" value=${value.instructions ?? ""} onInput=${(event) => change("instructions", event.target.value)}>
           </textarea>

@@ -154,9 +154,9 @@ function Call({ item, output, open, answer, tools }) {
     </summary>
     <div class="fold-body">
       <${Input} item=${item} />
-      ${said !== undefined && said !== null && said !== "" && html`<h4>Output</h4><${Output} value=${said} />`}
+      ${said !== undefined && said !== null && said !== "" && html`<h2>Output</h2><${Output} value=${said} />`}
       ${item.outputs?.map((each) => (each.type === "logs" ? html`<pre tabindex="0">${each.logs}</pre>` : html`<${Output} value=${each} />`))}
-      ${item.results?.length > 0 && html`<h4>Results</h4><${Json} value=${item.results} label="results" />`}
+      ${item.results?.length > 0 && html`<h2>Results</h2><${Json} value=${item.results} label="results" />`}
       ${item.error && html`<p class="notice bad">${typeof item.error === "string" ? item.error : item.error.message ?? JSON.stringify(item.error)}</p>`}
       ${item.type === "image_generation_call" && item.result && html`<img class="picture" src=${`data:image/png;base64,${item.result}`} alt="Image by the model" />`}
       ${open && html`<${Answer} item=${item} answer=${answer} tool=${tools?.find((tool) => tool.name === item.name)} />`}
@@ -175,7 +175,7 @@ function Input({ item }) {
   if (item.code !== undefined) return html`<pre tabindex="0" role="region" aria-label="Code">${item.code}</pre>`;
   const given = item.arguments ?? item.input ?? item.action ?? item.operation ?? item.queries;
   if (given === undefined || given === null || given === "") return null;
-  return html`<h4>Input</h4><${Json} value=${given} label="input" />`;
+  return html`<h2>Input</h2><${Json} value=${given} label="input" />`;
 }
 
 function Output({ value }) {
