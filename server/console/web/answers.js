@@ -65,11 +65,13 @@ export function Answer({ item, answer, tool }) {
   return html`<form class="answer" onSubmit=${submit} aria-label=${`Output of ${item.name ?? item.type}`}>
     ${text
       ? html`<label class="field"><span>Output of the tool</span>
-          <textarea rows="3" required value=${value} onInput=${(event) => setValue(event.target.value)}></textarea></label>`
+          <textarea rows="3" required value=${value} onInput=${(event) => setValue(event.target.value)}></textarea>
+            </label>`
       : html`<${SchemaForm} schema=${schema} value=${value} change=${setValue} name="Output of the tool" />`}
     <div class="foot">
       ${schema && html`<${Button} kind="quiet" onClick=${swap}>${text ? "As a form" : "As text"}<//>`}
-      <button type="submit" class="button small primary" disabled=${sending}><${Icon} name="send" /><span>Send output</span></button>
+      <button type="submit" class="button small primary" disabled=${sending}><${Icon} name="send" />
+        <span>Send output</span></button>
     </div>
   </form>`;
 }

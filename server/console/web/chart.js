@@ -9,7 +9,8 @@ export function Line({ values, label, most }) {
   const at = (value, index) => `${(index * step).toFixed(1)},${(46 - (value / top) * 42).toFixed(1)}`;
   const points = values.map(at);
   return html`<svg class="line" viewBox="0 0 200 48" preserveAspectRatio="none" role="img" aria-label=${label}>
-    ${points.length > 1 && html`<polygon points=${`0,48 ${points.join(" ")} ${((values.length - 1) * step).toFixed(1)},48`} /><polyline points=${points.join(" ")} />`}
+    ${points.length > 1 && html`<polygon points=${`0,48 ${points.join(" ")} ${((values.length - 1) * step).toFixed(1)},48`} />
+      <polyline points=${points.join(" ")} />`}
   </svg>`;
 }
 
@@ -24,11 +25,14 @@ export function Bars({ columns, names, label, shown }) {
         return column.parts.map((part) => {
           const height = (part.value / top) * 39;
           y -= height;
-          return html`<rect x=${index * width + width * 0.12} width=${width * 0.76} y=${y} height=${height} class=${`c${names.indexOf(part.name) % 6}`}><title>${`${column.label}: ${part.name} ${shown(part.value)}`}</title></rect>`;
+          return html`<rect x=${index * width + width * 0.12} width=${width * 0.76} y=${y} height=${height} class=${`c${names.indexOf(part.name) % 6}`}>
+            <title>${`${column.label}: ${part.name} ${shown(part.value)}`}</title></rect>`;
         });
       })}
     </svg>
-    <figcaption class="bar-ends faint"><span>${columns[0]?.label}</span><span>${columns[columns.length - 1]?.label}</span></figcaption>
-    ${names.length > 0 && html`<ul class="legend">${names.map((name, index) => html`<li><i class=${`c${index % 6}`} aria-hidden="true"></i>${name}</li>`)}</ul>`}
+    <figcaption class="bar-ends faint"><span>${columns[0]?.label}</span>
+      <span>${columns[columns.length - 1]?.label}</span></figcaption>
+    ${names.length > 0 && html`<ul class="legend">${names.map((name, index) => html`<li>
+      <i class=${`c${index % 6}`} aria-hidden="true"></i>${name}</li>`)}</ul>`}
   </figure>`;
 }

@@ -148,8 +148,10 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
         </select></label>
       <span class="grow"></span>
       ${working
-        ? html`<button type="button" class="button round" aria-label="Stop" title="Stop" disabled=${!canStop} onClick=${stop}><${Icon} name="stop" /></button>`
-        : html`<button type="submit" class="button round primary" aria-label="Send" title="Send (Enter)" disabled=${!ready}><${Icon} name="send" /></button>`}
+        ? html`<button type="button" class="button round" aria-label="Stop" title="Stop" disabled=${!canStop} onClick=${stop}>
+          <${Icon} name="stop" /></button>`
+        : html`<button type="submit" class="button round primary" aria-label="Send" title="Send (Enter)" disabled=${!ready}>
+          <${Icon} name="send" /></button>`}
     </div>
   </form>`;
 }
@@ -172,7 +174,7 @@ function Tools({ value, change }) {
     change("stores", now.includes(id) ? now.filter((each) => each !== id) : [...now, id]);
   };
   return html`<${Popover} icon="tool" label="Tools" text=${count ? String(count) : null} up>
-    ${() => html`<h3>Tools</h3>
+    ${() => html`<h2>Tools</h2>
       ${(offered.value ?? []).map(
         ({ tool, available, reason }) => html`<label class="check" title=${reason}>
           <input type="checkbox" disabled=${!available} checked=${chosen.some((each) => same(each, tool))} onChange=${() => toggle(tool)} />
@@ -182,15 +184,18 @@ function Tools({ value, change }) {
       ${searches &&
       html`<fieldset><legend>Stores to search</legend>
         ${(stores.value ?? []).map((store) => html`<label class="check">
-          <input type="checkbox" checked=${(value.stores ?? []).includes(store.id)} onChange=${() => flip(store.id)} /><span>${store.name || store.id}</span>
+          <input type="checkbox" checked=${(value.stores ?? []).includes(store.id)} onChange=${() => flip(store.id)} />
+            <span>${store.name || store.id}</span>
         </label>`)}
         ${stores.value?.length === 0 && html`<small class="faint">There is none yet.</small>`}
       </fieldset>`}
-      <label class="check"><input type="checkbox" checked=${Boolean(value.ask)} onChange=${(event) => change("ask", event.target.checked)} />
+      <label class="check">
+        <input type="checkbox" checked=${Boolean(value.ask)} onChange=${(event) => change("ask", event.target.checked)} />
         <span>Ask me before each call of a server's tool</span></label>
       <${Field} label="Functions that you answer" hint=${error ?? "JSON: one function, or a list. The answer waits for what you say a call gave."}>
         <textarea rows="4" class="mono" spellcheck="false" value=${value.functions ?? ""} aria-invalid=${Boolean(error)} onInput=${(event) => change("functions", event.target.value)}
-          placeholder='{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}'></textarea>
+          placeholder='{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}'>
+            </textarea>
       <//>`}
   <//>`;
 }
@@ -198,9 +203,10 @@ function Tools({ value, change }) {
 function Options({ value, change }) {
   const set = [value.instructions, value.effort, value.temperature, value.max_output_tokens].filter(Boolean).length;
   return html`<${Popover} icon="sliders" label="How to answer" text=${set ? String(set) : null} up>
-    ${() => html`<h3>How to answer</h3>
+    ${() => html`<h2>How to answer</h2>
       <${Field} label="Instructions">
-        <textarea rows="3" value=${value.instructions ?? ""} onInput=${(event) => change("instructions", event.target.value)}></textarea>
+        <textarea rows="3" value=${value.instructions ?? ""} onInput=${(event) => change("instructions", event.target.value)}>
+          </textarea>
       <//>
       <${Field} label="Reasoning">
         <select onChange=${(event) => change("effort", event.target.value)}>
@@ -208,8 +214,12 @@ function Options({ value, change }) {
         </select>
       <//>
       <div class="pair">
-        <${Field} label="Temperature"><input type="number" min="0" max="2" step="0.1" value=${value.temperature ?? ""} onInput=${(event) => change("temperature", event.target.value)} /><//>
-        <${Field} label="Tokens at most"><input type="number" min="16" step="1" value=${value.max_output_tokens ?? ""} onInput=${(event) => change("max_output_tokens", event.target.value)} /><//>
+        <${Field} label="Temperature">
+          <input type="number" min="0" max="2" step="0.1" value=${value.temperature ?? ""} onInput=${(event) => change("temperature", event.target.value)} />
+          <//>
+        <${Field} label="Tokens at most">
+          <input type="number" min="16" step="1" value=${value.max_output_tokens ?? ""} onInput=${(event) => change("max_output_tokens", event.target.value)} />
+          <//>
       </div>`}
   <//>`;
 }

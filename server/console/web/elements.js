@@ -150,7 +150,8 @@ export const Failure = ({ error }) => html`<div class="failure" role="alert">
 /** What is loaded, or that it is loading, or why it could not be. */
 export function Loaded({ of, children }) {
   if (of.value === null && of.error) return html`<${Failure} error=${of.error} />`;
-  if (of.value === null) return html`<div class="loading" role="status"><i></i><i></i><i></i><span class="out-of-sight">Loading</span></div>`;
+  if (of.value === null) return html`<div class="loading" role="status"><i></i><i></i><i></i>
+    <span class="out-of-sight">Loading</span></div>`;
   return html`${of.error && html`<${Failure} error=${of.error} />`}${children(of.value)}`;
 }
 
@@ -190,7 +191,8 @@ export function Dialog({ title, close, children, wide, label }) {
     onClick=${(event) => event.target === ref.current && close()}
   >
     <div class="dialog">
-      ${title && html`<header><h2>${title}</h2><${Button} icon="close" kind="quiet" label="Close" onClick=${close} /></header>`}
+      ${title && html`<header><h2>${title}</h2><${Button} icon="close" kind="quiet" label="Close" onClick=${close} />
+        </header>`}
       ${children}
     </div>
   </dialog>`;

@@ -92,7 +92,8 @@ function Attached({ part }) {
   }, [id]);
   if (!id) return html`<span class="chip"><${Icon} name="file" />${name}</span>`;
   const save = () => download(`v1/files/${id}/content`, name).catch((error) => notify(error.message, "error"));
-  return html`<button type="button" class="chip" title="Download" onClick=${save}><${Icon} name="file" />${name}</button>`;
+  return html`<button type="button" class="chip" title="Download" onClick=${save}>
+    <${Icon} name="file" />${name}</button>`;
 }
 
 function Sources({ annotations }) {
@@ -102,11 +103,13 @@ function Sources({ annotations }) {
     ${[...seen.values()].map((each) => {
       const name = each.title ?? each.filename ?? each.url ?? each.file_id;
       if (/^https?:\/\//.test(each.url ?? "")) {
-        return html`<li><a class="chip" href=${each.url} target="_blank" rel="noopener noreferrer nofollow">${name}</a></li>`;
+        return html`<li><a class="chip" href=${each.url} target="_blank" rel="noopener noreferrer nofollow">${name}</a>
+          </li>`;
       }
       if (each.type === "container_file_citation") {
         const path = `v1/containers/${each.container_id}/files/${each.file_id}/content`;
-        return html`<li><button type="button" class="chip" onClick=${() => download(path, name)}><${Icon} name="save" />${name}</button></li>`;
+        return html`<li><button type="button" class="chip" onClick=${() => download(path, name)}>
+          <${Icon} name="save" />${name}</button></li>`;
       }
       return html`<li><span class="chip"><${Icon} name="file" />${name}</span></li>`;
     })}
@@ -118,7 +121,9 @@ function Thought({ item, busy }) {
   const going = busy && item.status !== "completed";
   if (!text) return going ? html`<div class="aside"><${Icon} name="thought" />Thinking…</div>` : null;
   return html`<details class="fold thought">
-    <summary><${Icon} name="thought" />${going ? "Thinking…" : "Thought"}<span class="faint clip">${text.slice(0, 120)}</span></summary>
+    <summary>
+      <${Icon} name="thought" />${going ? "Thinking…" : "Thought"}<span class="faint clip">${text.slice(0, 120)}</span>
+      </summary>
     <${Markdown} text=${text} />
   </details>`;
 }
@@ -126,7 +131,8 @@ function Thought({ item, busy }) {
 function Listing({ item }) {
   const names = (item.tools ?? []).map((tool) => tool.name);
   return html`<details class="fold slight">
-    <summary><${Icon} name="tool" />${item.error ? "Could not list the tools of" : "Tools of"} ${item.server_label}</summary>
+    <summary>
+      <${Icon} name="tool" />${item.error ? "Could not list the tools of" : "Tools of"} ${item.server_label}</summary>
     ${item.error
       ? html`<p class="notice bad">${typeof item.error === "string" ? item.error : item.error.message}</p>`
       : html`<p class="faint">${names.join(", ") || "Being listed…"}</p>`}
@@ -148,9 +154,9 @@ function Call({ item, output, open, answer, tools }) {
     </summary>
     <div class="fold-body">
       <${Input} item=${item} />
-      ${said !== undefined && said !== null && said !== "" && html`<h4>Output</h4><${Output} value=${said} />`}
+      ${said !== undefined && said !== null && said !== "" && html`<h2>Output</h2><${Output} value=${said} />`}
       ${item.outputs?.map((each) => (each.type === "logs" ? html`<pre tabindex="0">${each.logs}</pre>` : html`<${Output} value=${each} />`))}
-      ${item.results?.length > 0 && html`<h4>Results</h4><${Json} value=${item.results} label="results" />`}
+      ${item.results?.length > 0 && html`<h2>Results</h2><${Json} value=${item.results} label="results" />`}
       ${item.error && html`<p class="notice bad">${typeof item.error === "string" ? item.error : item.error.message ?? JSON.stringify(item.error)}</p>`}
       ${item.type === "image_generation_call" && item.result && html`<img class="picture" src=${`data:image/png;base64,${item.result}`} alt="Image by the model" />`}
       ${open && html`<${Answer} item=${item} answer=${answer} tool=${tools?.find((tool) => tool.name === item.name)} />`}
@@ -169,7 +175,7 @@ function Input({ item }) {
   if (item.code !== undefined) return html`<pre tabindex="0" role="region" aria-label="Code">${item.code}</pre>`;
   const given = item.arguments ?? item.input ?? item.action ?? item.operation ?? item.queries;
   if (given === undefined || given === null || given === "") return null;
-  return html`<h4>Input</h4><${Json} value=${given} label="input" />`;
+  return html`<h2>Input</h2><${Json} value=${given} label="input" />`;
 }
 
 function Output({ value }) {

@@ -58,7 +58,8 @@ function App() {
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.querySelector("main").focus())}>To the content</a>
     <header class="top">
       <${Button} icon="menu" kind="quiet" label="Menu" aria-expanded=${menu} onClick=${() => setMenu(!menu)} />
-      <a class="brand" href="#/chat"><img src="console/icon.svg" alt="" width="20" height="20" /><span>Antiphon</span></a>
+      <a class="brand" href="#/chat"><img src="console/icon.svg" alt="" width="20" height="20" /><span>Antiphon</span>
+        </a>
       <${Connection} state=${state} />
     </header>
     <${Navigation} current=${page.name} state=${state} open=${open} />
@@ -89,7 +90,8 @@ function Navigation({ current, state, open }) {
   const waiting = useLoaded(count, [owner], WAITING_MS);
   return html`<nav class="nav" aria-label="Pages">
     <a class="brand" href="#/chat"><img src="console/icon.svg" alt="" width="22" height="22" /><span>Antiphon</span></a>
-    <button type="button" class="find" onClick=${() => open("palette")}><${Icon} name="search" /><span>Find</span><kbd>⌘K</kbd></button>
+    <button type="button" class="find" onClick=${() => open("palette")}><${Icon} name="search" /><span>Find</span>
+      <kbd>⌘K</kbd></button>
     ${["Talk", "Data", "Server"].map((group) => html`<section aria-labelledby=${`nav-${group}`}>
       <h2 id=${`nav-${group}`}>${group}</h2>
       <ul>
@@ -114,7 +116,8 @@ function Navigation({ current, state, open }) {
 }
 
 const WORDS = { online: "Connected", offline: "Reconnecting", starting: "Starting" };
-const Connection = ({ state }) => html`<span class=${`connection ${state}`} role="status"><i aria-hidden="true"></i>${WORDS[state]}</span>`;
+const Connection = ({ state }) => html`<span class=${`connection ${state}`} role="status"><i aria-hidden="true">
+  </i>${WORDS[state]}</span>`;
 
 // --- the look
 
@@ -182,7 +185,8 @@ function Help({ close }) {
     ["Esc", "Close what is open"],
   ];
   return html`<${Dialog} title="Shortcuts" close=${close}>
-    <table class="shortcuts"><tbody>${rows.map(([keys, what]) => html`<tr><th scope="row"><kbd>${keys}</kbd></th><td>${what}</td></tr>`)}</tbody></table>
+    <table class="shortcuts"><tbody>${rows.map(([keys, what]) => html`<tr><th scope="row"><kbd>${keys}</kbd></th>
+      <td>${what}</td></tr>`)}</tbody></table>
   <//>`;
 }
 
@@ -190,7 +194,8 @@ function Notices() {
   const found = useWatched(notices);
   return html`<div class="notices" role="status" aria-live="polite">
     ${found.map((notice) => html`<div key=${notice.id} class=${`toast ${notice.kind}`}>
-      <span>${notice.text}</span><${Button} icon="close" kind="quiet" label="Close" onClick=${() => dismiss(notice.id)} />
+      <span>${notice.text}</span>
+        <${Button} icon="close" kind="quiet" label="Close" onClick=${() => dismiss(notice.id)} />
     </div>`)}
   </div>`;
 }

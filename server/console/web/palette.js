@@ -86,7 +86,8 @@ export function Palette({ close, commands }) {
         onMouseMove=${() => setAt(index)}
         onClick=${() => run(each)}
       >
-        <${Icon} name=${each.icon} /><span class="clip">${each.title}</span>${each.hint && html`<kbd>${each.hint}</kbd>`}
+        <${Icon} name=${each.icon} />
+          <span class="clip">${each.title}</span>${each.hint && html`<kbd>${each.hint}</kbd>`}
       </li>`)}
       ${!found.length && html`<li class="faint" role="option" aria-selected="false" aria-disabled="true">Nothing of that name.</li>`}
     </ul>

@@ -56,7 +56,8 @@ export function SchemaForm({ schema, value, change, name }) {
     }
     case "boolean":
       return html`<label class="check">
-        <input type="checkbox" checked=${value === true} onChange=${(event) => change(event.target.checked)} /><span>${label}</span>
+        <input type="checkbox" checked=${value === true} onChange=${(event) => change(event.target.checked)} />
+          <span>${label}</span>
       </label>`;
     case "integer":
     case "number":
@@ -74,7 +75,8 @@ export function SchemaForm({ schema, value, change, name }) {
     case "string":
       return html`<${Row} label=${label} hint=${hint}>
         ${(schema.maxLength ?? 1000) > 200 && !schema.pattern && !schema.format
-          ? html`<textarea rows="2" value=${value ?? ""} minlength=${schema.minLength} maxlength=${schema.maxLength} onInput=${(event) => change(event.target.value)}></textarea>`
+          ? html`<textarea rows="2" value=${value ?? ""} minlength=${schema.minLength} maxlength=${schema.maxLength} onInput=${(event) => change(event.target.value)}>
+            </textarea>`
           : html`<input value=${value ?? ""} pattern=${schema.pattern} maxlength=${schema.maxLength} onInput=${(event) => change(event.target.value)} />`}
       <//>`;
     default:
@@ -131,5 +133,6 @@ function RawForm({ value, change, label, hint }) {
       event.target.setCustomValidity("This is no JSON.");
     }
   };
-  return html`<${Row} label=${`${label} (JSON)`} hint=${hint}><textarea rows="2" value=${text} onInput=${write}></textarea><//>`;
+  return html`<${Row} label=${`${label} (JSON)`} hint=${hint}><textarea rows="2" value=${text} onInput=${write}>
+    </textarea><//>`;
 }

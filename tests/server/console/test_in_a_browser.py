@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -325,9 +326,9 @@ def test_a_file_is_attached(visit: Visit, server: Server) -> None:
     ask(page, "What is it?")
     until(page, "document.querySelector('.turn.assistant .prose')?.textContent.includes('cellar')")
     page.wait_for_selector(".turn.user .chip >> text=notes.txt")
-    files = visit.page("#/files", "text=notes.txt")
-    with files.expect_download() as downloading:
-        files.click("[aria-label='Download notes.txt']")
+    listed = visit.page("#/files", "text=notes.txt")
+    with listed.expect_download() as downloading:
+        listed.click("[aria-label='Download notes.txt']")
     assert Path(downloading.value.path()).read_bytes() == b"The cellar is dry."
 
 
@@ -559,8 +560,6 @@ PAGES = (
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, server: Server, scheme: str) -> None:
-    import axe_playwright_python
-
     item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": MARKDOWN}]}
     conversation = server.post("/v1/conversations", {"items": [item]})["id"]
     asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
@@ -572,7 +571,7 @@ def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, server: 
     rules: dict[str, Any] = {"resultTypes": ["violations"], "runOnly": levels}
     if scheme == "dark":  # in which nothing but the colours differs
         rules["runOnly"] = {"type": "rule", "values": ["color-contrast"]}
-    axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
     page = visit.page()
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     page.evaluate(axe)

@@ -54,7 +54,8 @@ function Conversations({ id }) {
             return html`<li key=${each.id}>
               <a href=${href("chat", each.id)} aria-current=${each.id === id ? "page" : undefined}>
                 <span class="clip">${each.forked_from && html`<${Icon} name="fork" />`}${each.title || "Untitled"}</span>
-                ${busy ? html`<i class="pulse" role="img" aria-label="being answered"></i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
+                ${busy ? html`<i class="pulse" role="img" aria-label="being answered">
+                  </i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
               </a>
             </li>`;
           })}
@@ -181,7 +182,8 @@ function Thread({ id, list }) {
     <header class="thread-head">
       <${Button} icon="menu" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${list} />
       <h1 id="title" tabindex="-1" class="clip">${title}</h1>
-      ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}><${Icon} name="fork" />forked</a>`}
+      ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}>
+        <${Icon} name="fork" />forked</a>`}
       <div class="actions">
         ${turn?.connection === "reconnecting" && html`<${State} name="reconnecting" />`}
         ${id && html`<${ThreadMenu} conversation=${found?.conversation} reload=${loaded.reload} />`}
@@ -190,7 +192,8 @@ function Thread({ id, list }) {
     <${Scroller} key=${id} watch=${[found, turn?.state, turn?.state.items.length]} working=${working}>
       ${!id && html`<${Welcome} pick=${setDraft} />`}
       ${id && html`<${Loaded} of=${loaded}>${() => null}<//>`}
-      ${found?.more && html`<div class="centre"><${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
+      ${found?.more && html`<div class="centre">
+        <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
       ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} />`}
       ${found?.left && !turn && html`<${Left} left=${found.left} again=${again} />`}
       ${turn && html`<${Live} turn=${turn} redraw=${redraw} again=${again} />`}
@@ -240,7 +243,8 @@ function ThreadMenu({ conversation, reload }) {
   const archived = conversation.status === "archived";
   return html`<${Popover} icon="more" label="More" align="right">
     ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>
-        <label class="field"><span>Title</span><input name="title" maxlength="512" value=${conversation.title ?? ""} /></label>
+        <label class="field"><span>Title</span><input name="title" maxlength="512" value=${conversation.title ?? ""} />
+          </label>
         <div class="foot"><button type="submit" class="button small">Rename</button></div>
       </form>
       <div class="menu">
@@ -355,7 +359,8 @@ function Said({ item, editing, edit, branch, disabled }) {
   if (editing) {
     return html`<form class="turn user editing" onSubmit=${save}>
       <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
-        <textarea rows="4" ref=${(area) => area && !area.dataset.seen && ((area.dataset.seen = "1"), area.focus())} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}></textarea></label>
+        <textarea rows="4" ref=${(area) => area && !area.dataset.seen && ((area.dataset.seen = "1"), area.focus())} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}>
+          </textarea></label>
       <div class="foot">
         <${Button} onClick=${() => edit(null)}>Cancel<//>
         <button type="submit" class="button small primary" disabled=${!text.trim()}>Send in a fork</button>
@@ -389,9 +394,11 @@ function Live({ turn, redraw, again: retry }) {
   return html`${turn.input.map((item, index) => item.type === "message" && html`<${Said} key=${`in${index}`} item=${item} />`)}
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
       ${state.items.map((item, index) => item && html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
-      ${quiet && html`<div class="dots" role="status"><i></i><i></i><i></i><span class="out-of-sight">${state.status === "queued" ? "Queued" : "Being answered"}</span></div>`}
+      ${quiet && html`<div class="dots" role="status"><i></i><i></i><i></i>
+        <span class="out-of-sight">${state.status === "queued" ? "Queued" : "Being answered"}</span></div>`}
       ${turn.connection === "reconnecting" && html`<div class="notice ask" role="status">The server is away. Reconnecting; the answer goes on where it stopped.</div>`}
-      ${turn.error && html`<${Failure} error=${turn.error} /><${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
+      ${turn.error && html`<${Failure} error=${turn.error} />
+        <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
       <${Outcome} response=${turn.ended ? state.response : null} />
     </article>`;
 }

@@ -28,7 +28,9 @@ function List() {
     <${Loaded} of=${loaded}>
       ${(found) => (found.length
         ? html`<div class="table-frame"><table class="list">
-            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th><th scope="col" class="figure hide-narrow">Memory</th><th scope="col" class="figure">Used</th></tr></thead>
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th>
+              <th scope="col" class="figure hide-narrow">Memory</th><th scope="col" class="figure">Used</th></tr>
+              </thead>
             <tbody>${found.map((each) => html`<tr key=${each.id}>
               <td class="main"><a class="cover clip" href=${href("containers", each.id)}>${each.name}</a></td>
               <td><${State} name=${each.status} /></td>
@@ -54,7 +56,8 @@ function Container({ id }) {
     if (await attempt(() => remove(`v1/containers/${id}/files/${file.id}`))) loaded.reload();
   };
   return html`<${Page} wide title=${html`<a class="up" href="#/containers">Containers</a> ${loaded.value?.container.name ?? ""}`}
-    actions=${html`<${Id} value=${id} /><${Sure} icon="trash" label="Delete container" question="The container is deleted with its files." onYes=${erase} />`}>
+    actions=${html`<${Id} value=${id} />
+      <${Sure} icon="trash" label="Delete container" question="The container is deleted with its files." onYes=${erase} />`}>
     <${Loaded} of=${loaded}>
       ${({ container, files }) => html`<dl class="facts">
           <div><dt>State</dt><dd><${State} name=${container.status} /></dd></div>
@@ -67,7 +70,9 @@ function Container({ id }) {
         <div class="section-head"><h2>Files</h2></div>
         ${files.length
           ? html`<div class="table-frame"><table class="list">
-              <thead><tr><th scope="col">Path</th><th scope="col" class="hide-narrow">From</th><th scope="col" class="figure">Size</th><th scope="col" class="figure hide-narrow">Made</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+              <thead><tr><th scope="col">Path</th><th scope="col" class="hide-narrow">From</th>
+                <th scope="col" class="figure">Size</th><th scope="col" class="figure hide-narrow">Made</th>
+                <th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
               <tbody>${files.map((file) => html`<tr key=${file.id}>
                 <td class="main mono"><span class="clip">${file.path}</span></td>
                 <td class="faint hide-narrow">${file.source}</td>

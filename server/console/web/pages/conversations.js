@@ -97,7 +97,8 @@ function One({ id, changed }) {
             <${Sure} icon="trash" label="Delete conversation" question="The conversation and its items are deleted. Forks of it stay." onYes=${erase} />
           </div>
         </header>
-        <p class="faint row wraps"><${Id} value=${id} /> <span>begun <${Ago} at=${conversation.created_at} /></span><span>${items.length} items</span></p>
+        <p class="faint row wraps"><${Id} value=${id} /> <span>begun <${Ago} at=${conversation.created_at} /></span>
+          <span>${items.length} items</span></p>
         <ol class="steps">
           ${items.map((item) => html`<li key=${item.id} class=${item.type === "message" ? item.role : "other"}>
             <div class="grow">

@@ -66,9 +66,13 @@ export function Engine() {
   const models = [...new Set((last?.figures.get("antiphon_engine_running") ?? []).map((each) => each.labels.model))];
   const want = model ? { model } : {};
   return html`<${Page} title="Engine" wide note="The last three minutes, read every two seconds, of all owners together."
-    actions=${models.length > 1 && html`<label><span class="out-of-sight">Model</span><select onChange=${(event) => setModel(event.target.value)}><option value="">All models</option>${models.map((each) => html`<option value=${each} selected=${each === model}>${each}</option>`)}</select></label>`}>
+    actions=${models.length > 1 && html`<label><span class="out-of-sight">Model</span>
+      <select onChange=${(event) => setModel(event.target.value)}>
+      <option value="">All models</option>${models.map((each) => html`<option value=${each} selected=${each === model}>${each}</option>`)}</select>
+      </label>`}>
     ${error && html`<${Failure} error=${error} />`}
-    ${!last && !error && html`<div class="loading" role="status"><i></i><i></i><i></i><span class="out-of-sight">Loading</span></div>`}
+    ${!last && !error && html`<div class="loading" role="status"><i></i><i></i><i></i>
+      <span class="out-of-sight">Loading</span></div>`}
     ${last && html`<${Charts} readings=${readings} last=${last} want=${want} models=${models} />`}
   <//>`;
 }
@@ -95,13 +99,17 @@ function Charts({ readings, last, want, models }) {
   const states = ["queued", "running", "waiting"].map((name) => [name, now(`antiphon_runs_${name}`)]);
   return html`
     <div class="stats">
-      ${states.map(([name, value]) => html`<a class="stat" href=${`#/runs?status=${name === "running" ? "in_progress" : name}`}><span>Runs ${name}</span><strong>${number(value)}</strong></a>`)}
-      <div class="stat"><span>Memory of the process</span><strong>${size(now("process_resident_memory_bytes"))}</strong></div>
+      ${states.map(([name, value]) => html`<a class="stat" href=${`#/runs?status=${name === "running" ? "in_progress" : name}`}>
+        <span>Runs ${name}</span><strong>${number(value)}</strong></a>`)}
+      <div class="stat"><span>Memory of the process</span>
+        <strong>${size(now("process_resident_memory_bytes"))}</strong></div>
       <div class="stat"><span>Connections</span><strong>${number(now("antiphon_http_connections"))}</strong></div>
-      <div class="stat"><span>${models.length === 1 ? "Model" : "Models"}</span><strong class="small-text clip">${models.join(", ") || "none"}</strong></div>
+      <div class="stat"><span>${models.length === 1 ? "Model" : "Models"}</span>
+        <strong class="small-text clip">${models.join(", ") || "none"}</strong></div>
     </div>
     <div class="panels small">
-      ${charts.map(([title, found, unit, show]) => html`<section class="panel-card chart"><header><h2>${title}</h2><p><strong>${show(found[found.length - 1] ?? 0)}</strong> <span class="faint">${unit}</span></p></header>
+      ${charts.map(([title, found, unit, show]) => html`<section class="panel-card chart"><header><h2>${title}</h2><p>
+        <strong>${show(found[found.length - 1] ?? 0)}</strong> <span class="faint">${unit}</span></p></header>
         <${Line} values=${found} label=${`${title}: ${show(found[found.length - 1] ?? 0)} ${unit}`} /></section>`)}
     </div>
     <div class="panels">
@@ -115,10 +123,12 @@ function Charts({ readings, last, want, models }) {
             <p class="faint">${number(blocks)} blocks, ${size(now("antiphon_engine_kv_bytes"))}</p>`
           : html`<p class="faint">This engine has none.</p>`}</section>
       <section class="panel-card"><h2>Where prompts came from</h2>
-        ${whole > 0 ? html`<${Shares} label="Tokens of prompts by tier" parts=${tiers} /><p class="faint">${number(whole)} tokens of prompts since the start</p>` : html`<p class="faint">No prompt has been read yet.</p>`}</section>
+        ${whole > 0 ? html`<${Shares} label="Tokens of prompts by tier" parts=${tiers} />
+          <p class="faint">${number(whole)} tokens of prompts since the start</p>` : html`<p class="faint">No prompt has been read yet.</p>`}</section>
       <section class="panel-card"><h2>KV on disk</h2>
         ${last.figures.has("antiphon_kv_disk_bytes")
-          ? html`<meter min="0" max=${now("antiphon_kv_disk_bytes_limit") || 1} value=${now("antiphon_kv_disk_bytes")} aria-label="Bytes on disk"></meter>
+          ? html`<meter min="0" max=${now("antiphon_kv_disk_bytes_limit") || 1} value=${now("antiphon_kv_disk_bytes")} aria-label="Bytes on disk">
+            </meter>
               <p class="faint">${size(now("antiphon_kv_disk_bytes"))} of ${size(now("antiphon_kv_disk_bytes_limit"))}, ${number(now("antiphon_kv_blocks"))} blocks in ${number(now("antiphon_kv_files"))} files</p>`
           : html`<p class="faint">Nothing is kept on disk.</p>`}</section>
     </div>`;
@@ -128,7 +138,9 @@ function Shares({ parts, label }) {
   const whole = parts.reduce((total, part) => total + part.value, 0) || 1;
   const said = parts.map((part) => `${part.name} ${Math.round((part.value / whole) * 100)} %`).join(", ");
   return html`<div class="shares" role="img" aria-label=${`${label}: ${said}`}>
-      ${parts.map((part, index) => part.value > 0 && html`<i class=${`c${index}`} style=${{ width: `${(part.value / whole) * 100}%` }}></i>`)}
+      ${parts.map((part, index) => part.value > 0 && html`<i class=${`c${index}`} style=${{ width: `${(part.value / whole) * 100}%` }}>
+        </i>`)}
     </div>
-    <ul class="legend">${parts.map((part, index) => html`<li><i class=${`c${index}`} aria-hidden="true"></i>${part.name} <span class="faint">${short(part.value)}</span></li>`)}</ul>`;
+    <ul class="legend">${parts.map((part, index) => html`<li><i class=${`c${index}`} aria-hidden="true">
+      </i>${part.name} <span class="faint">${short(part.value)}</span></li>`)}</ul>`;
 }

@@ -37,7 +37,10 @@ export function Files() {
       <${Loaded} of=${loaded}>
         ${({ data, has_more: more }) => (data.length
           ? html`<div class="table-frame"><table class="list">
-                <thead><tr><th scope="col">Name</th><th scope="col" class="hide-narrow">Id</th><th scope="col" class="hide-narrow">Purpose</th><th scope="col" class="figure">Size</th><th scope="col" class="figure hide-narrow">Uploaded</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+                <thead><tr><th scope="col">Name</th><th scope="col" class="hide-narrow">Id</th>
+                  <th scope="col" class="hide-narrow">Purpose</th><th scope="col" class="figure">Size</th>
+                  <th scope="col" class="figure hide-narrow">Uploaded</th><th scope="col">
+                  <span class="out-of-sight">Actions</span></th></tr></thead>
                 <tbody>${data.map((file) => html`<tr key=${file.id}>
                   <td class="main"><span class="clip">${file.filename}</span></td>
                   <td class="hide-narrow"><${Id} value=${file.id} /></td>
@@ -50,7 +53,8 @@ export function Files() {
                   </td>
                 </tr>`)}</tbody>
               </table></div>
-              ${more && html`<div class="centre"><${Button} kind="quiet" onClick=${() => setMost(most + PAGE)}>Show more<//></div>`}`
+              ${more && html`<div class="centre">
+                <${Button} kind="quiet" onClick=${() => setMost(most + PAGE)}>Show more<//></div>`}`
           : html`<${Empty} icon="file" title="No files yet">Attach one to a message, or upload it here.<//>`)}
       <//>
     <//>

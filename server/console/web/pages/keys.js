@@ -42,34 +42,49 @@ export function Keys() {
     if (await attempt(() => remove(`v1/organization/projects/${project.id}/api_keys/${each.id}`), "Revoked")) loaded.reload();
   };
   if (denied) {
-    return html`<${Page} title="Keys"><${Empty} icon="key" title="For administrators">This page needs a key with the scopes all and admin: antiphon keys create --scope all --scope admin. Use it by the key at the lower left.<//><//>`;
+    return html`<${Page} title="Keys">
+      <${Empty} icon="key" title="For administrators">This page needs a key with the scopes all and admin: antiphon keys create --scope all --scope admin. Use it by the key at the lower left.<//>
+      <//>`;
   }
   return html`<${Page} title="Keys" wide note="Who may use this server, and for what."
     actions=${html`<${Button} icon="plus" onClick=${() => make("owner")}>New owner<//>`}>
-    ${made && html`<div class="notice good" role="status"><p>This is the only time that the key is shown.</p><div class="row"><code class="secret">${made}</code><${Copy} text=${made} label="Copy the key" /><${Button} kind="quiet" onClick=${() => setMade(null)}>Done<//></div></div>`}
+    ${made && html`<div class="notice good" role="status"><p>This is the only time that the key is shown.</p>
+      <div class="row"><code class="secret">${made}</code><${Copy} text=${made} label="Copy the key" />
+      <${Button} kind="quiet" onClick=${() => setMade(null)}>Done<//></div></div>`}
     ${making === "owner" && html`<${Dialog} title="New owner" close=${() => make(null)}>
-      <form onSubmit=${createOwner}><${Field} label="Name"><input name="name" required maxlength="256" /><//><footer><button type="submit" class="button primary">Make it</button></footer></form><//>`}
+      <form onSubmit=${createOwner}><${Field} label="Name"><input name="name" required maxlength="256" /><//><footer>
+        <button type="submit" class="button primary">Make it</button></footer></form><//>`}
     ${making && making !== "owner" && html`<${Dialog} title=${`New key of ${making.name}`} close=${() => make(null)}>
       <form onSubmit=${create}>
         <${Field} label="Name"><input name="name" required maxlength="256" /><//>
-        <fieldset><legend>What it may do</legend><div class="choices">${SCOPES.map((scope) => html`<label class="check"><input type="checkbox" name="scope" value=${scope} checked=${scope === "all"} /><span>${scope}</span></label>`)}</div></fieldset>
-        <${Field} label="Days until it ends" hint="Empty: it does not end."><input name="days" type="number" min="1" step="1" /><//>
+        <fieldset><legend>What it may do</legend>
+          <div class="choices">${SCOPES.map((scope) => html`<label class="check">
+          <input type="checkbox" name="scope" value=${scope} checked=${scope === "all"} /><span>${scope}</span>
+          </label>`)}</div></fieldset>
+        <${Field} label="Days until it ends" hint="Empty: it does not end.">
+          <input name="days" type="number" min="1" step="1" /><//>
         <footer><button type="submit" class="button primary">Make it</button></footer>
       </form><//>`}
     <${Loaded} of=${loaded}>
       ${(found) => (found.length
         ? found.map(({ project, keys }) => html`<section key=${project.id} aria-label=${project.name}>
-            <div class="section-head"><h2>${project.name} <${Id} value=${project.id} /></h2><${Button} icon="plus" kind="quiet" onClick=${() => make(project)}>New key<//></div>
+            <div class="section-head"><h2>${project.name} <${Id} value=${project.id} /></h2>
+              <${Button} icon="plus" kind="quiet" onClick=${() => make(project)}>New key<//></div>
             ${keys.length
               ? html`<div class="table-frame"><table class="list">
-                  <thead><tr><th scope="col">Name</th><th scope="col">Key</th><th scope="col" class="hide-narrow">May do</th><th scope="col" class="figure hide-narrow">Used</th><th scope="col" class="figure hide-narrow">Made</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+                  <thead><tr><th scope="col">Name</th><th scope="col">Key</th>
+                    <th scope="col" class="hide-narrow">May do</th><th scope="col" class="figure hide-narrow">Used</th>
+                    <th scope="col" class="figure hide-narrow">Made</th><th scope="col">
+                    <span class="out-of-sight">Actions</span></th></tr></thead>
                   <tbody>${keys.map((each) => html`<tr key=${each.id}>
                     <td class="main"><span class="clip">${each.name}</span></td>
                     <td class="mono faint">${each.redacted_value}</td>
                     <td class="faint hide-narrow">${(each.scopes ?? []).join(", ")}</td>
                     <td class="figure faint hide-narrow"><${Ago} at=${each.last_used_at} /></td>
                     <td class="figure faint hide-narrow"><${Ago} at=${each.created_at} /></td>
-                    <td class="row-actions"><${Sure} icon="trash" label=${`Revoke ${each.name}`} yes="Revoke" question="Whoever uses this key is refused at once." onYes=${() => revoke(project, each)} /></td>
+                    <td class="row-actions">
+                      <${Sure} icon="trash" label=${`Revoke ${each.name}`} yes="Revoke" question="Whoever uses this key is refused at once." onYes=${() => revoke(project, each)} />
+                      </td>
                   </tr>`)}</tbody>
                 </table></div>`
               : html`<p class="faint">No keys.</p>`}

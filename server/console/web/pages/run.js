@@ -122,7 +122,8 @@ function Facts({ response, state }) {
   if (response.conversation) facts.push(["Conversation", html`<a href=${href("chat", response.conversation.id)}>open</a>`]);
   if (response.previous_response_id) facts.push(["Goes on from", html`<a href=${href("runs", response.previous_response_id)}>open</a>`]);
   if (response.forked_from) facts.push(["Forked from", html`<a href=${href("runs", response.forked_from.response_id)}>open</a>`]);
-  return html`<dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+  return html`<dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd>
+    </div>`)}</dl>`;
 }
 
 /** The events, of which only those in sight are drawn. */
@@ -170,7 +171,8 @@ function Timeline({ id, events, replay, fork, after, running }) {
   return html`<div class=${`timeline ${picked ? "picked" : ""}`}>
     <div class="timeline-bar">
       <form class="replay" onSubmit=${submit}>
-        <label>Replay from <input type="number" min="0" step="1" value=${from} onInput=${(event) => setFrom(event.target.value)} aria-label="Replay from event" /></label>
+        <label>Replay from <input type="number" min="0" step="1" value=${from} onInput=${(event) => setFrom(event.target.value)} aria-label="Replay from event" />
+          </label>
         <button type="submit" class="button small"><span>Replay</span></button>
       </form>
       <input type="search" placeholder="Filter by type" aria-label="Filter events by type" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
@@ -191,7 +193,8 @@ function Timeline({ id, events, replay, fork, after, running }) {
           <span class="seq">${row.seq}</span>
           <span class="at">${row.at < 1000 ? `${row.at.toFixed(0)} ms` : `${(row.at / 1000).toFixed(2)} s`}</span>
           <span class="type clip">${row.type.replace(/^response\./, "")}</span>
-          <span class="bar" aria-hidden="true"><i style=${{ width: `${Math.max(2, (row.bytes / largest) * 100)}%` }}></i></span>
+          <span class="bar" aria-hidden="true"><i style=${{ width: `${Math.max(2, (row.bytes / largest) * 100)}%` }}>
+            </i></span>
           <span class="bytes">${size(row.bytes)}</span>
         </div>`)}
       </div>
@@ -225,7 +228,9 @@ function Items({ items, pending, tools, busy, answer: send, fork }) {
   if (!items.length) return html`<p class="faint">Nothing yet.</p>`;
   return html`<div class="item-list">
     ${items.filter(Boolean).map((item, index) => html`<article key=${item.id ?? index} class="item-row">
-      <header><span class="faint">${index}</span><strong>${item.type}</strong>${item.role && html`<span class="chip">${item.role}</span>`}<span class="grow"></span>
+      <header><span class="faint">${index}</span>
+        <strong>${item.type}</strong>${item.role && html`<span class="chip">${item.role}</span>`}<span class="grow">
+        </span>
         ${item.id && html`<${Id} value=${item.id} />`}
         ${fork && item.id && !busy && html`<${Button} icon="fork" kind="quiet" label="Fork behind this item" onClick=${() => fork(item)} />`}</header>
       <${Item} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${tools} busy=${busy} />
@@ -245,7 +250,9 @@ function Used({ usage }) {
       <div><dt>Total</dt><dd>${number(usage.total_tokens)}</dd></div>
     </dl>
     ${turns.length > 0 && html`<div class="table-frame"><table class="list">
-      <thead><tr><th scope="col">Generation</th><th scope="col" class="figure">Input</th><th scope="col" class="figure">Cached</th><th scope="col" class="figure">Output</th><th scope="col" class="figure">Tool outputs</th></tr></thead>
+      <thead><tr><th scope="col">Generation</th><th scope="col" class="figure">Input</th>
+        <th scope="col" class="figure">Cached</th><th scope="col" class="figure">Output</th>
+        <th scope="col" class="figure">Tool outputs</th></tr></thead>
       <tbody>${turns.map((_, index) => html`<tr>
         <td>${index + 1}</td>
         <td class="figure">${number(usage.input_tokens_per_turn[index])}</td>

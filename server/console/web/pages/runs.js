@@ -38,7 +38,8 @@ export function Runs() {
     <${Loaded} of=${loaded}>
       ${({ data, more }) => (data.length
         ? html`<${List} data=${data} />
-            ${more && html`<div class="centre"><${Button} kind="quiet" onClick=${() => setMost(most + 70)}>Show more<//></div>`}`
+            ${more && html`<div class="centre">
+              <${Button} kind="quiet" onClick=${() => setMost(most + 70)}>Show more<//></div>`}`
         : html`<${Empty} icon="runs" title="No runs here">Responses that are made in the chat or by any client of this key appear here.<//>`)}
     <//>
   <//>`;
@@ -73,19 +74,24 @@ function List({ data }) {
   if (narrow) {
     return html`<ul class="cards">
       ${data.map((each) => html`<li key=${each.id}><a class="card" href=${href("runs", each.id)}>
-        <div class="row"><${State} name=${stateOf(each)} /><span class="grow"></span><small class="faint"><${Ago} at=${each.created_at} /></small></div>
+        <div class="row"><${State} name=${stateOf(each)} /><span class="grow"></span><small class="faint">
+          <${Ago} at=${each.created_at} /></small></div>
         <p class="clip">${gist(each) || html`<span class="faint">nothing yet</span>`}</p>
         <small class="faint">${each.model} · ${number(each.usage?.total_tokens)} tokens · ${lasted(each)}</small>
       </a></li>`)}
     </ul>`;
   }
   return html`<div class="table-frame"><table class="list">
-    <thead><tr><th scope="col">State</th><th scope="col">Run</th><th scope="col">Came to</th><th scope="col">Model</th><th scope="col" class="figure">Tokens</th><th scope="col" class="figure">Took</th><th scope="col" class="figure">Begun</th></tr></thead>
+    <thead><tr><th scope="col">State</th><th scope="col">Run</th><th scope="col">Came to</th><th scope="col">Model</th>
+      <th scope="col" class="figure">Tokens</th><th scope="col" class="figure">Took</th>
+      <th scope="col" class="figure">Begun</th></tr></thead>
     <tbody>
       ${data.map((each) => html`<tr key=${each.id}>
         <td><${State} name=${stateOf(each)} /></td>
         <td><${Id} value=${each.id} /></td>
-        <td class="main"><a class="cover clip" href=${href("runs", each.id)} aria-label=${`Run ${each.id}`}>${gist(each) || html`<span class="faint">nothing yet</span>`}</a></td>
+        <td class="main">
+          <a class="cover clip" href=${href("runs", each.id)} aria-label=${`Run ${each.id}`}>${gist(each) || html`<span class="faint">nothing yet</span>`}</a>
+          </td>
         <td class="faint clip">${each.model}</td>
         <td class="figure">${number(each.usage?.total_tokens)}</td>
         <td class="figure">${lasted(each)}</td>

@@ -30,7 +30,9 @@ function List() {
     <${Loaded} of=${loaded}>
       ${(found) => (found.length
         ? html`<div class="table-frame"><table class="list">
-            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th><th scope="col" class="figure">Files</th><th scope="col" class="figure">Size</th><th scope="col" class="figure hide-narrow">Used</th></tr></thead>
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th>
+              <th scope="col" class="figure">Files</th><th scope="col" class="figure">Size</th>
+              <th scope="col" class="figure hide-narrow">Used</th></tr></thead>
             <tbody>${found.map((each) => html`<tr key=${each.id}>
               <td class="main"><a class="cover clip" href=${href("stores", each.id)}>${each.name || "Untitled"}</a></td>
               <td><${State} name=${each.status} /></td>
@@ -71,22 +73,26 @@ function Store({ id }) {
   };
   const erase = () => attempt(() => remove(`v1/vector_stores/${id}`), "Deleted").then((done) => done && go("stores"));
   return html`<${Page} wide title=${html`<a class="up" href="#/stores">Vector stores</a> ${store.value?.name ?? ""}`}
-    actions=${html`<${Id} value=${id} /><${Sure} icon="trash" label="Delete store" question="The store is deleted. Its files stay." onYes=${erase} />`}>
+    actions=${html`<${Id} value=${id} />
+      <${Sure} icon="trash" label="Delete store" question="The store is deleted. Its files stay." onYes=${erase} />`}>
     <${Loaded} of=${store}>
       ${(found) => html`<dl class="facts">
         <div><dt>State</dt><dd><${State} name=${found.status} /></dd></div>
         <div><dt>Files</dt><dd>${number(found.file_counts.total)}</dd></div>
         <div><dt>being read</dt><dd>${number(found.file_counts.in_progress)}</dd></div>
         <div><dt>Size</dt><dd>${size(found.usage_bytes)}</dd></div>
-        ${found.embedding && html`<div><dt>Vectors</dt><dd>${found.embedding.completed} of ${found.embedding.total}</dd></div>`}
+        ${found.embedding && html`<div><dt>Vectors</dt>
+          <dd>${found.embedding.completed} of ${found.embedding.total}</dd></div>`}
       </dl>`}
     <//>
     <form class="search-row" onSubmit=${search} role="search">
       <input name="query" type="search" required placeholder="Search this store" aria-label="Search this store" />
-      <button type="submit" class="button primary" disabled=${busy}><${Icon} name="search" /><span>Search</span></button>
+      <button type="submit" class="button primary" disabled=${busy}><${Icon} name="search" /><span>Search</span>
+        </button>
     </form>
     ${hits && html`<section aria-label="Results" aria-live="polite">
-      ${hits.map((hit) => html`<article class="hit"><header><strong class="clip">${hit.filename}</strong><span class="faint">${hit.score.toFixed(3)}</span></header>
+      ${hits.map((hit) => html`<article class="hit"><header><strong class="clip">${hit.filename}</strong>
+        <span class="faint">${hit.score.toFixed(3)}</span></header>
         <p>${hit.content.map((part) => part.text).join("\n").slice(0, 800)}</p></article>`)}
       ${!hits.length && html`<p class="faint">Nothing was found.</p>`}
     </section>`}
@@ -97,13 +103,18 @@ function Store({ id }) {
     <${Loaded} of=${files}>
       ${(found) => (found.length
         ? html`<div class="table-frame"><table class="list">
-            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="figure hide-narrow">Size</th><th scope="col" class="figure hide-narrow">Added</th><th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th>
+              <th scope="col" class="figure hide-narrow">Size</th><th scope="col" class="figure hide-narrow">Added</th>
+              <th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
             <tbody>${found.map((file) => html`<tr key=${file.id}>
-              <td class="main"><span class="clip">${names[file.id] ?? file.id}</span>${file.last_error && html`<small class="bad-text">${file.last_error.message}</small>`}</td>
+              <td class="main">
+                <span class="clip">${names[file.id] ?? file.id}</span>${file.last_error && html`<small class="bad-text">${file.last_error.message}</small>`}</td>
               <td><${State} name=${file.status} /></td>
               <td class="figure hide-narrow">${size(file.usage_bytes)}</td>
               <td class="figure faint hide-narrow"><${Ago} at=${file.created_at} /></td>
-              <td class="row-actions"><${Sure} icon="trash" label="Take out of the store" yes="Take out" question="The file leaves this store, and stays among the files." onYes=${() => take(file)} /></td>
+              <td class="row-actions">
+                <${Sure} icon="trash" label="Take out of the store" yes="Take out" question="The file leaves this store, and stays among the files." onYes=${() => take(file)} />
+                </td>
             </tr>`)}</tbody>
           </table></div>`
         : html`<p class="faint">No files are in it yet. Upload them under <a href="#/files">Files</a>, and add them here.</p>`)}

@@ -63,16 +63,26 @@ function Figures({ found, by, width }) {
   const cost = found.costs.flatMap((bucket) => bucket.results);
   return html`
     <div class="stats">
-      ${Object.entries(KINDS).map(([name, field]) => html`<div class="stat"><span>${name}</span><strong title=${number(total(results, field))}>${short(total(results, field))}</strong></div>`)}
-      ${cost.length > 0 && html`<div class="stat"><span>Cost</span><strong>${total(cost.map((each) => each.amount), "value").toFixed(4)} ${cost[0].amount.currency}</strong></div>`}
+      ${Object.entries(KINDS).map(([name, field]) => html`<div class="stat"><span>${name}</span>
+        <strong title=${number(total(results, field))}>${short(total(results, field))}</strong></div>`)}
+      ${cost.length > 0 && html`<div class="stat"><span>Cost</span>
+        <strong>${total(cost.map((each) => each.amount), "value").toFixed(4)} ${cost[0].amount.currency}</strong>
+        </div>`}
     </div>
     <div class="panels">
-      <section class="panel-card"><h2>Tokens</h2><${Bars} columns=${columns((result) => (result.input_tokens ?? 0) + (result.output_tokens ?? 0))} names=${names} label="Tokens over time" shown=${number} /></section>
-      <section class="panel-card"><h2>Requests</h2><${Bars} columns=${columns((result) => result.num_model_requests ?? 0)} names=${names} label="Requests over time" shown=${number} /></section>
+      <section class="panel-card"><h2>Tokens</h2>
+        <${Bars} columns=${columns((result) => (result.input_tokens ?? 0) + (result.output_tokens ?? 0))} names=${names} label="Tokens over time" shown=${number} />
+        </section>
+      <section class="panel-card"><h2>Requests</h2>
+        <${Bars} columns=${columns((result) => result.num_model_requests ?? 0)} names=${names} label="Requests over time" shown=${number} />
+        </section>
     </div>
     <div class="table-frame"><table class="list">
-      <thead><tr><th scope="col">${by.replace("_id", "").replace("_", " ")}</th>${Object.keys(KINDS).map((name) => html`<th scope="col" class="figure">${name}</th>`)}</tr></thead>
-      <tbody>${names.map((name) => html`<tr><td class="main"><span class="clip">${name}</span></td>${Object.values(KINDS).map((field) => html`<td class="figure">${number(total(results.filter((result) => nameOf(result) === name), field))}</td>`)}</tr>`)}</tbody>
+      <thead><tr>
+        <th scope="col">${by.replace("_id", "").replace("_", " ")}</th>${Object.keys(KINDS).map((name) => html`<th scope="col" class="figure">${name}</th>`)}</tr>
+        </thead>
+      <tbody>${names.map((name) => html`<tr><td class="main"><span class="clip">${name}</span>
+        </td>${Object.values(KINDS).map((field) => html`<td class="figure">${number(total(results.filter((result) => nameOf(result) === name), field))}</td>`)}</tr>`)}</tbody>
     </table></div>`;
 }
 
@@ -85,7 +95,8 @@ function Left({ said }) {
           const left = Number(said[`x-ratelimit-remaining-${kind}`]);
           return html`<section class="panel-card"><h3>${kind}</h3>
             <meter min="0" max=${most} value=${left} aria-label=${`Left of ${kind}`}></meter>
-            <p class="faint">${number(left)} of ${number(most)} left; whole again in ${said[`x-ratelimit-reset-${kind}`]}</p></section>`;
+            <p class="faint">${number(left)} of ${number(most)} left; whole again in ${said[`x-ratelimit-reset-${kind}`]}</p>
+              </section>`;
         })}</div>`
       : html`<p class="faint">Nothing limits this key, or no reply has told of it yet.</p>`}`;
 }

@@ -38,8 +38,10 @@ function Waits({ response, reload }) {
   };
   return html`<li class="card waits">
     <div class="row">
-      <${State} name="waiting" /><span class="faint">${response.model} · <${Ago} at=${response.created_at} /></span><span class="grow"></span>
-      ${response.conversation && html`<a class="chip" href=${href("chat", response.conversation.id)}><${Icon} name="chat" />chat</a>`}
+      <${State} name="waiting" /><span class="faint">${response.model} · <${Ago} at=${response.created_at} /></span>
+        <span class="grow"></span>
+      ${response.conversation && html`<a class="chip" href=${href("chat", response.conversation.id)}>
+        <${Icon} name="chat" />chat</a>`}
       <a class="chip" href=${href("runs", response.id)}><${Icon} name="runs" />run</a>
     </div>
     ${items.map((item) => {
@@ -48,7 +50,8 @@ function Waits({ response, reload }) {
       }
       const tool = response.tools?.find((each) => each.name === item.name);
       return html`<div key=${item.call_id} class="call-card open" role="group" aria-label=${`Call of ${nameOf(item)}`}>
-        <div class="call-head"><${Icon} name="tool" /><strong>${nameOf(item)}</strong><span class="faint clip">${tool?.description}</span></div>
+        <div class="call-head"><${Icon} name="tool" /><strong>${nameOf(item)}</strong>
+          <span class="faint clip">${tool?.description}</span></div>
         <${Arguments} text=${item.arguments ?? item.input ?? JSON.stringify(item.action ?? item.operation ?? {})} />
         <${Answer} item=${item} tool=${tool} answer=${(said) => send(item.call_id, said)} />
       </div>`;

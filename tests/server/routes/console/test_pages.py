@@ -78,7 +78,7 @@ async def test_it_can_be_left_out(tmp_path: Path) -> None:
 
 
 async def test_it_is_there_before_the_server_is_ready(server_app: Running, client: httpx.AsyncClient) -> None:
-    server_app.life.phase = "loading"
+    server_app.life.phase = "starting"
     try:
         assert (await client.get("/")).status_code == 200
     finally:
