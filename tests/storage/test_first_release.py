@@ -98,8 +98,8 @@ async def _of_the_first_owner(running: Running, http: httpx.AsyncClient) -> None
     call_id = (await api.get(CALLED))["output"][0]["call_id"]
     body = {"tool_outputs": [{"call_id": call_id, "output": "sunny"}]}
     assert (await http.post(f"/v1/responses/{CALLED}/tool_outputs", json=body)).status_code == 200
-    # A run goes on with the model that began it, and this version's scripted model is another one: what a crash
-    # had cut is ended, says why, and has what was made of it.
+    # A run goes on with the model that began it, and this version's scripted model is another one: what a
+    # crash had cut is ended, says why, and has what was made of it.
     ended = (await http.get(f"/v1/responses/{CUT}?wait=30")).json()
     assert (
         ended["status"] == "failed" and "has changed since this response began" in ended["error"]["message"]
