@@ -49,12 +49,11 @@ def test_every_example_is_run() -> None:
 def test_an_example_says_what_it_needs_besides_the_server(name: str) -> None:
     """`make serve` installs what the server needs; a client's packages are for its user to install."""
     tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
-    imported = {
-        ((node.module or "") if isinstance(node, ast.ImportFrom) else alias.name).split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
+    imported = set()
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        imported |= {name.split(".")[0] for name in names}
     wanted = {CLIENTS[each] for each in imported if each in CLIENTS}
     told = " ".join((ast.get_docstring(tree) or "").split())
     found = set(re.findall(r"pip install ([\w-]+)", told))

@@ -108,7 +108,7 @@ def _source(name: str) -> Iterator[tuple[BinaryIO, int]]:
             raise AdminError(f"{name}: {exc.strerror or exc}") from None
 
 
-def check(source: BinaryIO, size: int) -> Counter[str] | dict[str, Any]:
+def check(source: BinaryIO, size: int) -> dict[str, Any]:
     """Read an export to its end; returns its last line. Raises AdminError, with the line's number, for a line
     that is none, a file's content that is not what it was, and for an export that is not whole."""
     counts: Counter[str] = Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,12 @@ async def test_calls_are_asked_for_and_made_or_not(tmp_path: Path) -> None:
 
         def ask(*answers: str) -> Any:
             left = typed(*answers)
-            return lambda question: (asked.append(question), left(question))[1]
+
+            def answer(question: str) -> str:
+                asked.append(question)
+                return str(left(question))
+
+            return answer
 
         printed = await talk(server, call, call, argv=("--tools",), ask=ask("always"))
         assert printed.count("-> 42") == 2 and len(asked) == 1
@@ -139,7 +145,7 @@ async def test_a_server_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(session, "RETRY_S", 0.0)
     event = '{"type":"response.created","sequence_number":0,"response":{"id":"resp_1"}}'
     end = '{"type":"response.completed","sequence_number":1,"response":{"id":"resp_1"}}'
-    replies = iter(
+    replies: Iterator[httpx.Response | Exception] = iter(
         [
             httpx.ReadError("cut before anything came"),
             httpx.Response(200, text=f"data: {event}\n\n"),
