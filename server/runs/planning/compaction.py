@@ -82,11 +82,13 @@ class Plan(Protocol):
     @property
     def compaction(self) -> Compaction | None:
         """What the run is to compact."""
+        ...
 
     async def rendered_messages(
         self, served: ServedModel, messages: Sequence[Message], offered: Offer
     ) -> Prompt:
         """Messages behind the plan's lead, as the model is shown them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
