@@ -77,7 +77,7 @@ def main() -> None:
     tokens: dict[str, list[int]] = {"whole": [], "compacted": []}
     seconds: list[float] = []
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as url:
-        client = httpx.Client(base_url=url, timeout=120)
+        client = httpx.Client(base_url=url, timeout=600)
 
         def create(path: str, **body: Any) -> dict[str, Any]:
             reply = client.post(path, json=body)

@@ -124,10 +124,15 @@ _NULLABLE = ("user", "usage")
 SETTINGS = "configuration_update"
 
 
+def _changes_settings(item: Any) -> bool:
+    """Whether an item is one that the document has no words for."""
+    return isinstance(item, dict) and item.get("type") == SETTINGS
+
+
 def _official(response: Json) -> Json:
     """A Response without what the schema has no words for."""
     kept = {k: v for k, v in response.items() if not (k in _NULLABLE and v is None)}
-    return {**kept, "output": [item for item in response["output"] if item["type"] != SETTINGS]}
+    return {**kept, "output": [item for item in response["output"] if not _changes_settings(item)]}
 
 
 def validate_response(response: Json) -> None:
@@ -171,7 +176,7 @@ def check_usage(usage: Json) -> None:
 
 def validate_item(item: Json, union: str = "OutputItem") -> None:
     """Check an item as a member of OutputItem, ItemResource, ConversationItem or InputItem."""
-    if item["type"] != SETTINGS:
+    if not _changes_settings(item):
         validate(union, item)
     if union != "InputItem":
         assert item.get("id"), f"an item without id: {item}"
@@ -193,9 +198,7 @@ def validate_event(event: Json) -> None:
         official = {**official, "type": "response.completed"}
     if kind == COMPACTING:
         assert event["item_id"].startswith("cmp_"), event
-    elif kind.startswith("response.output_item") and event["item"]["type"] == SETTINGS:
-        validate_item(event["item"])
-    else:
+    elif not _changes_settings(event.get("item")):
         validate("ResponseStreamEvent", official)
 
 

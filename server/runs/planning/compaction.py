@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine import Prompt, PromptTooLong
 from server.items import Compacted, Item, Sources, compacted
@@ -25,7 +25,6 @@ from tools import cut
 if TYPE_CHECKING:
     from server.model_registry import ServedModel
     from server.runs.planning.functions import Functions
-    from server.runs.planning.plan import RunPlan
 
 Message = Mapping[str, Any]
 
@@ -75,6 +74,21 @@ def effective_threshold(asked: int, served: ServedModel) -> int:
     limit = served.info.max_model_len
     found = min(asked or limit * 3 // 4, limit - limit // 8)
     return found if served.caps.prompt_tokens is None else min(found, served.caps.prompt_tokens)
+
+
+class Plan(Protocol):
+    """What of a run's plan is needed here."""
+
+    @property
+    def compaction(self) -> Compaction | None:
+        """What the run is to compact."""
+        ...
+
+    async def rendered_messages(
+        self, served: ServedModel, messages: Sequence[Message], offered: Offer
+    ) -> Prompt:
+        """Messages behind the plan's lead, as the model is shown them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +153,7 @@ class _Conversation:
 class _Work:
     """One compaction of a run, of these items, as its engine counts."""
 
-    def __init__(
-        self, plan: RunPlan, served: ServedModel, conversation: _Conversation, offered: Offer
-    ) -> None:
+    def __init__(self, plan: Plan, served: ServedModel, conversation: _Conversation, offered: Offer) -> None:
         self._plan = plan
         self._served = served
         self._offered = offered
@@ -278,7 +290,7 @@ class _Work:
 
 
 async def next_part(
-    plan: RunPlan,
+    plan: Plan,
     served: ServedModel,
     items: Sequence[Item],
     offered: Offer,
