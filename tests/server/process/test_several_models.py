@@ -113,6 +113,18 @@ async def test_a_field_of_ours_cannot_be_sent(tmp_path: Path) -> None:
         assert reply.headers["x-antiphon-ignored"] == "asked_model"
 
 
+async def test_a_model_for_vectors_generates_nothing_and_is_not_loaded_for_it(tmp_path: Path) -> None:
+    vec: Json = {"name": "vec", "engine": "local", "path": "/nowhere", "use": "embedding", "aliases": ["ada"]}
+    async with serving(tmp_path, {"name": "a"}, vec) as (_, api):
+        for name in ("vec", "ada"):
+            reply = await api.http.post("/v1/responses", json={"model": name, "input": "say hi"})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_model")
+            shown = (await api.http.get(f"/v1/models/{name}")).json()
+            assert (shown["state"], shown["used_for"], shown["root"]) == ("unloaded", "embedding", "vec")
+        wrong = await api.http.post("/v1/embeddings", json={"model": "a", "input": "hi"})
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "unsupported_model")
+
+
 async def test_a_key_needs_the_name_that_it_asks_for(tmp_path: Path) -> None:
     models: list[Json] = [{"name": "a", "aliases": ["gpt-4o"], "canary": {"to": "b", "percent": 100}}]
     async with serving(tmp_path, *models, {"name": "b"}) as (server, api):
