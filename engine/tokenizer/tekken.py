@@ -59,17 +59,17 @@ def _backend(file: dict[str, Any]) -> Backend:
         if token[:at] in ranks and token[at:] in ranks
     ]
     backend = Backend(BPE(vocab, merges, ignore_merges=True))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(config["pattern"]), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     if (bos := backend.token_to_id(NAMES["bos_token"])) is not None:
         bos_token = NAMES["bos_token"]
-        backend.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        backend.post_processor = processors.TemplateProcessing(
             single=f"{bos_token} $A", special_tokens=[(bos_token, bos)]
         )
     return backend
