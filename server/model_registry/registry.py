@@ -195,7 +195,7 @@ class Models:
         first = self._id(name)
         entry = self._entries.get(self._adapters.get(first, first))
         asked = name or ""
-        if entry is None:
+        if entry is None or entry.use != "text":
             return self.get(name)
         wanted = [first]
         if first == entry.id:
@@ -223,10 +223,12 @@ class Models:
             raise ApiError(503, message, code="model_unavailable", headers={"retry-after": seconds})
         await self.load(id)
         found = self._table[name]
+        others = found.entry is not None and bool(found.entry.fallback)
         if found.engine.stats().unavailable:
-            breaker.failed()
+            if others:  # without them there is no use in asking it later than it can answer again
+                breaker.failed()
             raise EngineUnavailable(f"The model '{name}' is away.")
-        if breaker.shown_open and not (found.entry and found.entry.fallback):
+        if breaker.shown_open and not others:
             breaker.succeeded()  # it was its loading that had failed
         return found
 
@@ -373,7 +375,7 @@ class Models:
         instead = f"Models for it here: {named}." if fit else f"This server has no model for {makes}."
         if name is not None and (use := self._other_use(name)) is not None:
             instead += f" '{name}' is for {use[1]}."
-        elif name is not None and name not in self._table:
+        elif name is not None and name not in self._table and name not in self._entries:
             message = f"The model '{name}' does not exist or you do not have access to it. {instead}"
             raise ApiError(404, message, code="model_not_found", param="model")
         message = f"The model '{name}' makes no {makes}. {instead}" if name is not None else instead

@@ -8,9 +8,10 @@ from contextlib import suppress
 
 from starlette.requests import HTTPConnection
 
+from engine import PoolingKind
 from server.access import require_use
 from server.http import context, owner, principal
-from server.model_registry import ServedModel
+from server.model_registry import PooledModel, ServedModel
 from server.schema import CreateResponse
 from storage import NotFound
 
@@ -31,6 +32,14 @@ async def chosen_model(request: HTTPConnection, name: str | None, key: str | Non
     served = await models.choose(name, owner(request), key)
     _warn(served)
     return served
+
+
+async def chosen_pooled(request: HTTPConnection, name: str | None, *kinds: PoolingKind) -> PooledModel:
+    """The same of a model that makes vectors, scores or labels; see `Models.load_pooled`."""
+    models = context(request).models
+    if name is not None and name in models.names:
+        require_use(principal(request), name)
+    return await models.load_pooled(name, *kinds)
 
 
 async def with_model(request: HTTPConnection, parsed: CreateResponse) -> CreateResponse:

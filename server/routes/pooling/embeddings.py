@@ -28,6 +28,7 @@ from server.pooling import (
     pooling_json,
     prompt_of,
 )
+from server.routes.chosen_model import chosen_pooled
 from server.routes.documented import documented
 from server.threads import aside
 
@@ -56,7 +57,7 @@ def work_of(request: Request, served: PooledModel) -> Work:
 async def create_embeddings(request: Request) -> Response:
     """A vector for each input."""
     asked = await read_as(request, parse_embeddings)
-    served = await context(request).models.load_pooled(asked.model, "embedding")
+    served = await chosen_pooled(request, asked.model, "embedding")
     prompt, cut = prompt_of(served.info, asked.purpose), cut_of(served.info, asked.truncate)
     cut_vectors([], served.info, asked.dimensions)  # refused before anything is computed
     done = await work_of(request, served).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
@@ -83,7 +84,7 @@ async def embed(request: Request) -> Response:
 
 async def _embed(request: Request, *, version: Literal[1, 2]) -> Response:
     asked = await read_as(request, parse_embed)
-    served = await context(request).models.load_pooled(asked.model, "embedding")
+    served = await chosen_pooled(request, asked.model, "embedding")
     info, said = served.info, asked.input_type
     # these two of Cohere's words mean neither a query nor a document
     purpose = None if said is None or (said in UNPROMPTED and said not in info.prompts) else said
@@ -105,7 +106,7 @@ async def _embed(request: Request, *, version: Literal[1, 2]) -> Response:
 async def classify(request: Request) -> Response:
     """The likeliest label of each input, and the probabilities of all labels."""
     asked = await read_as(request, parse_classify)
-    served = await context(request).models.load_pooled(asked.model, "classification")
+    served = await chosen_pooled(request, asked.model, "classification")
 
     def path(index: int) -> str:
         return "input" if asked.single else f"input[{index}]"
@@ -119,13 +120,13 @@ async def classify(request: Request) -> Response:
 async def create_pooling(request: Request) -> Response:
     """What the model makes of each input: a vector, or the probabilities of its labels."""
     pooling = await read_as(request, parse_pooling)
-    asked, models = pooling.asked, context(request).models
+    asked = pooling.asked
     if pooling.task == "classify":
-        served = await models.load_pooled(asked.model, "classification")
+        served = await chosen_pooled(request, asked.model, "classification")
     elif pooling.task == "embed":
-        served = await models.load_pooled(asked.model, "embedding")
+        served = await chosen_pooled(request, asked.model, "embedding")
     else:
-        served = await models.load_pooled(asked.model, "embedding", "classification")
+        served = await chosen_pooled(request, asked.model, "embedding", "classification")
     prompt, cut = prompt_of(served.info, asked.purpose), cut_of(served.info, asked.truncate)
     cut_vectors([], served.info, asked.dimensions)
     done = await work_of(request, served).do(asked.inputs, asked.path, prompt=prompt, cut=cut)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine import PoolingInfo
 from server.access import require_use
-from server.http import context, json_reply, principal, read_as
+from server.http import json_reply, principal, read_as
 from server.ignored import ignore
 from server.model_registry import PooledModel
 from server.pooling import (
@@ -22,6 +22,7 @@ from server.pooling import (
     rerank_json,
     scores_json,
 )
+from server.routes.chosen_model import chosen_pooled
 from server.routes.documented import documented
 from server.routes.pooling.embeddings import work_of
 
@@ -43,7 +44,7 @@ async def rerank_without_texts(request: Request) -> Response:
 
 async def _rerank(request: Request, *, returns: bool) -> Response:
     asked = await read_as(request, partial(parse_rerank, returns=returns))
-    served = await context(request).models.load_pooled(asked.model, "rerank")
+    served = await chosen_pooled(request, asked.model, "rerank")
     require_use(principal(request), served.name)
     done = await work_of(request, served).do(
         [(asked.query, document) for document in asked.documents],
@@ -68,7 +69,7 @@ async def _cut(asked: RerankRequest, served: PooledModel, owner: str) -> int | N
 async def score(request: Request) -> Response:
     """How well the second text of each pair answers the first, as the checkpoint itself counts it."""
     asked = await read_as(request, parse_score)
-    served = await context(request).models.load_pooled(asked.model, "rerank")
+    served = await chosen_pooled(request, asked.model, "rerank")
     done = await work_of(request, served).do(
         asked.pairs,
         lambda index: asked.field if asked.single else f"{asked.field}[{index}]",

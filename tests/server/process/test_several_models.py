@@ -81,7 +81,7 @@ async def test_names_lead_to_models_and_what_is_shown_of_them(tmp_path: Path) ->
 
 async def test_without_a_default_a_request_has_to_name_a_model(tmp_path: Path) -> None:
     files: list[Json] = [{"name": "a"}, {"name": "b"}]
-    config = {"engine": "local", "entries": entries(*files)}
+    config: Json = {"engine": "local", "entries": entries(*files)}
     from server.config import Config
     from server.process.app import create_app
     from server.process.lifecycle import ServerLifecycle
@@ -111,6 +111,18 @@ async def test_a_field_of_ours_cannot_be_sent(tmp_path: Path) -> None:
             "/v1/responses", json={"model": "a", "input": "say hi", "asked_model": "x"}
         )
         assert reply.headers["x-antiphon-ignored"] == "asked_model"
+
+
+async def test_a_model_for_vectors_generates_nothing_and_is_not_loaded_for_it(tmp_path: Path) -> None:
+    vec: Json = {"name": "vec", "engine": "local", "path": "/nowhere", "use": "embedding", "aliases": ["ada"]}
+    async with serving(tmp_path, {"name": "a"}, vec) as (_, api):
+        for name in ("vec", "ada"):
+            reply = await api.http.post("/v1/responses", json={"model": name, "input": "say hi"})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_model")
+            shown = (await api.http.get(f"/v1/models/{name}")).json()
+            assert (shown["state"], shown["used_for"], shown["root"]) == ("unloaded", "embedding", "vec")
+        wrong = await api.http.post("/v1/embeddings", json={"model": "a", "input": "hi"})
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "unsupported_model")
 
 
 async def test_a_key_needs_the_name_that_it_asks_for(tmp_path: Path) -> None:
@@ -163,7 +175,8 @@ async def test_another_model_answers_where_one_is_away_or_fails_again_and_again(
         served.breaker.succeeded()
 
         async def fails(*_: object) -> AsyncIterator[None]:
-            raise RequestFailed("broken")
+            if served.name:
+                raise RequestFailed("broken")
             yield
 
         with monkeypatch.context() as patch:
