@@ -14,7 +14,7 @@ from server.admin.database_access import AdminError, carry_out
 from server.admin.listing import Columns, list_lines
 from server.admin.owner_names import shown_owner
 from server.config import Config
-from storage import LiveRun, Storage
+from storage import LiveRun, NotFound, Storage
 
 PATH = "/admin/runs"
 ORGANIZATION_PATH = "/v1/organization/runs"
@@ -28,10 +28,13 @@ async def listed(storage: Storage) -> dict[str, Any]:
     return {"object": "list", "data": [as_json(run) for run in await storage.live_runs(MOST)]}
 
 
-async def cancel(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
-    """Have whichever process carries a stored run on, or takes it up next, cancel it. NotFound."""
-    owner = await storage.run_owner(id)
-    await storage.cancel_run(id, entry=by.did("run.cancelled", id, owner))
+async def cancel(storage: Storage, by: Actor, id: str, owner: str | None = None) -> dict[str, Any]:
+    """Have whichever process carries a stored run on, or takes it up next, cancel it. owner: whose it has to
+    be; None: anybody's. NotFound."""
+    whose = await storage.run_owner(id)
+    if owner not in (None, whose):
+        raise NotFound("run", id)
+    await storage.cancel_run(id, entry=by.did("run.cancelled", id, whose))
     return cancelled(id, over=False)
 
 
@@ -64,18 +67,21 @@ def as_json(run: LiveRun) -> dict[str, Any]:
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon runs ...`; yields the lines to print. Raises AdminError."""
     if options.verb == "cancel":
-        yield _cancel(config, options.id)
+        yield _cancel(config, options.id, options.owner)
     elif options.id is not None:
         raise AdminError("`antiphon runs` lists all runs: an ID belongs to `antiphon runs cancel ID`")
     else:
         yield from list_lines(config, options, PATH, listed, COLUMNS)
 
 
-def _cancel(config: Config, id: str | None) -> str:
+def _cancel(config: Config, id: str | None, owner: str | None) -> str:
     if not id:
         raise AdminError("which run? `antiphon runs cancel ID`, with an id that `antiphon runs` shows")
     path = f"{ORGANIZATION_PATH}/{quote(id, safe='')}/cancel"
-    done = carry_out(config, lambda storage: cancel(storage, OPERATOR, id), "POST", path, makes=False)
+    body = None if owner is None else {"owner": owner}
+    done = carry_out(
+        config, lambda storage: cancel(storage, OPERATOR, id, owner), "POST", path, body, makes=False
+    )
     if done["cancelled"]:
         return f"{id} is cancelled"
     return f"{id} will be cancelled by the server that carries it on, or by the next that starts"

@@ -565,6 +565,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         help="list (the default), or cancel one",
     )
     parser.add_argument("id", nargs="?", help="of the run that is cancelled, as `antiphon runs` shows it")
+    parser.add_argument("--owner", help="whose run it is, where several owners have one of this id")
     parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
     _add_storage_settings(parser)
 

@@ -6,7 +6,7 @@ A client that leaves ends its generations. A chat completion with `store` is kep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -133,7 +133,7 @@ async def _answer(
     served = here.models.get(asked.model)
     subjects = limited(request, served.name)
     visit = await here.limiter.enter(subjects, served.name)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         stack.callback(visit.leave)
         if asked.stream:
             stack.enter_context(here.limiter.stream(subjects))
@@ -145,12 +145,14 @@ async def _answer(
         visit.bring(place, completion.tokens()[0])
         await visit.reserve(*completion.tokens(), answers=len(completion.requests))
         stack.enter_context(here.completions.enter(completion))
+        if keeping is not None:
+            await stack.enter_async_context(keeping.claimed(completion.head))
         if not asked.stream:
             body = await while_connected(request, completion.whole(whole))
             return json_reply(body if keeping is None else await keeping.whole(completion.head, body))
         keep = None if keeping is None else partial(keeping.streamed, completion.head)
         frames = completion.frames(chunk, asked.stream_options, keep)
-        return EventStream(await begin(frames), on_close=stack.pop_all().close)
+        return EventStream(await begin(frames), on_close=stack.pop_all().aclose)
 
 
 async def _run(request: Request, asked: ChatRequest, keeping: Keeping | None) -> Response:

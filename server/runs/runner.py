@@ -735,17 +735,22 @@ class Runs:
         await self._cancel(owner, response_id)
         return await self.get(owner, response_id)
 
-    async def cancel_any(self, response_id: str, by: Actor) -> None:
-        """Cancel a run in flight of any owner, for administrators, and wait for its end. NotFound("run")."""
+    async def cancel_any(self, response_id: str, by: Actor, *, owner: str | None = None) -> None:
+        """Cancel a run in flight of any owner, for administrators, and wait for its end. owner: whose it has
+        to be; None: anybody's. NotFound("run")."""
         run = self._tasks.get(response_id)
         if run is not None and not run.entry.fence:  # the database knows nothing of it
+            if owner not in (None, run.plan.owner):
+                raise NotFound("run", response_id)
             await self._storage.add_audit(by.did("run.cancelled", response_id, run.plan.owner))
             self._tasks.cancel(run)
             await self._tasks.over(run)
             return
-        owner = await self._storage.run_owner(response_id)
-        await self._storage.cancel_run(response_id, entry=by.did("run.cancelled", response_id, owner))
-        await self._ended(owner, response_id, hidden=True)
+        whose = await self._storage.run_owner(response_id)
+        if owner not in (None, whose):
+            raise NotFound("run", response_id)
+        await self._storage.cancel_run(response_id, entry=by.did("run.cancelled", response_id, whose))
+        await self._ended(whose, response_id, hidden=True)
 
     async def _cancel(self, owner: str, response_id: str) -> None:
         """Cancel a stored run in flight, whoever carries it on, and wait for its end."""
