@@ -172,7 +172,9 @@ class RenderInput:
 
     messages: dicts with role and content, and reasoning_content, tool_calls [{id, type: "function", function:
     {name, arguments: str}}], tool_call_id, name where they apply. tools: {"type": "function", "function":
-    {...}}. answer: what the answer must look like, for templates that tell the model.
+    {...}}. answer: what the answer must look like, for templates that tell the model. text_parts: texts are
+    given as lists of parts, {"type": "text", "text"}, for templates that read nothing else; None: as the
+    engine thinks best.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -187,6 +189,7 @@ class RenderInput:
     scope: str | None = (
         None  # whose text it is, so that its tokens are remembered for them; None: they are not
     )
+    text_parts: bool | None = None
 
 
 # ------------------------------------------------------------------------------------------------------------

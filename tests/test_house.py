@@ -76,6 +76,7 @@ ORDERS = {
             "ignored",
             "shapes",
             "vector_stores",
+            "moderation",
             "items",
             "schema",
             "containers",

@@ -89,6 +89,15 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
     return placed
 
 
+def in_parts(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose texts are lists of one part."""
+    return [
+        {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+        for message in messages
+        for content in (message.get("content"),)
+    ]
+
+
 def answer_arguments(answer: Shape) -> dict[str, Any]:
     """How a template is told what its answer must look like: JSON, and the schema that it fits.
 

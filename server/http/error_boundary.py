@@ -77,7 +77,6 @@ UNBUILT_FAMILIES = frozenset(
         "fine_tuning",
         "images",
         "messages",
-        "moderations",
         "realtime",
         "skills",
         "threads",

@@ -27,11 +27,15 @@ _REFUSAL_PART = "content_part.added refusal.delta* refusal.done content_part.don
 
 
 def _say(item: Item, transcript: Transcript) -> None:
+    """Items of chat may have `name`, who speaks, and `template_role`, a role that templates alone know."""
     if item["role"] == "assistant":
         transcript.say(told_of(item))
     else:
         text = told_of(item, lambda: f"[image {transcript.image()}, which you cannot see]")
-        transcript.tell("system" if item["role"] == "developer" else item["role"], text)
+        role = "system" if item["role"] == "developer" else item["role"]
+        transcript.tell(item.get("template_role", role), text)
+    if "name" in item:
+        transcript.by(item["name"])
 
 
 ROWS = (

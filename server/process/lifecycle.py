@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from engine import Engine, EngineStats, PoolingEngine, PoolingInfo
+from engine import Engine, EngineStats, LoadError, PoolingEngine, PoolingInfo
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
@@ -31,7 +31,7 @@ from server.http.websocket import OpenSockets
 from server.input_files import InputImages
 from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, build_pooling, build_remote, caps_of, served_names
-from server.pooling import embedder_of, reranker_of
+from server.pooling import embedder_of, moderator_of, reranker_of
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.seat import Seat
@@ -164,6 +164,10 @@ class ServerLifecycle:
         limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
         self._meter = meter = Meter(self._storage)
         meter.start()
+        try:
+            moderator = moderator_of(models, self.config, limiter, meter)
+        except LoadError as error:
+            raise Refused(str(error)) from None
         searching = embedder_of(models, limiter, meter), reranker_of(models, limiter, meter)
         self._library = library = Library(self._storage, quota, limiter, models.is_generating, *searching)
         registry = {**registry, **library.tools()}
@@ -186,6 +190,7 @@ class ServerLifecycle:
             await enforceable(registry, self._engine),
             self._meter,
             limiter,
+            moderator,
         )
         context = Context(
             self.config,

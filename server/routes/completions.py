@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +28,8 @@ from server.http import (
     while_connected,
 )
 from server.model_registry import ServedModel
+from server.moderation import asked_in
+from server.pooling import require_moderator
 from server.routes.documented import documented
 from server.routes.stored_completions import Keeping, keeping_of
 from server.schema import (
@@ -38,7 +41,9 @@ from server.schema import (
     parse_generation,
 )
 from server.stateless import (
+    ChatWriter,
     Completion,
+    Moderated,
     begin,
     prepare_chat,
     prepare_completion,
@@ -48,6 +53,7 @@ from server.stateless import (
 )
 from server.telemetry import Telemetry
 from server.usage import Meter
+from server.vector_stores import Payer
 
 router = APIRouter()
 
@@ -86,7 +92,23 @@ async def create_chat_completion(request: Request) -> Response:
     paths = file_paths(asked.messages)
     if paths:
         asked.items[:] = await here.runs.input_files.read(principal(request).owner, asked.items, paths=paths)
-    return await _answer(request, asked, prepare_chat, *CHAT, keeping)
+    require_moderator(asked.moderation, here.runs.moderator)
+    return await _answer(request, asked, partial(_prepare_judged, request), *CHAT, keeping)
+
+
+async def _prepare_judged(
+    request: Request, asked: ChatRequest, served: ServedModel, place: Place, **known: Any
+) -> Completion:
+    """A chat completion, and what judges it where that is asked for."""
+    moderator = context(request).runs.moderator
+    text = "" if asked.moderation is None else asked_in(asked.items)  # rendering takes them apart
+    completion = await prepare_chat(asked, served, place, **known)
+    if asked.moderation is None or moderator is None:
+        return completion
+    who = principal(request)
+    payer = Payer(who.owner, who.subjects, who.key_id, who.service.weight)
+    writers = [writer for writer in completion.writers if isinstance(writer, ChatWriter)]
+    return replace(completion, moderated=Moderated(asked.moderation, moderator, payer, text, writers))
 
 
 @router.post(

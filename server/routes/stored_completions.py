@@ -63,8 +63,8 @@ class Keeping:
             yield
             return
         storage, whose, id = context(self.request).storage, owner(self.request), head["id"]
-        # The claim of a process that died is taken over, and so is that of this one, which knows what it makes
-        # itself (`LiveCompletions`).
+        # The claim of a process that died is taken over, and so is that of this one, which knows what it
+        # makes itself (`LiveCompletions`).
         claim = KeyedRequest(whose, CLAIMS, id, b"", now_us())
         if await storage.begin_request(claim) is not None:
             raise ChatCompletionKnown(id)

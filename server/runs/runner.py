@@ -47,6 +47,7 @@ from server.items import (
 )
 from server.limits import LiveRuns
 from server.mcp_servers import Directory, Reach
+from server.pooling import Moderator, require_moderator
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
@@ -182,8 +183,10 @@ class Runs:
         registry: Registry,
         meter: Meter,
         limiter: Limiter,
+        moderator: Moderator | None = None,
     ) -> None:
         self._storage = storage
+        self.moderator = moderator
         self._models = models
         self._sealing = sealing
         self._config = config
@@ -203,6 +206,7 @@ class Runs:
             meter,
             limiter,
             config.max_tool_output_bytes,
+            moderator,
         )
         self._directory = Directory(config.mcp, config.egress_policy)
         self.input_files = InputFiles(storage, config.egress_policy)
@@ -315,6 +319,7 @@ class Runs:
         served = self._models.get(request.model)
         tools = self._allowed(principal, served, request, input_items)
         request = admitted(service := principal.service, request)
+        require_moderator(request.moderation, self.moderator)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
         with tools.named():
@@ -510,6 +515,7 @@ class Runs:
         planned.functions.teach(reach)
         if (record := current.get()) is not None:
             record.model, record.response_id = plan.model, plan.response_id
+            record.end_user = plan.end_user
         queued = plan.background and (self._queue.busy or self._room() <= 0)
         status = "queued" if plan.background else "in_progress"
         head = run.head(status)

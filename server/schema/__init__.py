@@ -21,7 +21,7 @@ from server.schema.items import (
     num_parts,
     unsupported_parts,
 )
-from server.schema.messages import file_paths, unsupported_in
+from server.schema.messages import authors, file_paths, unsupported_in
 from server.schema.plain_fields import completion_name
 from server.schema.prompt_templates import PromptBody, parse_new_prompt, parse_prompt_change
 from server.schema.prompts import LEAD, FilledPrompt, fill, parse_prompt, variables_of, version_number
@@ -69,6 +69,7 @@ __all__ = [
     "Unsupported",
     "array",
     "as_output",
+    "authors",
     "boolean",
     "check_length",
     "check_metadata",

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, SkipValidation, ValidationError
 from engine import Shape
 from server.ignored import ignore
 from server.items import Item, is_server_run
+from server.moderation import Moderation, parse_moderation
 from server.schema.fields import (
     UNKNOWN_TIER,
     Priority,
@@ -116,6 +117,7 @@ class ChatRequest(PlainFields):
     documents: list[dict[str, Any]] | None = None
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     add_special_tokens: bool = False
+    moderation: Moderation | None = None
     sampling: SamplingFields = SamplingFields()
 
     @property
@@ -154,6 +156,9 @@ class ChatRequest(PlainFields):
             shape=self.shape,
             shape_param=self.shape_param,
             secrets=self.secrets,
+            moderation=self.moderation,
+            safety_identifier=self.safety_identifier,
+            user=self.user,
         )
 
 
@@ -175,6 +180,8 @@ def parse_chat(
     values["shape"], values["shape_param"] = asked_shape(values, form, "response_format")
     if "metadata" in values:
         values["metadata"] = check_metadata(values["metadata"])
+    if "moderation" in values:
+        values["moderation"] = parse_moderation(values["moderation"])
     if "documents" in values:
         values["documents"] = _documents(values["documents"])
     try:

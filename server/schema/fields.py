@@ -74,8 +74,8 @@ def _each(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 _HINTS: Mapping[str, Rule] = {
-    "user": HINT,
-    "safety_identifier": HINT,
+    "user": HONOURED,  # the log tells of both, as digests
+    "safety_identifier": HONOURED,
     "prompt_cache_key": HONOURED,  # where a setting says so, which `server.prompting` knows; else it is named
     "prompt_cache_retention": HINT,
     "prompt_cache_options": HINT,
@@ -184,8 +184,7 @@ _RESPONSES: Mapping[str, Rule] = {
     "generate": EXTENSION,  # official over WebSockets
     "prompt_cache_options": HONOURED,  # for its `prewarm`; the rest is named
     "prompt": HONOURED,
-    **_each(HONOURED, "user safety_identifier"),  # the log tells of them, as digests
-    "moderation": _refused(),
+    "moderation": HONOURED,  # where a model for it is configured
     "context_management": _refused([], because="Compaction is not built yet; see truncation 'auto'."),
 }
 
@@ -237,7 +236,7 @@ _CHAT: Mapping[str, Rule] = {
     "continue_final_message": EXTENSION,
     "add_generation_prompt": EXTENSION,
     "audio": _refused(),
-    "moderation": _refused(),
+    "moderation": HONOURED,  # where a model for it is configured
     "functions": _refused([], because="It is deprecated; use tools."),
     "function_call": _refused("none", "auto", because="It is deprecated; use tool_choice."),
 }
@@ -257,7 +256,8 @@ _COMPLETIONS: Mapping[str, Rule] = {
         "stop stream stream_options temperature top_p",
     ),
     "service_tier": EXTENSION,
-    "user": HINT,
+    "user": HONOURED,  # the log tells of both, as digests
+    "safety_identifier": EXTENSION,
     "response_format": EXTENSION,
     "suffix": _refused("", because="The model cannot fill in the middle."),
 }

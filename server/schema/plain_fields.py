@@ -22,7 +22,8 @@ class PlainFields(BaseModel):
     not told apart. prompt_logprobs: how many alternatives each token of the prompt shows; None is off.
     return_token_ids: the reply names the ids of its tokens and of the prompt. return_tokens_as_token_ids: log
     probabilities write a token as `token_id:<id>`. truncate_prompt_tokens: only so many of the prompt's last
-    tokens are read. request_id: what the id of the completion ends with.
+    tokens are read. request_id: what the id of the completion ends with. safety_identifier, and `user`, its
+    older name: for whom the client asks, of whom the log tells by a digest.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -34,6 +35,8 @@ class PlainFields(BaseModel):
     return_tokens_as_token_ids: bool = False
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     request_id: str | None = None
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
 
 
 def check_plain(fields: PlainFields, body: Mapping[str, Any], *, stream: bool, logprobs: bool) -> None:

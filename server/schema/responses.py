@@ -16,6 +16,7 @@ from engine import Shape
 from server.ignored import ignore, unread
 from server.items import FILLED as FILLED_BY_ITEMS
 from server.items import ITEM_TYPES, Item, answer_field, identifier, is_approval, link_of
+from server.moderation import Moderation, parse_moderation
 from server.schema.fields import (
     UNKNOWN_TIER,
     Api,
@@ -211,6 +212,7 @@ class CreateResponse(BaseModel):
     shape_param: str = "text.format"
     limit_param: str = "max_output_tokens"
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
+    moderation: Moderation | None = None
 
     @property
     def lead(self) -> tuple[Item, ...]:
@@ -288,6 +290,8 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
     require_offered(values.get("tools", ()), values.get("tool_choice"), unsupported_tools)
     if "metadata" in values:
         values["metadata"] = check_metadata(values["metadata"])
+    if "moderation" in values:
+        values["moderation"] = parse_moderation(values["moderation"])
     if "chat_template_kwargs" in values:
         values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])
     values["sampling"] = sampling_fields(values, max_tokens=None)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -63,7 +62,7 @@ from server.runs.planning.pasts import Past
 from server.runs.planning.saved_names import name_of
 from server.runs.planning.tools import TurnTools, turn_tools
 from server.schema import FilledPrompt, SamplingFields, num_parts, refuse
-from server.telemetry import current
+from server.telemetry import current, end_user
 from server.threads import THREADED_PARTS, THREADED_TOKENS, aside, in_large_request
 
 if TYPE_CHECKING:
@@ -99,7 +98,8 @@ class RunPlan:
     which the input approves, and which the run makes first. batch: it is a request of a batch. saved_as: the
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
-    prompt: the template that its request named, filled. end_user: a digest of what its client calls the
+    prompt: the template that its request named, filled. moderation: its
+    model, and the mode of each half (`server.moderation`). end_user: a digest of what its client calls the
     person that asks, for the log.
     """
 
@@ -149,6 +149,7 @@ class RunPlan:
     generates: bool = True
     prompt: FilledPrompt | None = None
     end_user: str | None = None
+    moderation: dict[str, str] | None = None
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -264,6 +265,7 @@ class RunPlan:
         new = context if told is None else context[told.num_items :]
         much = in_large_request() or num_parts(new) > THREADED_PARTS
         worded = await aside(much, self._render_input, context, offered, functions, told, most)
+        worded = replace(worded, text_parts=served.caps.text_parts)
         try:
             return await served.engine.render(worded)
         except PromptTooLong as error:
@@ -600,7 +602,8 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         conversation_id=request.conversation_id,
         instructions=request.instructions,
         prompt=None if request.prompt is None else request.prompt.for_plan(),
-        end_user=_end_user(turn.principal.owner, request.safety_identifier or request.user),
+        moderation=None if request.moderation is None else request.moderation.dump(),
+        end_user=end_user(turn.principal.owner, request.safety_identifier or request.user),
         tools=list(tools.tools),
         num_added=len(tools.tools) - len(request.tools),
         tool_choice=request.tool_choice,
@@ -627,14 +630,6 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         saved_until=turn.as_of / 1e6 + DAY_S if request.prompt_cache_retention == "24h" else None,
         trace=None if (record := current.get()) is None else record.dump(),
     )
-
-
-def _end_user(owner: str, said: str | None) -> str | None:
-    """What the log calls a person: it can be found again by who knows the identifier, and nobody else learns
-    it there. Persons of two owners are two."""
-    if not said:
-        return None
-    return blake2b(said.encode(), digest_size=8, key=blake2b(owner.encode()).digest()).hexdigest()
 
 
 async def fit(

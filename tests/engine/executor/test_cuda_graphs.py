@@ -251,9 +251,7 @@ def test_what_must_not_be_said_is_not_said_a_step_ahead(checkpoint: Find, flight
     ids = prompt(5)
     plain = oracle_long(folder, ids, 24)
     said = tokenizer.decode(plain)
-    word = next(
-        said[at : at + 2] for at in range(4, len(said) - 1) if said[at : at + 2].isascii()
-    )
+    word = next(said[at : at + 2] for at in range(4, len(said) - 1) if said[at : at + 2].isascii())
     driver = Driver(folder, block_size=4, num_assistant_tokens=0)
     handle = driver.submit(ids, greedy(24, ignore_eos=True), banned=tokenizer.banning((word,)))
     beside = driver.submit(prompt(5, 1), greedy(24, ignore_eos=True))

@@ -158,7 +158,10 @@ async def test_of_several_owners_the_named_one_is_cancelled(tmp_path: Path) -> N
     gate = Gate()
     engine = ScriptedEngine(gated_at(gate, "hold"))
     (tmp_path / "data").mkdir()
-    async with live_app(tmp_path / "data", engine, api_key_file=keys) as server, http_client(server) as client:
+    async with (
+        live_app(tmp_path / "data", engine, api_key_file=keys) as server,
+        http_client(server) as client,
+    ):
         asked = {"messages": [{"role": "user", "content": "hold\nsay hi"}], "request_id": "same"}
         hers, his = (
             asyncio.create_task(

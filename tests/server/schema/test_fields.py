@@ -24,10 +24,10 @@ NOT_HONOURED = {
     },
     "input_tokens": {"refused": "personality"},
     "chat": {
-        "hint": "user safety_identifier prompt_cache_retention prompt_cache_options prediction verbosity",
+        "hint": "prompt_cache_retention prompt_cache_options prediction verbosity",
         "refused": "audio moderation functions function_call",
     },
-    "completions": {"hint": "user", "refused": "suffix"},
+    "completions": {"refused": "suffix"},
 }
 """Every official field that does less than its name says; all others must be honoured."""
 
