@@ -664,6 +664,13 @@ class Config(BaseModel):
         "service tier that owners without tiers of their own may use (repeatable), the first one for "
         "requests that name none; default: default and flex where keys are needed, else all",
     )
+    identifier_requests_per_minute: int | None = _setting(
+        None,
+        "requests a minute of each person for whom clients say that they ask (`safety_identifier`, `user`), "
+        "before 429",
+        unit="requests",
+        gt=0,
+    )
     max_queued: int = _setting(
         1000, "background responses of one owner that wait for their turn before 429", unit="responses", gt=0
     )

@@ -29,7 +29,7 @@ from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
 from server.http.websocket import OpenSockets
 from server.input_files import InputImages
-from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
+from server.limits import NONE, Budgets, Limiter, LimitSet, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, build_pooling, build_remote, caps_of, served_names
 from server.pooling import embedder_of, moderator_of, reranker_of
 from server.process.generation_probe import GenerationProbe
@@ -161,7 +161,9 @@ class ServerLifecycle:
         prices = Prices(self.config)
         budgets = Budgets(self._storage, prices.cost, prices.currency)
         every_owner = changed(NONE, parse_limits(self.config.owner_limit))
-        limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
+        a_minute = self.config.identifier_requests_per_minute
+        persons = NONE if a_minute is None else LimitSet(requests_per_minute=a_minute)
+        limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited, persons)
         self._meter = meter = Meter(self._storage)
         meter.start()
         try:

@@ -51,7 +51,7 @@ from server.stateless import (
     runs_tools,
     start_tool_run,
 )
-from server.telemetry import Telemetry
+from server.telemetry import Telemetry, end_user
 from server.usage import Meter
 from server.vector_stores import Payer
 
@@ -154,7 +154,8 @@ async def _answer(
     owner, weight = who.owner, who.service.weight
     served = here.models.get(asked.model)
     subjects = limited(request, served.name)
-    visit = await here.limiter.enter(subjects, served.name)
+    person = end_user(owner, asked.safety_identifier or asked.user)
+    visit = await here.limiter.enter(subjects, served.name, person)
     async with AsyncExitStack() as stack:
         stack.callback(visit.leave)
         if asked.stream:

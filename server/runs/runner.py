@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ from server.runs.planning import (
 )
 from server.schema import LEAD, check_sizes
 from server.schema import echo as response_echo
-from server.telemetry import current
+from server.telemetry import current, end_user
 from server.threads import aside, in_large_request
 from server.vector_stores import usable_stores
 from storage import (
@@ -107,6 +107,7 @@ from storage import (
     NotFound,
     OutputConflict,
     Page,
+    ResponseKnown,
     RunClaim,
     RunLost,
     StorageUnavailable,
@@ -186,6 +187,7 @@ class Runs:
         moderator: Moderator | None = None,
     ) -> None:
         self._storage = storage
+        self._names: set[str] = set()  # ids that clients chose for what is being started
         self.moderator = moderator
         self._models = models
         self._sealing = sealing
@@ -324,9 +326,12 @@ class Runs:
             raise EngineUnavailable("The engine is away.")
         with tools.named():
             await self._require_stores(principal.owner, tools.tools)
-        visit = await self._limiter.enter(principal.subjects, served.name)
-        with ExitStack() as stack:
+        person = end_user(principal.owner, request.safety_identifier or request.user)
+        visit = await self._limiter.enter(principal.subjects, served.name, person)
+        with self._naming(request.request_id) as name, ExitStack() as stack:
             stack.callback(visit.leave)
+            if name is not None and await self._storage.response_is_known(name):
+                raise ResponseKnown(name)
             entrance = self._live.enter(served.engine.admission.wait_s)
             stack.callback(entrance.leave)
             # Before anything is read or written for it: a refusal must cost next to nothing, and what was
@@ -347,6 +352,22 @@ class Runs:
             )
             stack.pop_all()  # the run's task gives both back
             return started
+
+    @contextmanager
+    def _naming(self, request_id: str | None) -> Iterator[str | None]:
+        """Held while a response is started whose client chose the id. ResponseKnown where this process makes
+        one of the same, or starts one."""
+        if request_id is None:
+            yield None
+            return
+        id = f"resp_{request_id}"
+        if id in self._names or self._tasks.get(id) is not None:
+            raise ResponseKnown(id)
+        self._names.add(id)
+        try:
+            yield id
+        finally:
+            self._names.discard(id)
 
     async def _create(
         self,
@@ -521,6 +542,7 @@ class Runs:
         head = run.head(status)
         new = NewResponse(
             id=plan.response_id,
+            named=plan.own_id,
             owner=plan.owner,
             created_at=plan.created_at,
             status=status,

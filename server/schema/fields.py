@@ -159,6 +159,11 @@ _CHAT_WORDS: Mapping[str, Rule] = {
     "function_call": _renamed("tool_choice"),
 }
 
+_NO_SEARCH = (
+    "The best of several answers is known at their end, and a response is shown and kept as it is made: chat "
+    "completions search."
+)
+
 _RESPONSES: Mapping[str, Rule] = {
     **_CHAT_WORDS,
     "max_tokens": _renamed("max_output_tokens"),
@@ -168,16 +173,16 @@ _RESPONSES: Mapping[str, Rule] = {
     **_HINTS,
     **_EXTENSIONS,
     **_FOREIGN,
-    "use_beam_search": _refused(False),
-    "length_penalty": _refused(1.0),
-    "early_stopping": _refused(False),
-    "best_of": _refused(1),
+    **dict.fromkeys(("use_beam_search", "early_stopping"), _refused(False, because=_NO_SEARCH)),
+    "length_penalty": _refused(1.0, because=_NO_SEARCH),
+    "best_of": _refused(1, because=_NO_SEARCH),
     **_each(
         HONOURED,
         "model input instructions previous_response_id conversation store background stream include tools "
         "tool_choice parallel_tool_calls max_tool_calls max_output_tokens temperature top_p top_logprobs "
         "truncation text metadata reasoning stream_options prompt_cache_retention",
     ),
+    **_each(EXTENSION, "request_id previous_input_messages enable_response_messages"),
     "chat_template_kwargs": EXTENSION,
     "await_tool_outputs": EXTENSION,
     "tool_timeout_s": EXTENSION,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.ignored import ignore
-from server.shapes import refuse
+from server.shapes import STRING, refuse
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -45,13 +45,21 @@ def check_plain(fields: PlainFields, body: Mapping[str, Any], *, stream: bool, l
     if fields.prompt_logprobs is not None and stream:
         message = "'prompt_logprobs' cannot be streamed: they come with the whole answer."
         refuse("prompt_logprobs", message, "unsupported_parameter")
-    if fields.request_id is not None and not _REQUEST_ID.match(fields.request_id):
-        message = "Invalid 'request_id': expected 1 to 64 letters, digits, underscores or dashes."
-        refuse("request_id", message)
+    if fields.request_id is not None:
+        request_name(fields.request_id)
     if not fields.skip_special_tokens and body.get("spaces_between_special_tokens"):
         ignore("spaces_between_special_tokens")  # no tokenizer that is read here puts any there
     if fields.return_tokens_as_token_ids and not logprobs:
         ignore("return_tokens_as_token_ids")
+
+
+def request_name(value: Any) -> str:
+    """A `request_id`. Raises ApiError 400."""
+    found: str = STRING(value, "request_id")
+    if not _REQUEST_ID.match(found):
+        message = "Invalid 'request_id': expected 1 to 64 letters, digits, underscores or dashes."
+        refuse("request_id", message)
+    return found
 
 
 def completion_name(prefix: str, request_id: str | None, fresh: str) -> str:

@@ -31,6 +31,8 @@ from server.schema.fields import (
 )
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
+from server.schema.messages import to_items
+from server.schema.plain_fields import request_name
 from server.schema.prompts import FilledPrompt
 from server.schema.tools import (
     Unsupported,
@@ -168,8 +170,9 @@ class CreateResponse(BaseModel):
     follow from `max_output_tokens`, and from `top_logprobs` with `include`. `shape` is what the answer must
     look like, because of the field `shape_param`, and `limit_param` the field that gave `max_output_tokens`.
     `secrets` are the credentials that its tools came with, and those that its input adds, by their paths.
-    `prompt` is what the template that it names has become: its messages, where it has any, stand in the place
-    of `instructions` (`schema.prompts.fill`).
+    `request_id`: what its id ends with. `enable_response_messages`: its end tells the messages that it was
+    made of. `prompt` is what the template that it names has become: its messages, where it has any, stand in
+    the place of `instructions` (`schema.prompts.fill`).
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", arbitrary_types_allowed=True)
@@ -213,6 +216,8 @@ class CreateResponse(BaseModel):
     limit_param: str = "max_output_tokens"
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
     moderation: Moderation | None = None
+    request_id: str | None = None
+    enable_response_messages: bool = False
 
     @property
     def lead(self) -> tuple[Item, ...]:
@@ -279,6 +284,10 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
         if "previous_response_id" in values:
             message = "'previous_response_id' cannot be used in conjunction with 'conversation'."
             refuse("previous_response_id", message, "mutually_exclusive_parameters")
+    if "request_id" in values:
+        values["request_id"] = request_name(values["request_id"]).removeprefix("resp_")
+    if "previous_input_messages" in values:
+        values["input"] = _after_messages(values)
     if "include" in values:
         values["include"] = parse_include(values["include"])
     if "tools" in values:
@@ -310,6 +319,33 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
     unread(request.prompt_cache_options or {}, ("prewarm",), "prompt_cache_options")
     request.stream_options.name_ignored(values)
     return request
+
+
+def _after_messages(values: Mapping[str, Any]) -> list[Any]:
+    """The input of a body, behind the messages that come before it in the form of chat."""
+    param = "previous_input_messages"
+    for other in ("previous_response_id", "conversation_id"):
+        if other in values:
+            field = other.removesuffix("_id") if other == "conversation_id" else other
+            message = f"'{param}' and '{field}' both say what came before: give one of them."
+            refuse(param, message, "mutually_exclusive_parameters")
+    before = to_items(values[param], new_id=lambda prefix: prefix, param=param)
+    earlier = [
+        {
+            name: item[name]
+            for name in item
+            if name not in (_OF_CHAT if item["type"] == "message" else ("id",))
+        }
+        for item in before
+    ]
+    given = values.get("input")
+    if isinstance(given, str):
+        return [*earlier, {"type": "message", "role": "user", "content": given}]
+    return [*earlier, *given] if isinstance(given, list) else earlier if given is None else given
+
+
+_OF_CHAT = ("id", "name", "template_role")
+"""What messages of chat have as items, and those of Responses do not take."""
 
 
 def _format(values: dict[str, Any]) -> dict[str, Any] | None:

@@ -554,6 +554,10 @@ class Loop:
             reason=reason,
             usage=run.progress.usage(),
         )
+        if run.plan.tells_messages and status in ("completed", "incomplete"):
+            names = run.functions.names
+            head["input_messages"] = to_messages(run.context, run.plan.lead, names)
+            head["output_messages"] = to_messages(run.assembler.output, None, names)
         drafts.append({"type": f"response.{status}", "response": {**head, "output": run.assembler.output}})
         append = run.plan.conversation_id is not None and status in ("completed", "incomplete")
         used = spent(run.plan, run.progress, ended_at)

@@ -98,7 +98,8 @@ class RunPlan:
     which the input approves, and which the run makes first. batch: it is a request of a batch. saved_as: the
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
-    prompt: the template that its request named, filled. moderation: its
+    prompt: the template that its request named, filled. own_id: its client
+    chose its id. tells_messages: its end tells the messages that it was made of. moderation: its
     model, and the mode of each half (`server.moderation`). end_user: a digest of what its client calls the
     person that asks, for the log.
     """
@@ -150,6 +151,8 @@ class RunPlan:
     prompt: FilledPrompt | None = None
     end_user: str | None = None
     moderation: dict[str, str] | None = None
+    own_id: bool = False
+    tells_messages: bool = False
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -590,7 +593,9 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
     if wants_logprobs:
         fields["logprobs"] = request.top_logprobs or 0
     return RunPlan(
-        response_id=f"resp_{secrets.token_hex(24)}",
+        response_id=f"resp_{request.request_id or secrets.token_hex(24)}",
+        own_id=request.request_id is not None,
+        tells_messages=request.enable_response_messages,
         owner=turn.principal.owner,
         model=served.name,
         fingerprint=served.info.fingerprint,

@@ -20,12 +20,12 @@ OFFICIAL = {
 
 NOT_HONOURED = {
     "responses": {
-        "refused": "moderation context_management",
+        "refused": "context_management",
     },
     "input_tokens": {"refused": "personality"},
     "chat": {
         "hint": "prompt_cache_retention prompt_cache_options prediction verbosity",
-        "refused": "audio moderation functions function_call",
+        "refused": "audio functions function_call",
     },
     "completions": {"refused": "suffix"},
 }

@@ -149,3 +149,31 @@ async def test_texts_are_given_in_parts_where_the_template_wants_them(tmp_path: 
         ):
             assert (await client.post(path, json=body)).status_code == 200
             assert "<|im_start|>user\nsay hi<|im_end|>" in prompts(engine)[-1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "say hi"}]}),
+        ("/v1/responses", {"input": "say hi"}),
+    ],
+)
+async def test_requests_for_one_person_can_be_limited(tmp_path: Path, path: str, body: Json) -> None:
+    async with (
+        running_app(tmp_path, identifier_requests_per_minute=2) as running,
+        http_client(running) as client,
+    ):
+        for person, status in (
+            ("ann", 200),
+            ("ann", 200),
+            ("ann", 429),
+            ("bob", 200),
+            (None, 200),
+            (None, 200),
+        ):
+            reply = await client.post(path, json={**body, "safety_identifier": person})
+            assert reply.status_code == status, reply.text
+            if status == 429:
+                error = wire.validate_error(reply.json())
+                assert error["code"] == "rate_limit_exceeded" and "safety_identifier" in error["message"]
+                assert int(reply.headers["retry-after"]) >= 1
