@@ -13,6 +13,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& command -v $$p && break; done)
 
+# Tests start some hundreds of processes, each of which would compile what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-js chaos fuzz check format lint types bench bench-gpu wheel clean
 
