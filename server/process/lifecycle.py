@@ -31,7 +31,7 @@ from server.http.websocket import OpenSockets
 from server.input_files import InputImages
 from server.limits import NONE, Budgets, Limiter, LimitSet, Meters, changed, parse_limits
 from server.model_registry import Models, build_engine, build_pooling, build_remote, caps_of, served_names
-from server.pooling import embedder_of, moderator_of, reranker_of
+from server.pooling import Moderator, embedder_of, moderator_of, reranker_of
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.seat import Seat
@@ -157,19 +157,11 @@ class ServerLifecycle:
             self._retention.made_room,
             self.telemetry.limited,
         )
-        self._meters = Meters(self._storage)
-        prices = Prices(self.config)
-        budgets = Budgets(self._storage, prices.cost, prices.currency)
-        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
-        a_minute = self.config.identifier_requests_per_minute
-        persons = NONE if a_minute is None else LimitSet(requests_per_minute=a_minute)
-        limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited, persons)
+        limiter = self._limits(self._storage)
+        assert self._meters is not None
         self._meter = meter = Meter(self._storage)
         meter.start()
-        try:
-            moderator = moderator_of(models, self.config, limiter, meter)
-        except LoadError as error:
-            raise Refused(str(error)) from None
+        moderator = self._moderator(models, limiter)
         searching = embedder_of(models, limiter, meter), reranker_of(models, limiter, meter)
         self._library = library = Library(self._storage, quota, limiter, models.is_generating, *searching)
         registry = {**registry, **library.tools()}
@@ -231,6 +223,24 @@ class ServerLifecycle:
             await self._seat.show_metrics(self.telemetry)
         if self.phase == "starting":
             self.phase = "ready"
+
+    def _limits(self, storage: Storage) -> Limiter:
+        """What limits keys, owners, and persons for whom clients ask."""
+        self._meters = Meters(storage)
+        prices = Prices(self.config)
+        budgets = Budgets(storage, prices.cost, prices.currency)
+        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
+        a_minute = self.config.identifier_requests_per_minute
+        persons = NONE if a_minute is None else LimitSet(requests_per_minute=a_minute)
+        return Limiter(self._meters, budgets, every_owner, self.telemetry.limited, persons)
+
+    def _moderator(self, models: Models, limiter: Limiter) -> Moderator | None:
+        """What judges texts, where the settings name it. Refused where it cannot."""
+        assert self._meter is not None
+        try:
+            return moderator_of(models, self.config, limiter, self._meter)
+        except LoadError as error:
+            raise Refused(str(error)) from None
 
     def _served(self, engine: Engine) -> Models:
         """The models by their names, with what each may be asked for."""
