@@ -63,12 +63,10 @@ class ChatStreamOptions(StreamOptions):
     continuous_usage_stats: bool = False
 
     def name_ignored(self, body: Mapping[str, Any]) -> None:
-        """See `StreamOptions.name_ignored`. Chunks are not padded, whatever is asked."""
+        """See `StreamOptions.name_ignored`."""
         super().name_ignored(body)
         if self.continuous_usage_stats and not self.include_usage:
             ignore("stream_options.continuous_usage_stats")
-        if self.include_obfuscation:
-            ignore("stream_options.include_obfuscation")
 
 
 class ChatRequest(PlainFields):

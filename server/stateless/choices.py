@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -28,6 +29,7 @@ from engine import (
     check_request,
 )
 from server.errors import ApiError, to_api_error
+from server.event_profiles import padded
 from server.model_registry import ServedModel
 from server.runs.events import item_logprob
 from server.schema import ChatStreamOptions, Search, num_requests
@@ -302,6 +304,7 @@ class Completion:
             continuous=options.continuous_usage_stats,
             first=self.told.members(),
             last=self._judged,
+            pads=bool(options.include_obfuscation),
         )
 
     async def _kept_parts(self, keep: Keep) -> AsyncGenerator[list[Part]]:
@@ -335,28 +338,37 @@ async def framed(
     continuous: bool = False,
     first: Mapping[str, Any] | None = None,
     last: Callable[[], Mapping[str, Any]] = dict,
+    pads: bool = False,
 ) -> AsyncGenerator[bytes]:
     """The frames of a streamed reply: one write for parts that come together, then what `usage` returns
     (None: it was not asked for), then [DONE]. continuous: every chunk has the usage so far. first: members
-    that the first chunk alone has. last: those of one more chunk behind all parts, if there are any. Raises
-    what the parts raise."""
+    that the first chunk alone has. last: those of one more chunk behind all parts, if there are any. pads:
+    chunks of parts have a member `obfuscation`, lest their length tells what they say. Raises what the parts
+    raise."""
     start = b"data: " + orjson.dumps(_opening(head, object_name))[:-1]
     opening, closing = start + b',"choices":[', b"]}\n\n" if usage is None else b'],"usage":null}\n\n'
     beginning = start + b"," + orjson.dumps(first)[1:-1] + b',"choices":[' if first else opening
+    key, number = secrets.token_bytes(16) if pads else None, 0
     async with aclosing(parts) as stream:
         async for together in stream:
             if continuous and usage is not None:
                 closing = b'],"usage":' + orjson.dumps(usage()) + b"}\n\n"
             frames = []
             for part in together:
-                frames.append(beginning + orjson.dumps(part) + closing)
-                beginning = opening
+                written = beginning + orjson.dumps(part) + closing
+                beginning, number = opening, number + 1
+                frames.append(written if key is None else _padded(written, number, key))
             yield frames[0] if len(frames) == 1 else b"".join(frames)
     if told := last():
         yield start + b"," + orjson.dumps(told)[1:-1] + b',"choices":[' + closing
     if usage is not None:
         yield opening + b'],"usage":' + orjson.dumps(usage()) + b"}\n\n"
     yield DONE
+
+
+def _padded(written: bytes, number: int, key: bytes) -> bytes:
+    start, end = len(b"data: "), len(b"\n\n")
+    return written[:start] + padded(written[start:-end], number, key) + written[-end:]
 
 
 def _opening(head: Mapping[str, Any], object_name: str) -> dict[str, Any]:

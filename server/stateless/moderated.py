@@ -86,4 +86,4 @@ def _said(part: Part) -> str:
     delta = part["delta"]
     calls = (call.get(kind) for call in delta.get("tool_calls", ()) for kind in ("function", "custom"))
     written = (call.get("arguments") or call.get("input") or "" for call in calls if call is not None)
-    return (delta.get("content") or "") + delta.get("reasoning", "") + "".join(written)
+    return "".join((delta.get("content") or "", delta.get("reasoning", ""), *written))

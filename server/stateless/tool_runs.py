@@ -138,7 +138,8 @@ class ToolRun:
         told: dict[str, Any] = {}
         parts = self._parts(usage, told, keep)
         used = (lambda: usage) if options.include_usage else None
-        return framed(self.head, object_name, parts, used, last=lambda: told)
+        pads = bool(options.include_obfuscation)
+        return framed(self.head, object_name, parts, used, last=lambda: told, pads=pads)
 
     async def _parts(
         self, usage: dict[str, Any], told: dict[str, Any], keep: Keep | None
