@@ -202,7 +202,8 @@ class RenderInput:
     {name, arguments: str}}], tool_call_id, name where they apply. Content is a text, or, for a model that
     sees, a list of {"type": "text", "text"} and {"type": "image", "image": Picture}, which the processor
     takes with `image_options`. tools: {"type": "function", "function": {...}}. answer: what the answer must
-    look like, for templates that tell the model.
+    look like, for templates that tell the model. text_parts: texts are given as lists of parts, {"type":
+    "text", "text"}, for templates that read nothing else; None: as the engine thinks best.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -218,6 +219,7 @@ class RenderInput:
     scope: str | None = (
         None  # whose text it is, so that its tokens are remembered for them; None: they are not
     )
+    text_parts: bool | None = None
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -222,6 +222,12 @@ def _setting(default: Any, help: str, *, unit: str = "", engines: tuple[str, ...
     return Field(description=help, json_schema_extra=extra, **given, **bounds)
 
 
+def _role(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", value):
+        raise ValueError("expected a letter, and up to 63 letters, digits, underscores or dashes behind it")
+    return value
+
+
 class Config(BaseModel):
     """All settings. `ANTIPHON_<NAME>` in the environment and `--<name>` on the command line set one each."""
 
@@ -388,6 +394,17 @@ class Config(BaseModel):
     )
     classification_model: Names = _setting((), "the same for /v1/classify: a sequence classifier")
     speech_model: Names = _setting((), "the same for /v1/audio: a Whisper model")
+    moderation_model: str | None = _setting(
+        None,
+        "which of these judges what is asked and answered, for requests with `moderation` and for "
+        "/v1/moderations; default: none does",
+    )
+    moderation_threshold: float = _setting(
+        0.5, "a label that is at least this probable flags a text", gt=0, le=1
+    )
+    moderation_safe_label: tuple[str, ...] = _setting(
+        ("safe",), "label of that model that flags nothing, in any case of letters (repeatable)"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto",
         "type that it computes in; auto: float32 for small models on a CPU, else the checkpoint's",
@@ -486,7 +503,17 @@ class Config(BaseModel):
         "with those of torch",
         engines=_LOCAL,
     )
-    chat_template: File | None = _setting(None, "file of a chat template that replaces the model's own")
+    chat_template: str | None = _setting(
+        None, "chat template that replaces the model's own: its file, or the template itself"
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = _setting(
+        "auto",  # a template that reads lists alone shows a string letter by letter, and the reverse
+        "how the chat template is given texts; openai: as lists of parts, string: as they are, auto: as the "
+        "template takes them",
+    )
+    response_role: Annotated[str, AfterValidator(_role)] = _setting(
+        "assistant", "role of the answers of chat completions, for clients that were made for another one"
+    )
     trust_request_chat_template: bool = _setting(
         False,  # a template is a program, which may run for as long as it likes
         "chat completions may bring a chat_template of their own; for clients that you trust like yourself",
@@ -704,6 +731,13 @@ class Config(BaseModel):
         (),
         "service tier that owners without tiers of their own may use (repeatable), the first one for "
         "requests that name none; default: default and flex where keys are needed, else all",
+    )
+    identifier_requests_per_minute: int | None = _setting(
+        None,
+        "requests a minute of each person for whom clients say that they ask (`safety_identifier`, `user`), "
+        "before 429",
+        unit="requests",
+        gt=0,
     )
     max_queued: int = _setting(
         1000, "background responses of one owner that wait for their turn before 429", unit="responses", gt=0

@@ -50,6 +50,7 @@ from storage import (
     OwnerArchived,
     PathTaken,
     RequestKnown,
+    ResponseKnown,
     SchemaTooNew,
     StorageError,
     StorageUnavailable,
@@ -286,6 +287,12 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         400,
         "request_id_taken",
         lambda e: f"There is a chat completion with id '{e.id}'. Give another request_id, or none.",
+        param="request_id",
+    ),
+    ResponseKnown: _Row(
+        400,
+        "request_id_taken",
+        lambda e: f"There is a response with id '{e.id}'. Give another request_id, or none.",
         param="request_id",
     ),
     TooManyBatches: _Row(

@@ -115,6 +115,7 @@ class NewResponse:
     cost: int = 1  # the tokens that it will probably take, by which its owner's turn in the queue is reckoned
     request: KeyedRequest | None = None
     hidden: bool = False
+    named: bool = False  # its client chose the id, which may be taken
     audit: tuple[AuditEntry, ...] = ()  # what the audit log is to tell of the start
 
 
@@ -1003,6 +1004,14 @@ class OutputConflict(StorageError):
     def __init__(self, call_id: str) -> None:
         super().__init__(call_id)
         self.call_id = call_id
+
+
+class ResponseKnown(StorageError):
+    """There is a response of this id, which a client chose."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.id = id
 
 
 class ItemConflict(StorageError):

@@ -225,7 +225,7 @@ class Storage:
         """Stores a response, its input, run and first record, and takes its conversation's lock: all or none.
 
         RequestKnown where a request with the same key came first. NotFound("conversation" | "response") for
-        what it refers to, ConversationLocked, ConversationMoved, ItemConflict.
+        what it refers to, ConversationLocked, ConversationMoved, ItemConflict, ResponseKnown.
         """
 
         def start(conn: Connection) -> RunClaim:
@@ -237,6 +237,10 @@ class Storage:
             return claim
 
         return await self._write(start)
+
+    async def response_is_known(self, id: str) -> bool:
+        """Whether there is a response of this id, whoever's."""
+        return await self._read(partial(runs.is_known, id=id))
 
     async def append(self, batch: Sequence[RunAppend]) -> Mapping[str, Exception]:
         """Writes what many runs add, in one transaction; returns the runs that added nothing, and why.

@@ -92,6 +92,7 @@ ORDERS = {
             "shapes",
             "audio_fields",
             "vector_stores",
+            "moderation",
             "items",
             "schema",
             "containers",

@@ -21,7 +21,7 @@ from engine.tokenizer.template_fallbacks import orders, says_all, told
 from engine.types import RenderError, RenderInput
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Environment, Template, nodes
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "strftime_now", "raise_exception"})
@@ -79,7 +79,8 @@ def template_messages(
     escaped = [escapes.message(message, completed) for message in plain]
     tools = escapes.value(_plain(list(inp.tools)), completed)
     found = told(escaped, tools, source, variables_of(source), history.told)
-    return in_parts(found) if _wants_parts(source) else found
+    wants = _wants_parts(source) if inp.text_parts is None else inp.text_parts
+    return in_parts(found) if wants else found
 
 
 def template_variables(
@@ -180,14 +181,45 @@ def _completed_by(source: str, escapes: Escapes) -> frozenset[str]:
 
 @lru_cache(maxsize=32)
 def variables_of(source: str) -> frozenset[str]:
-    """The names that a template reads and nobody but its caller sets; none for one that does not parse."""
+    """The names that a template reads and nobody but its caller sets; none for one that does not parse. One
+    that prints who has written a message reads `messages.name` besides."""
     import jinja2
     from jinja2 import meta
 
     try:
-        return frozenset(meta.find_undeclared_variables(template_environment().parse(source)))
+        tree = template_environment().parse(source)
+        found = frozenset(meta.find_undeclared_variables(tree))
     except jinja2.TemplateError:
         return frozenset()
+    return found | {AUTHORS} if _reads_authors(tree) else found
+
+
+AUTHORS = "messages.name"
+
+
+def _reads_authors(tree: nodes.Template) -> bool:
+    """Whether a template reads the name of a message, which is whatever it goes through the messages by."""
+    from jinja2 import nodes
+
+    loops = (
+        loop.target.name
+        for loop in tree.find_all(nodes.For)
+        if isinstance(loop.target, nodes.Name)
+        and any(
+            "messages" in each.name
+            for each in (loop.iter, *loop.iter.find_all(nodes.Name))
+            if isinstance(each, nodes.Name)
+        )
+    )
+    members = frozenset(loops)
+
+    def is_message(node: nodes.Node) -> bool:
+        return isinstance(node, nodes.Name) and node.name in members
+
+    return any(is_message(get.node) and get.attr == "name" for get in tree.find_all(nodes.Getattr)) or any(
+        is_message(get.node) and isinstance(get.arg, nodes.Const) and get.arg.value == "name"
+        for get in tree.find_all(nodes.Getitem)
+    )
 
 
 @cache

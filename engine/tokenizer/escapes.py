@@ -59,6 +59,9 @@ def control_strings(added: Iterable[AddedToken], templates: Iterable[str] = ()) 
     return frozenset(token.content for token in added if controls(token))
 
 
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
 class Escapes:
     """Escapes what clients write. Immutable; safe to use from several threads.
 
@@ -81,12 +84,13 @@ class Escapes:
         self._normalize = normalize
 
     def message(self, message: Mapping[str, Any], completed: frozenset[str]) -> dict[str, Any]:
-        """A message escaped. What templates make of roles, such as `<|user|>`, are meant to be tokens."""
+        """A message escaped. What templates make of roles, such as `<|user|>`, are meant to be tokens; a role
+        that a client made up is text."""
         found = {
             name: self.text(item, completed) if type(item) is str else self.value(item, completed)
             for name, item in message.items()
         }
-        if isinstance(role := message.get("role"), str):
+        if isinstance(role := message.get("role"), str) and role in _ROLES:
             found["role"] = self._inside(role)
         return found
 

@@ -22,7 +22,7 @@ from server.runs import no_events, prepare_fork
 from server.runs.events import Events
 from server.runs.planning import TERMINAL
 from server.schema import Fork
-from storage import LiveRun, Storage
+from storage import LiveRun, NotFound, Storage
 
 PATH = "/admin/runs"
 ORGANIZATION_PATH = "/v1/organization/runs"
@@ -45,10 +45,13 @@ async def listed(storage: Storage) -> dict[str, Any]:
     return {"object": "list", "data": [as_json(run) for run in await storage.live_runs(MOST)]}
 
 
-async def cancel(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
-    """Have whichever process carries a stored run on, or takes it up next, cancel it. NotFound."""
-    owner = await storage.run_owner(id)
-    await storage.cancel_run(id, entry=by.did("run.cancelled", id, owner))
+async def cancel(storage: Storage, by: Actor, id: str, owner: str | None = None) -> dict[str, Any]:
+    """Have whichever process carries a stored run on, or takes it up next, cancel it. owner: whose it has to
+    be; None: anybody's. NotFound."""
+    whose = await storage.run_owner(id)
+    if owner not in (None, whose):
+        raise NotFound("run", id)
+    await storage.cancel_run(id, entry=by.did("run.cancelled", id, whose))
     return cancelled(id, over=False)
 
 
@@ -130,9 +133,12 @@ def _in_state(state: str | None) -> Callable[[dict[str, Any]], bool]:
 
 
 def _cancel(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    id = options.id
+    id, owner = options.id, options.owner
     path = f"{ORGANIZATION_PATH}/{quote(id, safe='')}/cancel"
-    done = carry_out(config, lambda storage: cancel(storage, OPERATOR, id), "POST", path, makes=False)
+    body = None if owner is None else {"owner": owner}
+    done = carry_out(
+        config, lambda storage: cancel(storage, OPERATOR, id, owner), "POST", path, body, makes=False
+    )
     if done["cancelled"]:
         yield f"{id} is cancelled"
     else:

@@ -610,6 +610,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the number of an event: follow from behind it, or fork behind it",
     )
+    parser.add_argument("--owner", help="whose run is cancelled, where several owners have one of this id")
     _add_storage_settings(parser)
 
 

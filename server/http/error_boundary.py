@@ -76,7 +76,6 @@ UNBUILT_FAMILIES = frozenset(
         "evals",
         "fine_tuning",
         "images",
-        "moderations",
         "realtime",
         "skills",
         "threads",

@@ -28,6 +28,7 @@ _REFUSAL_PART = "content_part.added refusal.delta* refusal.done content_part.don
 
 
 def _say(item: Item, transcript: Transcript) -> None:
+    """Items of chat may have `name`, who speaks, and `template_role`, a role that templates alone know."""
     if item["role"] == "assistant":
         transcript.say(told_of(item))
     else:
@@ -39,7 +40,10 @@ def _say(item: Item, transcript: Transcript) -> None:
 
         text = told_of(item, unseen)
         parts = shown_parts(item, lambda index: f"[image {numbers[index]}, which you cannot see]")
-        transcript.tell("system" if item["role"] == "developer" else item["role"], text, parts)
+        role = "system" if item["role"] == "developer" else item["role"]
+        transcript.tell(item.get("template_role", role), text, parts)
+    if "name" in item:
+        transcript.by(item["name"])
 
 
 ROWS = (

@@ -131,6 +131,10 @@ class Transcript:
         self.messages = [*kept, *(dict(message) for message in messages)]
         self._turn, self._answered, self._searches = None, [], []
 
+    def by(self, name: str) -> None:
+        """Say who has written the last message, for templates that print it."""
+        self.messages[-1]["name"] = name
+
     def turn_to(self, *, clients: bool, most: int | None) -> None:
         """Say of the next item whether it is a client's output, and to how many characters any other output
         is cut."""

@@ -13,7 +13,8 @@ class Caps:
     Tokens of output are those of one answer, and of all generations of a response together. timeout_s: for
     one generation, from when the engine is asked for it. keys_salt: a
     `prompt_cache_key` says which prompts share the prefix cache. request_templates: a request may bring a
-    chat template of its own.
+    chat template of its own. text_parts: how chat templates are given texts (`RenderInput`). response_role:
+    the role of answers of chat completions.
     """
 
     default_temperature: float | None = None
@@ -23,6 +24,8 @@ class Caps:
     timeout_s: float | None = None
     keys_salt: bool = False
     request_templates: bool = False
+    text_parts: bool | None = None
+    response_role: str = "assistant"
 
     def output(self, asked: int | None) -> int | None:
         """How many tokens an answer may have, where a request asks for so many; None where nothing says."""

@@ -46,8 +46,12 @@ WHAT = {
 }
 
 
+PERSON = "person"
+
+
 class Subject(NamedTuple):
-    """Whose limits they are: `key` or `owner`, its id, and the limits."""
+    """Whose limits they are: `key`, `owner` or `person`, its id, and the limits. The owner is the last of
+    those of a request."""
 
     kind: str
     id: str
@@ -160,9 +164,16 @@ class Limiter:
     """The limits of all keys and owners, as this process applies them."""
 
     def __init__(
-        self, meters: Meters, budgets: Budgets, defaults: LimitSet, refused: Callable[[str], None]
+        self,
+        meters: Meters,
+        budgets: Budgets,
+        defaults: LimitSet,
+        refused: Callable[[str], None],
+        persons: LimitSet = NONE,
     ) -> None:
-        """defaults: of owners, where they have none of their own. refused: told each limit that refuses."""
+        """defaults: of owners, where they have none of their own. refused: told each limit that refuses.
+        persons: of each person for whom clients ask."""
+        self._persons = persons
         self.meters = meters
         self._budgets = budgets
         self._refused = refused
@@ -178,9 +189,13 @@ class Limiter:
 
     # -- admitting -------------------------------------------------------------------------------------------
 
-    async def enter(self, subjects: Sequence[Subject], model: str) -> Visit:
-        """Count a request. ApiError 429 where it is one too many, or where no tokens are left; 403 where a
+    async def enter(self, subjects: Sequence[Subject], model: str, person: str | None = None) -> Visit:
+        """Count a request. person: a digest of the person for whom its client asks.
+
+        ApiError 429 where it is one too many, or where no tokens are left; 403 where a
         budget is spent."""
+        if person is not None and self._persons is not NONE:
+            subjects = (Subject(PERSON, person, self._persons), *subjects)
         await self._require_budgets(subjects)
         places = self._places(subjects, model, "concurrent_requests")
         visit = Visit(self, subjects, model, places)
@@ -384,7 +399,11 @@ def _rates(meters: Sequence[Meter]) -> dict[str, tuple[int, int]]:
 def whose(kind: str, subjects: Sequence[Subject]) -> str:
     """Whose a limit is, for a message: of a subject of this kind, among those whose limits concern a
     request."""
-    if len(subjects) == 1:  # no key, and so no project that anybody knows of
+    if kind == PERSON:
+        return "this safety_identifier"
+    if (
+        sum(subject.kind != PERSON for subject in subjects) == 1
+    ):  # no key, and so no project that anybody knows of
         return "this server"
     return "your key" if kind == "key" else "your project"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
@@ -36,6 +37,9 @@ def served_names(config: Config) -> tuple[str, ...]:
     return ("antiphon-scripted",) if config.engine == "scripted" else (Path(config.model).name,)
 
 
+_TEXT_PARTS: Mapping[str, bool | None] = {"auto": None, "string": False, "openai": True}
+
+
 def caps_of(config: Config) -> Caps:
     """The caps that the configuration sets."""
     return Caps(
@@ -46,6 +50,8 @@ def caps_of(config: Config) -> Caps:
         timeout_s=config.request_timeout_s,
         keys_salt=config.prompt_cache_key_salts,
         request_templates=config.trust_request_chat_template,
+        text_parts=_TEXT_PARTS[config.chat_template_content_format],
+        response_role=config.response_role,
     )
 
 
@@ -265,11 +271,12 @@ def adapters_of(config: Config) -> dict[str, str]:
 
 
 def chat_template(config: Config) -> str | None:
-    """The text of the template that replaces the model's own. Raises LoadError for a file that cannot be
-    read."""
-    if config.chat_template is None:
-        return None
+    """The text of the template that replaces the model's own: the setting itself where it has a tag of
+    templates, or the file that it names. Raises LoadError for a file that cannot be read."""
+    given = config.chat_template
+    if given is None or "{{" in given or "{%" in given:
+        return given
     try:
-        return config.chat_template.read_text("utf-8")
+        return Path(given).expanduser().read_text("utf-8")
     except (OSError, ValueError) as error:
         raise LoadError(f"the chat template {config.chat_template} cannot be read: {error}") from None

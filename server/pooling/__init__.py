@@ -1,6 +1,6 @@
 """Vectors, scores and labels of texts: what a request for them says, doing it, and how it is answered.
 
-`Embedder` and `Reranker` are for the server's own use.
+`Embedder`, `Reranker` and `Moderator` are for the server's own use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from server.pooling.answers import (
     scores_json,
 )
 from server.pooling.cohere import EmbedRequest, embed_json, parse_embed
-from server.pooling.own_use import Embedder, Reranker, embedder_of, relevance, reranker_of
+from server.pooling.own_use import (
+    Embedder,
+    Moderator,
+    Reranker,
+    embedder_of,
+    judged,
+    moderator_of,
+    relevance,
+    require_moderator,
+    reranker_of,
+)
 from server.pooling.requests import (
     ClassifyRequest,
     EmbeddingsRequest,
@@ -34,6 +44,7 @@ __all__ = [
     "EmbedRequest",
     "Embedder",
     "EmbeddingsRequest",
+    "Moderator",
     "PoolingRequest",
     "RerankRequest",
     "Reranker",
@@ -45,6 +56,8 @@ __all__ = [
     "embed_json",
     "embedder_of",
     "embeddings_json",
+    "judged",
+    "moderator_of",
     "parse_classify",
     "parse_embed",
     "parse_embeddings",
@@ -54,6 +67,7 @@ __all__ = [
     "pooling_json",
     "prompt_of",
     "relevance",
+    "require_moderator",
     "rerank_json",
     "reranker_of",
     "scores_json",

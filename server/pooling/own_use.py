@@ -1,4 +1,4 @@
-"""An embedder and a reranker for what the server itself searches.
+"""An embedder and a reranker for what the server itself searches, and what it moderates by.
 
 Nothing of a document is left out because it is longer than the model's context: it is read in windows, which
 are parts that fit. A reranker's score is that of the best window, and a vector is the mean of those of the
@@ -15,9 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine import TextInput
+from engine import EngineError, LoadError, TextInput
+from server.config import Config
+from server.errors import ApiError, to_api_error
 from server.limits import Limiter
 from server.model_registry import Models, PooledModel
+from server.moderation import Moderation, Verdict, unjudged
 from server.pooling.work import cut_vectors, prompt_of
 from server.usage import Meter
 from server.vector_stores import Payer
@@ -31,6 +34,7 @@ class Counted:
     served: PooledModel
     limiter: Limiter
     meter: Meter
+    kind: str = "embeddings"  # of usage
 
     async def pool(self, texts: Sequence[TextInput], payer: Payer) -> list[Any]:
         """What `PoolingEngine.pool` gives. Raises ApiError 429 and 403, and the engine's errors."""
@@ -44,7 +48,7 @@ class Counted:
             await self.limiter.take_tokens(payer.subjects, name, tokens)
             rows, cached = await engine.pool(texts, owner=payer.owner, weight=payer.weight, place=place)
         self.limiter.give_tokens_back(payer.subjects, name, cached)
-        account = Account(payer.owner, payer.key_id, name, "default", kind="embeddings")
+        account = Account(payer.owner, payer.key_id, name, "default", kind=self.kind)
         self.meter.spend(account, Counts(requests=1, input_tokens=tokens, cached_tokens=cached))
         return rows
 
@@ -149,6 +153,91 @@ class Reranker:
         return query
 
 
+@dataclass(frozen=True, slots=True)
+class Moderator:
+    """A classifier that judges texts, by the worst window of a long one. threshold: a label that is at least
+    this probable flags a text. safe: labels that flag nothing, in lower case."""
+
+    served: PooledModel
+    counted: Counted
+    threshold: float
+    safe: frozenset[str]
+
+    @property
+    def model(self) -> str:
+        """The name under which it is served."""
+        return self.served.name
+
+    @property
+    def categories(self) -> list[str]:
+        """The labels that flag."""
+        return [label for label in self.served.info.labels if label.lower() not in self.safe]
+
+    def require(self, model: str, param: str) -> None:
+        """Raise ApiError 404 for the name of a model that does not moderate here; official names of models
+        for that stand for the one that does."""
+        if model != self.model and not model.startswith(OFFICIAL_NAMES):
+            message = f"The model '{model}' does not moderate here. The model for it is '{self.model}'."
+            raise ApiError(404, message, code="model_not_found", param=param)
+
+    async def moderate(self, texts: Sequence[str], *, payer: Payer) -> list[Verdict]:
+        """The verdict on each text. Raises ApiError 429 and 403, and the engine's errors; a cancelled call
+        drops its texts."""
+        engine, info = self.served.engine, self.served.info
+        worst = [dict.fromkeys(self.categories, 0.0) for _ in texts]
+        said = [(place, text) for place, text in enumerate(texts) if text.strip()]
+
+        async def encode(parts: Sequence[str], cut: int | None) -> Sequence[TextInput]:
+            return await engine.encode(parts, cut=cut, owner=payer.owner)
+
+        windows = await _windows([text for _, text in said], info.max_model_len, encode)
+        windows = [window for window in windows if len(window.input.ids)]
+        rows = await self.counted.pool([window.input for window in windows], payer) if windows else []
+        for window, row in zip(windows, rows, strict=True):
+            scores = worst[said[window.of][0]]
+            for label, score in zip(info.labels, row, strict=True):
+                if label in scores:
+                    scores[label] = max(scores[label], float(score))
+        return [self._verdict(scores) for scores in worst]
+
+    def _verdict(self, scores: dict[str, float]) -> Verdict:
+        flags = {label: score >= self.threshold for label, score in scores.items()}
+        return {
+            "type": "moderation_result",
+            "model": self.model,
+            "flagged": any(flags.values()),
+            "categories": flags,
+            "category_scores": scores,
+            "category_applied_input_types": {label: ["text"] for label in scores},
+        }
+
+
+OFFICIAL_NAMES = ("omni-moderation", "text-moderation")
+
+
+def require_moderator(asked: Moderation | None, moderator: Moderator | None) -> None:
+    """Raise ApiError 400 `unsupported_parameter` for a moderation where no model is there for it, 404 where
+    another model is asked for."""
+    if asked is None:
+        return
+    if moderator is None:
+        message = (
+            "Unsupported parameter: 'moderation' needs a classifier, and this server has none: the operator "
+            "names one by the setting moderation_model."
+        )
+        raise ApiError(400, message, code="unsupported_parameter", param="moderation")
+    moderator.require(asked.model, "moderation.model")
+
+
+async def judged(moderator: Moderator, texts: Sequence[str], payer: Payer) -> list[Verdict]:
+    """The verdict on each text, or why there is none."""
+    try:
+        return await moderator.moderate(texts, payer=payer)
+    except (ApiError, EngineError) as failure:
+        error = to_api_error(failure)
+        return [unjudged(error.code or error.type, error.message) for _ in texts]
+
+
 @dataclass(slots=True)
 class _Window:
     """A part of a text that fits a model. of: the place of the text among all."""
@@ -210,3 +299,20 @@ def reranker_of(models: Models, limiter: Limiter, meter: Meter) -> Reranker | No
     """The first reranker that is served, if there is one."""
     found = (model for model in models.pooled if model.info.kind == "rerank")
     return next((Reranker(model, Counted(model, limiter, meter)) for model in found), None)
+
+
+def moderator_of(models: Models, config: Config, limiter: Limiter, meter: Meter) -> Moderator | None:
+    """The classifier that the settings name for moderation, if they name one. Raises LoadError where it is
+    not served, or all of its labels are safe."""
+    name = config.moderation_model
+    if name is None:
+        return None
+    found = [model for model in models.pooled if model.info.kind == "classification" and model.name == name]
+    if not found:
+        raise LoadError(f"moderation_model {name!r} is not served: name it by classification_model, too")
+    safe = frozenset(label.lower() for label in config.moderation_safe_label)
+    counted = Counted(found[0], limiter, meter, "moderations")
+    moderator = Moderator(found[0], counted, config.moderation_threshold, safe)
+    if not moderator.categories:
+        raise LoadError(f"moderation_model {name!r} has no label that is not safe: {found[0].info.labels}")
+    return moderator

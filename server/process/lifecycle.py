@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from engine import Engine, EngineStats, PoolingEngine, SpeechEngine, SpeechInfo
+from engine import Engine, EngineStats, LoadError, PoolingEngine, SpeechEngine, SpeechInfo
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
@@ -30,7 +30,7 @@ from server.errors import ApiError
 from server.http import Arrivals, Context, Phase
 from server.http.websocket import OpenSockets
 from server.input_files import InputImages, SeenImages
-from server.limits import NONE, Budgets, Limiter, Meters, changed, parse_limits
+from server.limits import NONE, Budgets, Limiter, LimitSet, Meters, changed, parse_limits
 from server.model_registry import (
     Models,
     build_engine,
@@ -40,7 +40,7 @@ from server.model_registry import (
     note_model,
     served_names,
 )
-from server.pooling import embedder_of, reranker_of
+from server.pooling import Moderator, embedder_of, moderator_of, reranker_of
 from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.seat import Seat
@@ -170,13 +170,11 @@ class ServerLifecycle:
             self._retention.made_room,
             self.telemetry.limited,
         )
-        self._meters = Meters(self._storage)
-        prices = Prices(self.config)
-        budgets = Budgets(self._storage, prices.cost, prices.currency)
-        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
-        limiter = Limiter(self._meters, budgets, every_owner, self.telemetry.limited)
+        limiter = self._limits(self._storage)
+        assert self._meters is not None
         self._meter = meter = Meter(self._storage)
         meter.start()
+        moderator = self._moderator(models, limiter)
         searching = embedder_of(models, limiter, meter), reranker_of(models, limiter, meter)
         self._library = library = Library(self._storage, quota, limiter, models.is_generating, *searching)
         registry = {**registry, **library.tools()}
@@ -201,6 +199,7 @@ class ServerLifecycle:
             await enforceable(registry, models.first.engine),
             self._meter,
             limiter,
+            moderator,
         )
         context = Context(
             self.config,
@@ -242,6 +241,24 @@ class ServerLifecycle:
         yield "storage", storage.dead()
         for other in self._others:
             yield f"model {other.info.name}", other.dead()
+
+    def _limits(self, storage: Storage) -> Limiter:
+        """What limits keys, owners, and persons for whom clients ask."""
+        self._meters = Meters(storage)
+        prices = Prices(self.config)
+        budgets = Budgets(storage, prices.cost, prices.currency)
+        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
+        a_minute = self.config.identifier_requests_per_minute
+        persons = NONE if a_minute is None else LimitSet(requests_per_minute=a_minute)
+        return Limiter(self._meters, budgets, every_owner, self.telemetry.limited, persons)
+
+    def _moderator(self, models: Models, limiter: Limiter) -> Moderator | None:
+        """What judges texts, where the settings name it. Refused where it cannot."""
+        assert self._meter is not None
+        try:
+            return moderator_of(models, self.config, limiter, self._meter)
+        except LoadError as error:
+            raise Refused(str(error)) from None
 
     def _served(self) -> Models:
         """The models by their names, with what each may be asked for."""

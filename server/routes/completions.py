@@ -6,7 +6,8 @@ A client that leaves ends its generations. A chat completion with `store` is kep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +28,8 @@ from server.http import (
     while_connected,
 )
 from server.model_registry import ServedModel
+from server.moderation import asked_in
+from server.pooling import require_moderator
 from server.routes.chosen_model import chosen_model
 from server.routes.documented import documented
 from server.routes.stored_completions import Keeping, keeping_of
@@ -41,7 +44,9 @@ from server.schema import (
     parse_generation,
 )
 from server.stateless import (
+    ChatWriter,
     Completion,
+    Moderated,
     begin,
     prepare_chat,
     prepare_completion,
@@ -49,8 +54,9 @@ from server.stateless import (
     runs_tools,
     start_tool_run,
 )
-from server.telemetry import Telemetry
+from server.telemetry import Telemetry, end_user
 from server.usage import Meter
+from server.vector_stores import Payer
 
 router = APIRouter()
 
@@ -88,9 +94,26 @@ async def create_chat_completion(request: Request) -> Response:
         return await _run(request, asked, keeping)
     files, images = file_paths(asked.messages), image_paths(asked.messages)
     if files or images:
-        served, who = here.models.get(asked.model), principal(request).owner
+        served = await chosen_model(request, asked.model, asked.prompt_cache_key)
+        who = principal(request).owner
         asked.items[:] = await here.runs.read_inputs(who, asked.items, served, files=files, images=images)
-    return await answer(request, asked, prepare_chat, *CHAT, keeping)
+    require_moderator(asked.moderation, here.runs.moderator)
+    return await answer(request, asked, partial(_prepare_judged, request), *CHAT, keeping)
+
+
+async def _prepare_judged(
+    request: Request, asked: ChatRequest, served: ServedModel, place: Place, **known: Any
+) -> Completion:
+    """A chat completion, and what judges it where that is asked for."""
+    moderator = context(request).runs.moderator
+    text = "" if asked.moderation is None else asked_in(asked.items)  # rendering takes them apart
+    completion = await prepare_chat(asked, served, place, **known)
+    if asked.moderation is None or moderator is None:
+        return completion
+    who = principal(request)
+    payer = Payer(who.owner, who.subjects, who.key_id, who.service.weight)
+    writers = [writer for writer in completion.writers if isinstance(writer, ChatWriter)]
+    return replace(completion, moderated=Moderated(asked.moderation, moderator, payer, text, writers))
 
 
 @router.post(
@@ -137,8 +160,9 @@ async def answer(
     served = await chosen_model(request, asked.model, getattr(asked, "prompt_cache_key", None))
     headers = here.models.headers(served.name)
     subjects = limited(request, served.name)
-    visit = await here.limiter.enter(subjects, served.name)
-    with ExitStack() as stack:
+    person = end_user(owner, asked.safety_identifier or asked.user)
+    visit = await here.limiter.enter(subjects, served.name, person)
+    async with AsyncExitStack() as stack:
         stack.callback(visit.leave)
         if asked.stream:
             stack.enter_context(here.limiter.stream(subjects))
@@ -150,6 +174,8 @@ async def answer(
         visit.bring(place, completion.tokens()[0])
         await visit.reserve(*completion.tokens(), answers=len(completion.requests))
         stack.enter_context(here.completions.enter(completion))
+        if keeping is not None:
+            await stack.enter_async_context(keeping.claimed(completion.head))
         if not asked.stream:
             body = await while_connected(request, completion.whole(whole))
             return json_reply(
@@ -159,7 +185,7 @@ async def answer(
         frames = completion.frames(chunk, asked.stream_options, keep)
         form = completion.form
         begun = await begin(frames, failure=form.failure)
-        return EventStream(begun, headers, on_close=stack.pop_all().close, keepalive=form.keepalive)
+        return EventStream(begun, headers, on_close=stack.pop_all().aclose, keepalive=form.keepalive)
 
 
 async def _run(request: Request, asked: ChatRequest, keeping: Keeping | None) -> Response:

@@ -751,6 +751,9 @@ def _continuation(stored: StoredResponse, items: list[dict[str, Any]], *, stream
         body["cache_salt"] = plan.cache_salt
     if plan.answer is not None and parent["text"]["format"] == TEXT:  # an extension asked for it
         body["structured_outputs"] = as_output(*plan.answer)
+    if plan.moderation:
+        policy = {half: {"mode": plan.moderation[half]} for half in ("input", "output")}
+        body["moderation"] = {"model": plan.moderation["model"], "policy": policy}
     if plan.template_kwargs:
         body["chat_template_kwargs"] = plan.template_kwargs
     return {**body, **sampling, "input": items, "stream": stream}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +32,13 @@ from server.ignored import ignore, unread
 from server.routes.documented import PAGE_FROM_OLDEST, documented
 from server.schema import ChatRequest, check_metadata, completion_name, missing
 from server.threads import aside, in_large_request
-from storage import ChatCompletionKnown, NewChatCompletion, StoredChatCompletion
+from storage import ChatCompletionKnown, KeyedRequest, NewChatCompletion, StoredChatCompletion
 
 router = APIRouter(prefix="/v1/chat/completions")
+
+CLAIMS = "/v1/chat/completions#id"
+"""In the place of a route, where ids are recorded that clients chose for what is being made; no request can
+have it."""
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -42,11 +47,33 @@ router = APIRouter(prefix="/v1/chat/completions")
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How a completion is stored once it has ended. messages: those of its request, a JSON array."""
+    """How a completion is stored once it has ended. messages: those of its request, a JSON array. named: its
+    client chose the id."""
 
     request: Request
     metadata: Mapping[str, str]
     messages: bytes
+    named: bool = False
+
+    @asynccontextmanager
+    async def claimed(self, head: Mapping[str, Any]) -> AsyncGenerator[None]:
+        """Held while the completion is made whose id the client chose: no other one of its owner gets the
+        same id meanwhile, on whichever server, so that its end finds the id free. ChatCompletionKnown."""
+        if not self.named:  # ids of the server's are random
+            yield
+            return
+        storage, whose, id = context(self.request).storage, owner(self.request), head["id"]
+        # The claim of a process that died is taken over, and so is that of this one, which knows what it
+        # makes itself (`LiveCompletions`).
+        claim = KeyedRequest(whose, CLAIMS, id, b"", now_us())
+        if await storage.begin_request(claim) is not None:
+            raise ChatCompletionKnown(id)
+        try:
+            if await storage.chat_completions.is_known(whose, id):
+                raise ChatCompletionKnown(id)
+            yield
+        finally:
+            await storage.release_request(claim)
 
     async def whole(self, head: Mapping[str, Any], body: bytes) -> bytes:
         """Store the completion with this body; the reply, which a repeat with the same idempotency key gets,
@@ -90,7 +117,7 @@ async def keeping_of(request: Request, asked: ChatRequest) -> Keeping | None:
             raise ChatCompletionKnown(id)
     messages = await aside(in_large_request(), orjson.dumps, asked.messages)
     await require_stored_bytes(request, len(messages) + len(orjson.dumps(dict(asked.metadata))))
-    return Keeping(request, asked.metadata, messages)
+    return Keeping(request, asked.metadata, messages, named=asked.request_id is not None)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ from server.items import (
 )
 from server.limits import LiveRuns
 from server.mcp_servers import Directory, Reach
+from server.pooling import Moderator, require_moderator
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
@@ -95,7 +96,7 @@ from server.runs.planning import (
 )
 from server.schema import LEAD, check_sizes
 from server.schema import echo as response_echo
-from server.telemetry import current
+from server.telemetry import current, end_user
 from server.threads import aside, in_large_request
 from server.vector_stores import usable_stores
 from storage import (
@@ -110,6 +111,7 @@ from storage import (
     OfModels,
     OutputConflict,
     Page,
+    ResponseKnown,
     RunClaim,
     RunLost,
     StorageUnavailable,
@@ -189,8 +191,11 @@ class Runs:
         registry: Registry,
         meter: Meter,
         limiter: Limiter,
+        moderator: Moderator | None = None,
     ) -> None:
         self._storage = storage
+        self._names: set[str] = set()  # ids that clients chose for what is being started
+        self.moderator = moderator
         self._models = models
         self._sealing = sealing
         self._config = config
@@ -210,6 +215,7 @@ class Runs:
             meter,
             limiter,
             config.max_tool_output_bytes,
+            moderator,
         )
         self._directory = Directory(config.mcp, config.egress_policy)
         self.input_files = InputFiles(storage, config.egress_policy)
@@ -330,13 +336,17 @@ class Runs:
         served = self._served(request)
         tools = self._allowed(principal, served, request, input_items)
         request = admitted(service := principal.service, request)
+        require_moderator(request.moderation, self.moderator)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
         with tools.named():
             await self._require_stores(principal.owner, tools.tools)
-        visit = await self._limiter.enter(principal.subjects, served.name)
-        with ExitStack() as stack:
+        person = end_user(principal.owner, request.safety_identifier or request.user)
+        visit = await self._limiter.enter(principal.subjects, served.name, person)
+        with self._naming(request.request_id) as name, ExitStack() as stack:
             stack.callback(visit.leave)
+            if name is not None and await self._storage.response_is_known(name):
+                raise ResponseKnown(name)
             entrance = self._live.enter(served.engine.admission.wait_s)
             stack.callback(entrance.leave)
             # Before anything is read or written for it: a refusal must cost next to nothing, and what was
@@ -357,6 +367,22 @@ class Runs:
             )
             stack.pop_all()  # the run's task gives both back
             return started
+
+    @contextmanager
+    def _naming(self, request_id: str | None) -> Iterator[str | None]:
+        """Held while a response is started whose client chose the id. ResponseKnown where this process makes
+        one of the same, or starts one."""
+        if request_id is None:
+            yield None
+            return
+        id = f"resp_{request_id}"
+        if id in self._names or self._tasks.get(id) is not None:
+            raise ResponseKnown(id)
+        self._names.add(id)
+        try:
+            yield id
+        finally:
+            self._names.discard(id)
 
     async def _create(
         self,
@@ -571,11 +597,13 @@ class Runs:
         planned.functions.teach(reach)
         if (record := current.get()) is not None:
             record.model, record.response_id = plan.model, plan.response_id
+            record.end_user = plan.end_user
         queued = plan.background and (self._queue.busy or self._room() <= 0)
         status = "queued" if plan.background else "in_progress"
         head = run.head(status)
         new = NewResponse(
             id=plan.response_id,
+            named=plan.own_id,
             owner=plan.owner,
             created_at=plan.created_at,
             status=status,
@@ -797,17 +825,22 @@ class Runs:
         await self._cancel(owner, response_id)
         return await self.get(owner, response_id)
 
-    async def cancel_any(self, response_id: str, by: Actor) -> None:
-        """Cancel a run in flight of any owner, for administrators, and wait for its end. NotFound("run")."""
+    async def cancel_any(self, response_id: str, by: Actor, *, owner: str | None = None) -> None:
+        """Cancel a run in flight of any owner, for administrators, and wait for its end. owner: whose it has
+        to be; None: anybody's. NotFound("run")."""
         run = self._tasks.get(response_id)
         if run is not None and not run.entry.fence:  # the database knows nothing of it
+            if owner not in (None, run.plan.owner):
+                raise NotFound("run", response_id)
             await self._storage.add_audit(by.did("run.cancelled", response_id, run.plan.owner))
             self._tasks.cancel(run)
             await self._tasks.over(run)
             return
-        owner = await self._storage.run_owner(response_id)
-        await self._storage.cancel_run(response_id, entry=by.did("run.cancelled", response_id, owner))
-        await self._ended(owner, response_id, hidden=True)
+        whose = await self._storage.run_owner(response_id)
+        if owner not in (None, whose):
+            raise NotFound("run", response_id)
+        await self._storage.cancel_run(response_id, entry=by.did("run.cancelled", response_id, whose))
+        await self._ended(whose, response_id, hidden=True)
 
     async def _cancel(self, owner: str, response_id: str) -> None:
         """Cancel a stored run in flight, whoever carries it on, and wait for its end."""

@@ -29,7 +29,7 @@ from server.schema.items import (
     unsupported_parts,
     without_trigger,
 )
-from server.schema.messages import file_paths, image_paths, unsupported_in
+from server.schema.messages import authors, file_paths, image_paths, unsupported_in
 from server.schema.plain_fields import completion_name
 from server.schema.prompt_templates import PromptBody, parse_new_prompt, parse_prompt_change
 from server.schema.prompts import LEAD, FilledPrompt, fill, parse_prompt, variables_of, version_number
@@ -82,6 +82,7 @@ __all__ = [
     "Unsupported",
     "array",
     "as_output",
+    "authors",
     "boolean",
     "check_length",
     "check_metadata",

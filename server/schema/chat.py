@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, SkipValidation, ValidationError
 from engine import Shape
 from server.ignored import ignore
 from server.items import Item, is_server_run
+from server.moderation import Moderation, parse_moderation
 from server.schema.fields import (
     UNKNOWN_TIER,
     Priority,
@@ -62,12 +63,10 @@ class ChatStreamOptions(StreamOptions):
     continuous_usage_stats: bool = False
 
     def name_ignored(self, body: Mapping[str, Any]) -> None:
-        """See `StreamOptions.name_ignored`. Chunks are not padded, whatever is asked."""
+        """See `StreamOptions.name_ignored`."""
         super().name_ignored(body)
         if self.continuous_usage_stats and not self.include_usage:
             ignore("stream_options.continuous_usage_stats")
-        if self.include_obfuscation:
-            ignore("stream_options.include_obfuscation")
 
 
 class ChatRequest(PlainFields):
@@ -122,6 +121,7 @@ class ChatRequest(PlainFields):
     documents: list[dict[str, Any]] | None = None
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     add_special_tokens: bool = False
+    moderation: Moderation | None = None
     sampling: SamplingFields = SamplingFields()
 
     @property
@@ -162,6 +162,9 @@ class ChatRequest(PlainFields):
             shape=self.shape,
             shape_param=self.shape_param,
             secrets=self.secrets,
+            moderation=self.moderation,
+            safety_identifier=self.safety_identifier,
+            user=self.user,
         )
 
 
@@ -183,6 +186,8 @@ def parse_chat(
     values["shape"], values["shape_param"] = asked_shape(values, form, "response_format")
     if "metadata" in values:
         values["metadata"] = check_metadata(values["metadata"])
+    if "moderation" in values:
+        values["moderation"] = parse_moderation(values["moderation"])
     if "documents" in values:
         values["documents"] = _documents(values["documents"])
     try:

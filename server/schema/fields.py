@@ -74,8 +74,8 @@ def _each(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 _HINTS: Mapping[str, Rule] = {
-    "user": HINT,
-    "safety_identifier": HINT,
+    "user": HONOURED,  # the log tells of both, as digests
+    "safety_identifier": HONOURED,
     "prompt_cache_key": HONOURED,  # where a setting says so, which `server.prompting` knows; else it is named
     "prompt_cache_retention": HINT,
     "prompt_cache_options": HINT,
@@ -159,6 +159,11 @@ _CHAT_WORDS: Mapping[str, Rule] = {
     "function_call": _renamed("tool_choice"),
 }
 
+_NO_SEARCH = (
+    "The best of several answers is known at their end, and a response is shown and kept as it is made: chat "
+    "completions search."
+)
+
 _RESPONSES: Mapping[str, Rule] = {
     **_CHAT_WORDS,
     "max_tokens": _renamed("max_output_tokens"),
@@ -168,16 +173,16 @@ _RESPONSES: Mapping[str, Rule] = {
     **_HINTS,
     **_EXTENSIONS,
     **_FOREIGN,
-    "use_beam_search": _refused(False),
-    "length_penalty": _refused(1.0),
-    "early_stopping": _refused(False),
-    "best_of": _refused(1),
+    **dict.fromkeys(("use_beam_search", "early_stopping"), _refused(False, because=_NO_SEARCH)),
+    "length_penalty": _refused(1.0, because=_NO_SEARCH),
+    "best_of": _refused(1, because=_NO_SEARCH),
     **_each(
         HONOURED,
         "model input instructions previous_response_id conversation store background stream include tools "
         "tool_choice parallel_tool_calls max_tool_calls max_output_tokens temperature top_p top_logprobs "
         "truncation text metadata reasoning stream_options prompt_cache_retention",
     ),
+    **_each(EXTENSION, "request_id previous_input_messages enable_response_messages"),
     **_each(EXTENSION, "chat_template_kwargs mm_processor_kwargs"),
     "await_tool_outputs": EXTENSION,
     "tool_timeout_s": EXTENSION,
@@ -185,7 +190,7 @@ _RESPONSES: Mapping[str, Rule] = {
     "prompt_cache_options": HONOURED,  # for its `prewarm`; the rest is named
     "prompt": HONOURED,
     **_each(HONOURED, "user safety_identifier"),  # the log tells of them, as digests
-    "moderation": _refused(),
+    "moderation": HONOURED,  # where a model for it is configured
     "context_management": HONOURED,
 }
 
@@ -245,7 +250,7 @@ _CHAT: Mapping[str, Rule] = {
     "continue_final_message": EXTENSION,
     "add_generation_prompt": EXTENSION,
     "audio": _refused(),
-    "moderation": _refused(),
+    "moderation": HONOURED,  # where a model for it is configured
     "functions": _refused([], because="It is deprecated; use tools."),
     "function_call": _refused("none", "auto", because="It is deprecated; use tool_choice."),
 }
@@ -265,7 +270,8 @@ _COMPLETIONS: Mapping[str, Rule] = {
         "stop stream stream_options temperature top_p",
     ),
     "service_tier": EXTENSION,
-    "user": HINT,
+    "user": HONOURED,  # the log tells of both, as digests
+    "safety_identifier": EXTENSION,
     "response_format": EXTENSION,
     "suffix": _refused("", because="The model cannot fill in the middle."),
 }

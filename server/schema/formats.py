@@ -8,7 +8,6 @@ enforces. A request may ask for one shape only.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +34,7 @@ Format = dict[str, Any]
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_CHOICES = 1000
 TEXT: Mapping[str, Any] = {"type": "text"}
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
+MAX_NAME_CHARS = 64
 
 EXTENSIONS: Mapping[str, str] = {
     "guided_json": "json",
@@ -52,7 +51,7 @@ def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
     """`text.format`, or chat's `response_format` (`nested`: the parts of a JSON Schema stand under
     `json_schema`), in the flat form. Raises ApiError 400."""
     mapping(value, param)
-    if nested and isinstance(value.get("type"), str) and value["type"] in _BARE_TAGS:
+    if isinstance(value.get("type"), str) and value["type"] in _BARE_TAGS:
         _name_unread_of_tags(value, param)
         return {"type": "structural_tag", "format": dict(value)}
     kind = one_of("text", "json_object", "json_schema", "structural_tag")(value.get("type"), f"{param}.type")
@@ -84,10 +83,9 @@ def _json_schema(parts: Mapping[str, Any], path: str, *, needs_schema: bool) -> 
         missing(f"{path}.name")
     if not isinstance(name, str):
         mistyped(f"{path}.name", "a string", name)
-    if not _NAME.match(name):
-        refuse(
-            f"{path}.name", f"Invalid '{path}.name': expected 1 to 64 letters, digits, underscores or dashes."
-        )
+    if not (name.isprintable() and 1 <= len(name) <= MAX_NAME_CHARS):
+        message = f"Invalid '{path}.name': expected 1 to {MAX_NAME_CHARS} characters that can be printed."
+        refuse(f"{path}.name", message)
     if schema is None:
         if needs_schema:
             missing(f"{path}.schema")

@@ -6,6 +6,7 @@ both APIs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,9 +25,14 @@ from server.shapes import (
     record,
     refuse,
     tagged,
+    text,
 )
 
 _ROLE = one_of("developer", "system", "user", "assistant", "tool")
+_OWN_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+"""A role that a client has made up, for templates that print any. It says nothing to this server."""
+_OFFICIAL = ("developer", "system", "user", "assistant", "tool", "function")
+_AUTHOR = text(1, 64)
 _CALLS = array(
     tagged(
         {
@@ -39,11 +45,12 @@ _IMAGE = record({"image_url": record({"url": STRING}, {"detail": STRING})})
 _FILE_FIELDS = ("file_id", "filename", "file_data")
 _FILE = record({"file": record({}, dict.fromkeys(_FILE_FIELDS, STRING))})
 _KNOWN: Mapping[str, tuple[str, ...]] = {
-    "developer": ("role", "content"),
-    "system": ("role", "content"),
-    "user": ("role", "content"),
+    "developer": ("role", "content", "name"),
+    "system": ("role", "content", "name"),
+    "user": ("role", "content", "name"),
     "assistant": (
         "role",
+        "name",
         "content",
         "refusal",
         "tool_calls",
@@ -79,15 +86,30 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
             mistyped(path, "an object", message)
         if message.get("role") == "function" or message.get("function_call") is not None:
             refuse(path, "Function messages are deprecated; use tool calls.", "unsupported_parameter")
-        role = _ROLE(message.get("role"), f"{path}.role")
+        made_up = _is_own_role(message.get("role"))
+        role = "user" if made_up else _ROLE(message.get("role"), f"{path}.role")
         unread(message, _KNOWN[role], path)
         if role == "assistant":
-            items += _assistant(message, path, new_id)
+            new = _assistant(message, path, new_id)
         elif role == "tool":
-            items.append(_tool(message, path, new_id))
+            new = [_tool(message, path, new_id)]
         else:
-            items.append(_said(role, message.get("content"), path, new_id))
+            new = [_said(role, message.get("content"), path, new_id)]
+        author = {"template_role": message["role"]} if made_up else {}
+        if role != "tool" and message.get("name") is not None:
+            author["name"] = _AUTHOR(message["name"], f"{path}.name")
+        items += [{**item, **author} if item["type"] == "message" else item for item in new]
     return items
+
+
+def _is_own_role(role: Any) -> bool:
+    return isinstance(role, str) and role not in _OFFICIAL and _OWN_ROLE.match(role) is not None
+
+
+def authors(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:
+    """The paths of the names of authors in checked `messages`, in their order."""
+    named = (index for index, message in enumerate(messages) if message.get("name") is not None)
+    return [f"{param}[{index}].name" for index in named if messages[index]["role"] != "tool"]
 
 
 def _said(role: str, content: Any, path: str, new_id: NewId) -> Item:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.ignored import ignore
-from server.shapes import refuse
+from server.shapes import STRING, refuse
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -22,7 +22,8 @@ class PlainFields(BaseModel):
     not told apart. prompt_logprobs: how many alternatives each token of the prompt shows; None is off.
     return_token_ids: the reply names the ids of its tokens and of the prompt. return_tokens_as_token_ids: log
     probabilities write a token as `token_id:<id>`. truncate_prompt_tokens: only so many of the prompt's last
-    tokens are read. request_id: what the id of the completion ends with.
+    tokens are read. request_id: what the id of the completion ends with. safety_identifier, and `user`, its
+    older name: for whom the client asks, of whom the log tells by a digest.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -34,6 +35,8 @@ class PlainFields(BaseModel):
     return_tokens_as_token_ids: bool = False
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     request_id: str | None = None
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
 
 
 def check_plain(fields: PlainFields, body: Mapping[str, Any], *, stream: bool, logprobs: bool) -> None:
@@ -42,13 +45,21 @@ def check_plain(fields: PlainFields, body: Mapping[str, Any], *, stream: bool, l
     if fields.prompt_logprobs is not None and stream:
         message = "'prompt_logprobs' cannot be streamed: they come with the whole answer."
         refuse("prompt_logprobs", message, "unsupported_parameter")
-    if fields.request_id is not None and not _REQUEST_ID.match(fields.request_id):
-        message = "Invalid 'request_id': expected 1 to 64 letters, digits, underscores or dashes."
-        refuse("request_id", message)
+    if fields.request_id is not None:
+        request_name(fields.request_id)
     if not fields.skip_special_tokens and body.get("spaces_between_special_tokens"):
         ignore("spaces_between_special_tokens")  # no tokenizer that is read here puts any there
     if fields.return_tokens_as_token_ids and not logprobs:
         ignore("return_tokens_as_token_ids")
+
+
+def request_name(value: Any) -> str:
+    """A `request_id`. Raises ApiError 400."""
+    found: str = STRING(value, "request_id")
+    if not _REQUEST_ID.match(found):
+        message = "Invalid 'request_id': expected 1 to 64 letters, digits, underscores or dashes."
+        refuse("request_id", message)
+    return found
 
 
 def completion_name(prefix: str, request_id: str | None, fresh: str) -> str:

@@ -16,6 +16,7 @@ from engine import Shape
 from server.ignored import ignore, unread
 from server.items import FILLED as FILLED_BY_ITEMS
 from server.items import ITEM_TYPES, Item, answer_field, identifier, is_approval, link_of
+from server.moderation import Moderation, parse_moderation
 from server.schema.fields import (
     UNKNOWN_TIER,
     Api,
@@ -30,6 +31,8 @@ from server.schema.fields import (
 )
 from server.schema.formats import TEXT, asked_shape, parse_format
 from server.schema.items import NewId, check_number, normalize_item
+from server.schema.messages import to_items
+from server.schema.plain_fields import request_name
 from server.schema.prompts import FilledPrompt
 from server.schema.tools import (
     Unsupported,
@@ -175,7 +178,8 @@ class CreateResponse(BaseModel):
     choose it, None where it never is; `compacts` is true where the request asks for a compaction, and nothing
     else.
     `secrets` are the credentials that its tools came with, and those that its input adds, by their paths.
-    `asked_model` is the name that the request gave, where another model answers it under `model`.
+    `request_id`: what its id ends with. `enable_response_messages`: its end tells the messages that it was
+    made of. `asked_model` is the name that the request gave, where another model answers it under `model`.
     `prompt` is what the template that it names has become: its messages, where it has any, stand in the place
     of `instructions` (`schema.prompts.fill`).
     """
@@ -225,6 +229,9 @@ class CreateResponse(BaseModel):
 
     compact_threshold: int | None = None
     compacts: bool = False
+    moderation: Moderation | None = None
+    request_id: str | None = None
+    enable_response_messages: bool = False
 
     @property
     def lead(self) -> tuple[Item, ...]:
@@ -291,6 +298,10 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
         if "previous_response_id" in values:
             message = "'previous_response_id' cannot be used in conjunction with 'conversation'."
             refuse("previous_response_id", message, "mutually_exclusive_parameters")
+    if "request_id" in values:
+        values["request_id"] = request_name(values["request_id"]).removeprefix("resp_")
+    if "previous_input_messages" in values:
+        values["input"] = _after_messages(values)
     if "include" in values:
         values["include"] = parse_include(values["include"])
     if "tools" in values:
@@ -304,6 +315,8 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
         values["compact_threshold"] = _compact_threshold(values.pop("context_management"))
     if "metadata" in values:
         values["metadata"] = check_metadata(values["metadata"])
+    if "moderation" in values:
+        values["moderation"] = parse_moderation(values["moderation"])
     if "chat_template_kwargs" in values:
         values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])
     values["sampling"] = sampling_fields(values, max_tokens=None)
@@ -347,6 +360,33 @@ def parse_compact(body: Mapping[str, Any]) -> CreateResponse:
         refuse("input", f"Missing required parameter. {message}", "missing_required_parameter")
     check_length("prompt_cache_key", len(request.prompt_cache_key or ""), "string", most=MAX_CACHE_KEY)
     return request.model_copy(update={"compacts": True, "store": False})
+
+
+def _after_messages(values: Mapping[str, Any]) -> list[Any]:
+    """The input of a body, behind the messages that come before it in the form of chat."""
+    param = "previous_input_messages"
+    for other in ("previous_response_id", "conversation_id"):
+        if other in values:
+            field = other.removesuffix("_id") if other == "conversation_id" else other
+            message = f"'{param}' and '{field}' both say what came before: give one of them."
+            refuse(param, message, "mutually_exclusive_parameters")
+    before = to_items(values[param], new_id=lambda prefix: prefix, param=param)
+    earlier = [
+        {
+            name: item[name]
+            for name in item
+            if name not in (_OF_CHAT if item["type"] == "message" else ("id",))
+        }
+        for item in before
+    ]
+    given = values.get("input")
+    if isinstance(given, str):
+        return [*earlier, {"type": "message", "role": "user", "content": given}]
+    return [*earlier, *given] if isinstance(given, list) else earlier if given is None else given
+
+
+_OF_CHAT = ("id", "name", "template_role")
+"""What messages of chat have as items, and those of Responses do not take."""
 
 
 def _format(values: dict[str, Any]) -> dict[str, Any] | None:

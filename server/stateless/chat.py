@@ -51,7 +51,7 @@ from server.prompting import (
     words_of_field,
 )
 from server.runs.events import item_logprob
-from server.schema import ChatRequest, completion_name, echoed, unsupported_in
+from server.schema import ChatRequest, authors, completion_name, echoed, unsupported_in
 from server.stateless.choices import (
     Completion,
     Part,
@@ -63,7 +63,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
-from server.telemetry import Telemetry
+from server.telemetry import Telemetry, note_end_user
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
 from storage import Account
@@ -84,6 +84,7 @@ async def prepare_chat(
     name_unused_key(request.cache_salt, request.prompt_cache_key, served.caps)
     owner = principal.owner
     request = admitted(principal.service, request)
+    note_end_user(owner, request.safety_identifier or request.user)
     await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_logprobs(request.prompt_logprobs, served, "prompt_logprobs")
@@ -163,6 +164,7 @@ def _completion(
                 shows_ids=request.return_token_ids,
                 names_ids=request.return_tokens_as_token_ids,
                 echo=echo,
+                role=_role(request, served),
             )
             for choice in range(request.n)
         ],
@@ -174,6 +176,11 @@ def _completion(
         messages=lambda: to_messages(request.items),
         told=PromptTold(prompt.ids if request.return_token_ids else None, request.prompt_logprobs),
     )
+
+
+def _role(request: ChatRequest, served: ServedModel) -> str:
+    """The role of the answer: that of the last message where the answer goes on with it."""
+    return "assistant" if request.continue_final_message else served.caps.response_role
 
 
 def _scored_once(requests: list[GenerateRequest], request: ChatRequest) -> list[GenerateRequest]:
@@ -240,15 +247,26 @@ async def rendered(request: ChatRequest, served: ServedModel, offered: Offer, *,
         )
         if request.documents and "documents" not in served.info.template_variables:
             ignore("documents")
+        name_unread_authors(request, served)
     options = image_options(request.mm_processor_kwargs, served.info)
-    words = partial(_render_input, request, offered, time.time(), sees=served.sees)
+    words = partial(_render_input, request, offered, served.caps.text_parts, time.time(), sees=served.sees)
     asked = replace(await aside(in_large_request(), words), image_options=options)
     with words_of_field("messages" if request.chat_template is None else "chat_template"):
         return await served.engine.render(replace(asked, scope=scope))
 
 
-def _render_input(request: ChatRequest, offered: Offer, now: float, *, sees: bool) -> RenderInput:
-    """What the template is given. now: unix seconds. sees: whether the model is shown images."""
+def name_unread_authors(request: ChatRequest, served: ServedModel) -> None:
+    """Name the names of authors that the chat template does not print."""
+    if "messages.name" not in served.info.template_variables:
+        for path in authors(request.messages):
+            ignore(path)
+
+
+def _render_input(
+    request: ChatRequest, offered: Offer, text_parts: bool | None, now: float, *, sees: bool
+) -> RenderInput:
+    """What the template is given. text_parts: see `Caps`. now: unix seconds. sees: whether the model is shown
+    images."""
     going_on = request.continue_final_message
     asked = request.add_generation_prompt
     messages = to_messages(request.items, sees=sees)
@@ -265,6 +283,7 @@ def _render_input(request: ChatRequest, offered: Offer, now: float, *, sees: boo
         chat_template=request.chat_template,
         answer=offered.answer,
         now=now,
+        text_parts=text_parts,
     )
 
 
@@ -306,10 +325,11 @@ class ChatWriter:
         shows_ids: bool = False,
         names_ids: bool = False,
         echo: str | None = None,
+        role: str = "assistant",
     ) -> None:
         """custom_tool_names: of the tools that take a text. thoughts: whether reasoning goes out at all.
         shows_ids: parts have the ids of their tokens. names_ids: log probabilities write a token as its id.
-        echo: the text that the message begins with."""
+        echo: the text that the message begins with. role: the message's."""
         self._index = index
         self._preamble = False
         self._logprobs = logprobs
@@ -319,6 +339,7 @@ class ChatWriter:
         self._ids: list[int] = []  # of tokens that no part has told yet
         self._names_ids = names_ids
         self._echo = echo
+        self._role = role
         self._input: InputReader | None = None  # of a custom call
         self._num_calls = 0
         self._whole_call = False
@@ -331,7 +352,7 @@ class ChatWriter:
         parts: list[Part] = []
         if not self._begun:
             self._begun = True
-            parts.append(self._part({"role": "assistant", "content": self._echo or ""}))
+            parts.append(self._part({"role": self._role, "content": self._echo or ""}))
         delta: dict[str, Any] = {}
         logprobs: list[dict[str, Any]] = []
         done: Done | None = None
@@ -409,6 +430,13 @@ class ChatWriter:
             return "length"
         return "tool_calls" if self._whole_call else "stop"
 
+    def withheld(self) -> list[Part]:
+        """The parts of an answer without words that moderation has ended."""
+        self._echo = None
+        opening = self._part({"role": self._role, "content": ""})
+        parts = [opening, {**self._part({}), "finish_reason": "content_filter", "stop_reason": None}]
+        return [{**part, "token_ids": []} for part in parts] if self._shows_ids else parts
+
     # -- folding ---------------------------------------------------------------------------------------------
 
     def fold(self, parts: Sequence[Part]) -> dict[str, Any]:
@@ -429,8 +457,10 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
     annotations: list[dict[str, Any]] = []
     cited: list[dict[str, Any]] = []
     scored: list[dict[str, Any]] = []
+    role = "assistant"
     for part in parts:
         delta = part["delta"]
+        role = delta.get("role", role)
         text.append(delta.get("content", ""))
         thoughts.append(delta.get("reasoning", ""))
         for call in delta.get("tool_calls", ()):
@@ -446,7 +476,7 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
         scored += (part["logprobs"] or {}).get("content", ())
     content = "".join(text)
     message: dict[str, Any] = {
-        "role": "assistant",
+        "role": role,
         "content": content if content or not calls else None,
         "refusal": None,
         "annotations": annotations,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -29,11 +30,13 @@ from engine import (
     check_request,
 )
 from server.errors import ApiError, to_api_error
+from server.event_profiles import padded
 from server.model_registry import ServedModel
 from server.runs.events import item_logprob
 from server.schema import ChatStreamOptions, Search, num_requests
 from server.sse_frame import frame
 from server.stateless.cancellation import Cancellation
+from server.stateless.moderated import Moderated
 from server.telemetry import Asked, Telemetry, current
 from server.threads import THREADED_PARTS, aside, in_large_request
 from server.usage import Meter
@@ -180,7 +183,8 @@ class Completion:
     tokens that come are not part of the answer (no token was asked for). account: by which `meter` counts
     what is used, however the request ends. named: the error for a constraint that failed in the middle of a
     text. operation, messages: what a span says of it. told: what is said of the prompt beside the choices.
-    form: how the API writes it. answered: see `telemetry.Asked`.
+    form: how the API writes it. answered: see `telemetry.Asked`. moderated: what judges it; None where nobody
+    asked.
     """
 
     engine: Engine
@@ -201,15 +205,19 @@ class Completion:
     told: PromptTold = field(default_factory=PromptTold)
     form: Form = field(default_factory=lambda: PLAIN)
     answered: Callable[[EngineError | None], None] | None = None
+    moderated: Moderated | None = None
 
     def tokens(self) -> tuple[int, int]:
         """Of all prompts together, each counted once, and the most that one answer may have."""
         prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in self.requests}
         return sum(prompts.values()), max(request.sampling.max_tokens for request in self.requests)
 
-    async def parts(self) -> AsyncGenerator[list[Part]]:
+    def parts(self) -> AsyncGenerator[list[Part]]:
         """The parts of each engine chunk as it comes, whatever choice it belongs to. Closing it aborts them
         all."""
+        return self._made() if self.moderated is None else self.moderated.judge(self._made())
+
+    async def _made(self) -> AsyncGenerator[list[Part]]:
         cancellation = self.cancellation
         try:
             with cancellation.at_work():
@@ -289,8 +297,11 @@ class Completion:
     def _folded(self, object_name: str, gathered: list[list[Part]]) -> bytes:
         choices = [writer.fold(parts) for writer, parts in zip(self.writers, gathered, strict=True)]
         gathered.clear()  # here, because to free a long answer's parts takes long enough to hold the loop
-        head = {**self.head, **self.told.members()}
+        head = {**self.head, **self.told.members(), **self._judged()}
         return self.form.body(head, object_name, choices, self.usage.totals())
+
+    def _judged(self) -> dict[str, Any]:
+        return {} if self.moderated is None else self.moderated.members()
 
     def frames(
         self, object_name: str, options: ChatStreamOptions, keep: Keep | None = None
@@ -309,6 +320,8 @@ class Completion:
             usage,
             continuous=options.continuous_usage_stats,
             first=self.told.members(),
+            last=self._judged,
+            pads=bool(options.include_obfuscation),
         )
 
     async def _kept_parts(self, keep: Keep) -> AsyncGenerator[list[Part]]:
@@ -341,25 +354,38 @@ async def framed(
     *,
     continuous: bool = False,
     first: Mapping[str, Any] | None = None,
+    last: Callable[[], Mapping[str, Any]] = dict,
+    pads: bool = False,
 ) -> AsyncGenerator[bytes]:
     """The frames of a streamed reply: one write for parts that come together, then what `usage` returns
     (None: it was not asked for), then [DONE]. continuous: every chunk has the usage so far. first: members
-    that the first chunk alone has. Raises what the parts raise."""
+    that the first chunk alone has. last: those of one more chunk behind all parts, if there are any. pads:
+    chunks of parts have a member `obfuscation`, lest their length tells what they say. Raises what the parts
+    raise."""
     start = b"data: " + orjson.dumps(_opening(head, object_name))[:-1]
     opening, closing = start + b',"choices":[', b"]}\n\n" if usage is None else b'],"usage":null}\n\n'
     beginning = start + b"," + orjson.dumps(first)[1:-1] + b',"choices":[' if first else opening
+    key, number = secrets.token_bytes(16) if pads else None, 0
     async with aclosing(parts) as stream:
         async for together in stream:
             if continuous and usage is not None:
                 closing = b'],"usage":' + orjson.dumps(usage()) + b"}\n\n"
             frames = []
             for part in together:
-                frames.append(beginning + orjson.dumps(part) + closing)
-                beginning = opening
+                written = beginning + orjson.dumps(part) + closing
+                beginning, number = opening, number + 1
+                frames.append(written if key is None else _padded(written, number, key))
             yield frames[0] if len(frames) == 1 else b"".join(frames)
+    if told := last():
+        yield start + b"," + orjson.dumps(told)[1:-1] + b',"choices":[' + closing
     if usage is not None:
         yield opening + b'],"usage":' + orjson.dumps(usage()) + b"}\n\n"
     yield DONE
+
+
+def _padded(written: bytes, number: int, key: bytes) -> bytes:
+    start, end = len(b"data: "), len(b"\n\n")
+    return written[:start] + padded(written[start:-end], number, key) + written[-end:]
 
 
 def _opening(head: Mapping[str, Any], object_name: str) -> dict[str, Any]:

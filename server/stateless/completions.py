@@ -44,7 +44,7 @@ from server.stateless.choices import (
     prompt_requests,
     prompt_scores,
 )
-from server.telemetry import Telemetry
+from server.telemetry import Telemetry, note_end_user
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
 from storage import Account
@@ -64,6 +64,7 @@ async def prepare_completion(
     owner, service = principal.owner, principal.service
     named = request.service_tier is not None or request.priority is not None
     request = admitted(service, request)
+    note_end_user(owner, request.safety_identifier or request.user)
     check_logprobs(request.logprobs, served)
     check_logprobs(request.prompt_logprobs, served, "prompt_logprobs")
     check_search(request.search, served)

@@ -18,9 +18,13 @@ class LiveCompletions:
     def __iter__(self) -> Iterator[Completion]:
         return iter(tuple(self._found.values()))
 
-    def get(self, id: str) -> Completion | None:
-        """The completion of an id, if it is being made here; of several owners' the oldest."""
-        return next((found for (_, known), found in self._found.items() if known == id), None)
+    def get(self, owner: str, id: str) -> Completion | None:
+        """An owner's completion of an id, if it is being made here."""
+        return self._found.get((owner, id))
+
+    def owners_of(self, id: str) -> list[str]:
+        """Who has a completion of this id made here: several may, because clients choose ids."""
+        return [owner for owner, known in self._found if known == id]
 
     @contextmanager
     def enter(self, completion: Completion) -> Iterator[None]:

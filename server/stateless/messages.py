@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -20,7 +20,7 @@ from engine import CallArgs, CallEnd, CallStart, Chunk, Done, Place, Reasoning, 
 from server.access import Principal, require_use
 from server.encrypted_reasoning import INCLUDE, Seal, Sealing
 from server.errors import ApiError, messages_error
-from server.input_files import InputFiles
+from server.items import Item
 from server.model_registry import ServedModel
 from server.schema import ChatRequest, MessagesRequest, in_words_of_messages, words_of_messages
 from server.sse_frame import frame
@@ -36,20 +36,31 @@ _TIERS: Mapping[str, str] = {"priority": "priority"}
 """Our service tiers that the official API has, too; all others are its `standard`."""
 
 
+class ReadInputs(Protocol):
+    """Reads the files and the images of items, whose paths are given in their order."""
+
+    async def __call__(
+        self, items: Sequence[Item], *, files: Sequence[str], images: Sequence[str]
+    ) -> Sequence[Item]:
+        """The items, which hold what was read. Raises ApiError."""
+        ...
+
+
 async def opened(
-    request: MessagesRequest, name: str | None, sealing: Sealing, files: InputFiles, owner: str
+    request: MessagesRequest, name: str | None, sealing: Sealing, read: ReadInputs, owner: str
 ) -> MessagesRequest:
-    """The request to the model of this name, with what its thoughts and files say. Raises ApiError: 400 for a
-    signature that this server did not make for this owner, or that was changed; for files see
-    `InputFiles.read`."""
+    """The request to the model of this name, with what its thoughts, files and images say. read: reads these.
+    Raises ApiError: 400 for a signature that this server did not make for this owner, or that was changed;
+    and what `read` raises."""
     items = request.chat.items
     try:
         # Thoughts are shown to whichever model goes on: clients change models within a conversation.
         items = await sealing.opened(owner, items, model=None)
     except ApiError as error:
         raise _of_signature(error, request) from None
-    if paths := request.file_paths():
-        items = await files.read(owner, items, paths=paths)
+    files, images = request.file_paths(), request.image_paths()
+    if files or images:
+        items = await read(items, files=files, images=images)
     return request.to_model(name, list(items))
 
 

@@ -24,8 +24,9 @@ from server.runs import Runs, Started, require_servers
 from server.runs.events import Events, ReaderLagged, terminal_response
 from server.schema import ChatRequest, ChatStreamOptions, Unsupported, lacking, leave_out, refuse
 from server.sse_frame import event_type
-from server.stateless.chat import CONTENT, FILES_CITED, MADE, check_modalities, folded
+from server.stateless.chat import CONTENT, FILES_CITED, MADE, check_modalities, folded, name_unread_authors
 from server.stateless.choices import Keep, Part, body, check_logprobs, framed, new_head
+from server.stateless.moderated import told_of_response
 from server.threads import aside, in_large_request
 
 Planning = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
@@ -65,12 +66,19 @@ async def start_tool_run(
         effort_param="reasoning_effort",
         template_kwargs=request.chat_template_kwargs,
     )
+    name_unread_authors(request, served)
     tier = admitted(principal.service, request).service_tier
     with _words_of_chat():
         response = request.as_response()
         started = await runs.create(principal, response, request.items, planning=planning, by=by)
     head = new_head(f"chatcmpl-{started.response_id.removeprefix('resp_')}", served)
-    return ToolRun(started, {**head, "service_tier": tier}, request.logprobs, request.include_reasoning)
+    return ToolRun(
+        started,
+        {**head, "service_tier": tier},
+        request.logprobs,
+        request.include_reasoning,
+        served.caps.response_role,
+    )
 
 
 def _require_no_approval(request: ChatRequest, runs: Runs) -> None:
@@ -98,12 +106,13 @@ def _words_of_chat() -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class ToolRun:
     """A completion that a response makes. head: what its body and its chunks say. logprobs, thoughts: whether
-    log probabilities and reasoning are shown."""
+    log probabilities and reasoning are shown. role: the message's."""
 
     started: Started
     head: dict[str, Any]
     logprobs: bool
     thoughts: bool
+    role: str = "assistant"
 
     async def whole(self, object_name: str) -> bytes:
         """The body of a reply that is not streamed. Raises ApiError where the response has failed."""
@@ -117,7 +126,8 @@ class ToolRun:
         response, writer = self._ended(last), self._writer()
         parts = [part for item in response["output"] for part in writer.item(item)]
         choice = folded([*parts, *writer.end(response)], logprobs=self.logprobs)
-        return body(self.head, object_name, [choice], _usage(response))
+        head = {**self.head, **told_of_response(response.get("moderation"))}
+        return body(head, object_name, [choice], _usage(response))
 
     def frames(
         self, object_name: str, options: ChatStreamOptions, keep: Keep | None = None
@@ -125,11 +135,17 @@ class ToolRun:
         """The frames of a streamed reply; `keep` stores the whole completion before its last chunk. Raises
         ApiError where the response fails."""
         usage: dict[str, Any] = {}
-        parts = self._parts(usage, keep)
-        return framed(self.head, object_name, parts, (lambda: usage) if options.include_usage else None)
+        told: dict[str, Any] = {}
+        parts = self._parts(usage, told, keep)
+        used = (lambda: usage) if options.include_usage else None
+        pads = bool(options.include_obfuscation)
+        return framed(self.head, object_name, parts, used, last=lambda: told, pads=pads)
 
-    async def _parts(self, usage: dict[str, Any], keep: Keep | None) -> AsyncGenerator[list[Part]]:
-        """The parts of events that come together; usage is filled in at the end."""
+    async def _parts(
+        self, usage: dict[str, Any], told: dict[str, Any], keep: Keep | None
+    ) -> AsyncGenerator[list[Part]]:
+        """The parts of events that come together. At the end usage is filled in, and what was judged is
+        told."""
         writer = self._writer()
         try:
             async with aclosing(self.started.reader.events()) as stream:
@@ -140,6 +156,7 @@ class ToolRun:
                     if events.terminal:
                         response = await aside(much, self._ended, events.bodies[-1])
                         usage |= _usage(response)
+                        told |= told_of_response(response.get("moderation"))
                         if keep is not None:
                             await keep(await aside(much, self._folded, "chat.completion", events.bodies[-1]))
                         yield writer.end(response)
@@ -149,7 +166,7 @@ class ToolRun:
         raise _interrupted("The server stopped before the completion was done.")
 
     def _writer(self) -> RunWriter:
-        return RunWriter(logprobs=self.logprobs, thoughts=self.thoughts)
+        return RunWriter(logprobs=self.logprobs, thoughts=self.thoughts, role=self.role)
 
     def _ended(self, last: bytes) -> dict[str, Any]:
         """The response in its last event. Raises ApiError where it has not come to an answer."""
@@ -219,8 +236,9 @@ class RunWriter:
     annotations do not have. A call that the server has made is shown once its outcome is known.
     """
 
-    def __init__(self, *, logprobs: bool, thoughts: bool) -> None:
-        """logprobs, thoughts: whether log probabilities and reasoning are shown."""
+    def __init__(self, *, logprobs: bool, thoughts: bool, role: str) -> None:
+        """logprobs, thoughts: whether log probabilities and reasoning are shown. role: the message's."""
+        self._role = role
         self._logprobs = logprobs
         self._thoughts = thoughts
         self._begun = False
@@ -273,13 +291,14 @@ class RunWriter:
             parts += self._part({name: notes}) if notes else []
         finish = "tool_calls" if self._whole_call else "stop"
         if response["status"] == "incomplete":
-            finish = "length"
+            filtered = response["incomplete_details"]["reason"] == "content_filter"
+            finish = "content_filter" if filtered else "length"
         *before, last = [*parts, *self._part({})]
         return [*before, {**last, "finish_reason": finish}]
 
     def _part(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Part]:
         """A part with this delta, behind the one that begins the message where nothing has."""
-        role, self._begun = [] if self._begun else [{"role": "assistant", "content": ""}], True
+        role, self._begun = [] if self._begun else [{"role": self._role, "content": ""}], True
         content = {"content": list(logprobs), "refusal": None} if logprobs else None
         return [
             *({"index": 0, "delta": each, "logprobs": None, "finish_reason": None} for each in role),

@@ -10,7 +10,7 @@ from server.telemetry.load_report import LOAD_ASKED, LOAD_REPORT, load_report
 from server.telemetry.metrics import CONTENT_TYPE, Telemetry
 from server.telemetry.observation import Asked
 from server.telemetry.readings import Distribution, EngineRates, Reading
-from server.telemetry.record import RequestRecord, current, end_user, read_traceparent
+from server.telemetry.record import RequestRecord, current, end_user, note_end_user, read_traceparent
 from server.telemetry.tracing import Tracing, TracingError
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "current",
     "end_user",
     "load_report",
+    "note_end_user",
     "read_traceparent",
 ]

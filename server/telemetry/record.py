@@ -26,6 +26,14 @@ def read_traceparent(value: str) -> str | None:
     return value
 
 
+def end_user(owner: str, said: str | None) -> str | None:
+    """What the log calls a person whom a client names: it can be found again by who knows the identifier, and
+    nobody else learns it there. Persons of two owners are two; None where nobody is named."""
+    if not said:
+        return None
+    return blake2b(said.encode(), digest_size=8, key=blake2b(owner.encode()).digest()).hexdigest()
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """One request, or one run that no request of this process has started.
@@ -35,7 +43,7 @@ class RequestRecord:
 
     The rest is what it came to. Tokens are those of all its generations so far; finish_reason is the last
     one's. first_token_s: seconds from the request of a generation to its first token. error_code: of the
-    refusal. safety_identifier: whom the client asks for, as `end_user` calls them.
+    refusal. end_user: see `end_user`.
     """
 
     request_id: str
@@ -52,7 +60,7 @@ class RequestRecord:
     finish_reason: str | None = None
     first_token_s: float | None = None
     error_code: str | None = None
-    safety_identifier: str | None = None
+    end_user: str | None = None
 
     @property
     def trace_id(self) -> str | None:
@@ -96,7 +104,7 @@ class RequestRecord:
             "finish_reason": self.finish_reason,
             "error_code": self.error_code,
             "request_trace": self.request_trace or None,
-            "safety_identifier": self.safety_identifier,
+            "safety_identifier": self.end_user,
         }
         if self.finish_reason is not None:
             found["prompt_tokens"] = self.prompt_tokens
@@ -111,9 +119,7 @@ current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 """The record of the request that this task works for; None where it works for none."""
 
 
-def end_user(owner: str, said: str | None) -> str | None:
-    """What the log calls a person: it can be found again by who knows the identifier, and nobody else learns
-    it there. Persons of two owners are two."""
-    if not said:
-        return None
-    return blake2b(said.encode(), digest_size=8, key=blake2b(owner.encode()).digest()).hexdigest()
+def note_end_user(owner: str, said: str | None) -> None:
+    """Have the log of the current request tell for whom its client asks."""
+    if (record := current.get()) is not None:
+        record.end_user = end_user(owner, said)

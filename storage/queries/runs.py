@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from storage.containers import apply
-from storage.drivers import Keys, by_keys, many
+from storage.drivers import Keys, by_keys, insert_unless_taken, many
 from storage.queries import conversations, events, items, queue, webhooks
 from storage.queries.keys import usage
 from storage.queries.responses import require
@@ -42,6 +42,7 @@ from storage.records import (
     NewResponse,
     NotFound,
     OfModels,
+    ResponseKnown,
     RunAppend,
     RunClaim,
     RunLost,
@@ -62,7 +63,7 @@ def start(conn: Connection, new: NewResponse, runner: str | None, shard: int = 0
 
     runner: who owns it from now on; None leaves it queued. shard: in which the queue counts.
     NotFound("conversation" | "response"), ConversationFull, ConversationLocked, ConversationMoved,
-    ItemConflict, TooManyQueued.
+    ItemConflict, ResponseKnown, TooManyQueued.
     """
     if runner is None:
         if new.queue_limit is not None:
@@ -78,6 +79,11 @@ def start(conn: Connection, new: NewResponse, runner: str | None, shard: int = 0
         if places:
             conn.execute(_NEW_PLACES, places)
     return _insert_run(conn, new, runner)
+
+
+def is_known(conn: Connection, id: str) -> bool:
+    """Whether there is a response of this id, whoever's, be it deleted."""
+    return conn.execute(select(responses.c.id).where(responses.c.id == id)).first() is not None
 
 
 def _lock_conversation(conn: Connection, new: NewResponse) -> int | None:
@@ -114,7 +120,10 @@ def _insert_response(conn: Connection, new: NewResponse, conversation_head: int 
         "conversation_head": conversation_head,
         "hidden": new.hidden,
     }
-    conn.execute(_NEW_RESPONSE, row)
+    if not new.named:
+        conn.execute(_NEW_RESPONSE, row)
+    elif not insert_unless_taken(conn, responses, row):
+        raise ResponseKnown(new.id)
 
 
 def _insert_run(conn: Connection, new: NewResponse, runner: str | None) -> RunClaim:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import EngineConfig
+from engine import EngineConfig, LoadError
 from server import config as module
 from server.config import Config, ConfigError, is_loopback, load, settings, shown
+from server.model_registry import chat_template
 
 
 @pytest.fixture
@@ -255,3 +256,12 @@ def test_every_setting_is_read_somewhere() -> None:
     own = {"api_key", "host", "db", "data", "models"}  # read by Config itself, too
     own |= {field.name for field in fields(EngineConfig)}  # handed to the engine by their names
     assert {row.name for row in settings()} - own <= read
+
+
+def test_a_chat_template_is_a_file_or_the_template_itself(tmp_path: Path) -> None:
+    inline = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    assert chat_template(load({"chat_template": inline}, env={}).config) == inline
+    (tmp_path / "own.jinja").write_text(inline)
+    assert chat_template(load({"chat_template": str(tmp_path / "own.jinja")}, env={}).config) == inline
+    with pytest.raises(LoadError):
+        chat_template(load({"chat_template": str(tmp_path / "none.jinja")}, env={}).config)

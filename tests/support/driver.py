@@ -47,12 +47,17 @@ class Driver:
             self.outputs[output.handle].append(output)
 
     def submit(
-        self, prompt: Sequence[int], sampling: SamplingParams, matcher: Any = None, **fields: Any
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        matcher: Any = None,
+        banned: Any = None,
+        **fields: Any,
     ) -> int:
-        """Hand a request to the loop; returns its handle."""
+        """Hand a request to the loop, with what its output must not say; returns its handle."""
         self._next += 1
         request = GenerateRequest(id=str(self._next), prompt_ids=tuple(prompt), sampling=sampling, **fields)
-        self.inbox.put(Submit(self._next, request, matcher))
+        self.inbox.put(Submit(self._next, request, matcher, banned))
         return self._next
 
     def abort(self, handle: int) -> None:

@@ -17,15 +17,22 @@ ENDS = tuple(f"response.{status}" for status in ("completed", "incomplete", "fai
 
 
 class Line:
-    """One connection. frames: all that came."""
+    """One connection. frames: all that came. A lane that warms up has nothing else at work until it has
+    ended."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.frames: list[Json] = []
+        self._warming: set[str | None] = set()
 
     async def ask(self, input: Any = None, **fields: Any) -> None:
         """Send a `response.create`."""
         asked = {"type": "response.create", **({} if input is None else {"input": input}), **fields}
+        if (
+            fields.get("generate") is False
+            or (fields.get("prompt_cache_options") or {}).get("prewarm") is True
+        ):
+            self._warming.add(fields.get("stream_id"))
         await self.socket.send(json.dumps(asked))
 
     async def next(self) -> Json:
@@ -36,7 +43,11 @@ class Line:
         if frame["type"] == "error":
             wire.validate("ResponseWsError", frame)
         elif not frame["type"].startswith(("response.inject", "response.steer")):
-            wire.validate_event({k: v for k, v in frame.items() if k not in ("stream_id", "headers")})
+            event = {k: v for k, v in frame.items() if k not in ("stream_id", "headers")}
+            lane = frame.get("stream_id")
+            wire.validate_event(event, warm_up=lane in self._warming)
+            if frame["type"] in ENDS:
+                self._warming.discard(lane)
         return frame
 
     async def until(self, *kinds: str) -> Json:

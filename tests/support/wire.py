@@ -135,10 +135,11 @@ def _official(response: Json) -> Json:
     return {**kept, "output": [item for item in response["output"] if not _changes_settings(item)]}
 
 
-def validate_response(response: Json) -> None:
+def validate_response(response: Json, *, warm_up: bool = False) -> None:
     """Check a Response object: the schema, and what every client relies on beyond it.
 
-    One that only computed its prompt (`generate: false`) has neither output nor output tokens.
+    warm_up: its request had `generate: false`, so that once completed it has read a prompt, and has neither
+    output nor output tokens. Every other one that is completed has output.
     """
     validate("Response", _official(response))
     present = "status completed_at previous_response_id truncation text presence_penalty frequency_penalty"
@@ -159,8 +160,11 @@ def validate_response(response: Json) -> None:
     if status in ("completed", "incomplete"):
         check_usage(response["usage"])
     if status == "completed" and "forked_from" not in response:
-        only_prompt = response["usage"]["output_tokens"] == 0
-        assert response["output"] or only_prompt, "a completed response has an output item"
+        assert warm_up or response["output"], "a completed response has an output item"
+    if status == "completed" and warm_up:
+        usage = response["usage"]
+        assert response["output"] == [], "a warm-up answers nothing"
+        assert usage["input_tokens"] > 0 and usage["output_tokens"] == 0, usage
     for item in response["output"]:
         validate_item(item)
 
@@ -182,8 +186,8 @@ def validate_item(item: Json, union: str = "OutputItem") -> None:
         assert item.get("id"), f"an item without id: {item}"
 
 
-def validate_event(event: Json) -> None:
-    """Check one event of a stream against the schema of its type."""
+def validate_event(event: Json, *, warm_up: bool = False) -> None:
+    """Check one event of a stream against the schema of its type. warm_up: see `validate_response`."""
     kind = event["type"]
     fields = grammar.fields()
     assert kind in fields, f"unknown event type {kind!r}"
@@ -192,7 +196,7 @@ def validate_event(event: Json) -> None:
     assert not event.get("error"), "an `error` key makes SDKs abort the stream"
     official = event
     if "response" in event:
-        validate_response(event["response"])
+        validate_response(event["response"], warm_up=warm_up)
         official = {**event, "response": _official(event["response"])}
     if kind == "response.cancelled":
         official = {**official, "type": "response.completed"}
@@ -307,6 +311,7 @@ def check_tail(tail: Sequence[Json], whole: Sequence[Json], after: int) -> None:
 def _check_lifecycle(stream: Sequence[Json]) -> Json:
     """Lifecycle events agree on everything that never changes; the last one's status is its name's."""
     changing = {"status", "output", "usage", "error", "incomplete_details", "completed_at"}
+    changing |= {"moderation", "input_messages", "output_messages"}
     first = {k: v for k, v in stream[0]["response"].items() if k not in changing}
     for event in stream:
         response: Json = event["response"]

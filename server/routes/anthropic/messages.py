@@ -5,7 +5,7 @@ A client that leaves ends its generation. Errors have the form of that API; `ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http import context, json_reply, owner, principal, read_as
+from server.http import context, json_reply, principal, read_as
 from server.ignored import queried
+from server.items import Item
 from server.model_registry import Models
+from server.routes.chosen_model import chosen_model
 from server.routes.completions import answer
 from server.routes.documented import documented
 from server.schema import MessagesRequest, parse_count, parse_messages
 from server.stateless import count_message_tokens, opened, prepare_message
-from server.telemetry import current, end_user
 
 router = APIRouter()
 
@@ -44,8 +45,6 @@ async def create_message(request: Request) -> Response:
     """Answer with a message, or (`stream`) with its events."""
     here = context(request)
     asked = await _read(request, parse_messages)
-    if (record := current.get()) is not None:
-        record.safety_identifier = end_user(owner(request), asked.user_id)
     return await answer(request, asked, partial(prepare_message, sealing=here.sealing), "message", "message")
 
 
@@ -58,7 +57,7 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a message's prompt: exactly those that it would be counted for."""
     asked = await _read(request, parse_count)
-    served = context(request).models.get(asked.model)
+    served = await chosen_model(request, asked.model, None)
     count = await count_message_tokens(asked, served, principal=principal(request))
     return json_reply(orjson.dumps({"input_tokens": count}))
 
@@ -81,7 +80,12 @@ async def _read(request: Request, parse: Parse) -> MessagesRequest:
     )
     assert asked.model is not None
     name = served_as(asked.model, here.models, here.config.messages_model)
-    return await opened(asked, name, here.sealing, here.runs.input_files, who.owner)
+
+    async def read(items: Sequence[Item], *, files: Sequence[str], images: Sequence[str]) -> Sequence[Item]:
+        served = await chosen_model(request, name, None)
+        return await here.runs.read_inputs(who.owner, items, served, files=files, images=images)
+
+    return await opened(asked, name, here.sealing, read, who.owner)
 
 
 def served_as(name: str, models: Models, fallback: str | None) -> str | None:

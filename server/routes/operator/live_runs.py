@@ -15,9 +15,12 @@ from starlette.responses import Response
 
 from server.access import ADMIN, OPERATOR_ONLY
 from server.admin import live_runs
+from server.errors import ApiError
 from server.http import actor, context, flag, integer, json_reply, read_as, read_body
+from server.items import identifier
 from server.routes.documented import documented, needs
 from server.schema import parse_fork
+from server.stateless import Completion, LiveCompletions
 
 router = APIRouter()
 
@@ -60,18 +63,22 @@ async def list_live_runs(request: Request) -> Response:
     return json_reply(orjson.dumps(found))
 
 
-@router.post(f"{live_runs.ORGANIZATION_PATH}/{{run_id}}/cancel", **documented("CancelledRun", ADMIN))
+@router.post(
+    f"{live_runs.ORGANIZATION_PATH}/{{run_id}}/cancel",
+    **documented("CancelledRun", ADMIN, body="CancelRun", body_required=False),
+)
 async def cancel_live_run(request: Request, run_id: str) -> Response:
     """Cancel a run of any owner, whichever server carries it on (extension); what it has made stays."""
-    await read_body(request, allow_empty=True, only=())
+    body = await read_body(request, allow_empty=True, only=("owner",))
+    owner = None if body.get("owner") is None else identifier(body["owner"], "owner")
     here, over = context(request), True
-    if (completion := here.completions.get(run_id)) is not None:
+    if (completion := _completion(here.completions, owner, run_id)) is not None:
         entry = actor(request).did("run.cancelled", run_id, completion.account.owner)
         await here.storage.add_audit(entry)
         if over := completion.cancellation.cancel():
             await completion.cancellation.over.wait()
     else:
-        await here.runs.cancel_any(run_id, actor(request))
+        await here.runs.cancel_any(run_id, actor(request), owner=owner)
     return json_reply(orjson.dumps(live_runs.cancelled(run_id, over=over)))
 
 
@@ -96,3 +103,13 @@ async def fork_run(request: Request, run_id: str) -> Response:
     wanted = await read_as(request, partial(parse_fork, at_event=True), allow_empty=True)
     made = await live_runs.fork(context(request).storage, actor(request), run_id, wanted)
     return json_reply(orjson.dumps(made))
+
+
+def _completion(completions: LiveCompletions, owner: str | None, id: str) -> Completion | None:
+    """The completion that is meant, if one is made here. Raises ApiError 409 where it could be that of
+    several owners and none is named."""
+    owners = completions.owners_of(id) if owner is None else [owner]
+    if len(owners) > 1:
+        message = f"Several owners have a completion '{id}' made now: name one of {owners} as 'owner'."
+        raise ApiError(409, message, code="ambiguous_run", param="owner", headers={"x-should-retry": "false"})
+    return completions.get(owners[0], id) if owners else None

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from engine import (
+    CallArgs,
     CallEnd,
     Chunk,
     ConstraintError,
@@ -27,7 +28,9 @@ from engine import (
     GenerateRequest,
     Prompt,
     PromptTooLong,
+    Reasoning,
     RequestError,
+    Text,
 )
 from server.clock import now_us
 from server.errors import ApiError, to_api_error
@@ -43,6 +46,8 @@ from server.items import (
 )
 from server.limits import Limiter
 from server.mcp_servers import Reach
+from server.moderation import Verdict, asked_in, blocks, said_in, unjudged
+from server.pooling import Moderator, judged
 from server.prompting import Offer, to_messages
 from server.runs.events import UNMADE, Draft, Journal
 from server.runs.execution.recovery_probation import Probation
@@ -62,6 +67,7 @@ from server.runs.planning import (
 from server.telemetry import Asked, RequestRecord, Telemetry, current
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
+from server.vector_stores import Payer
 from server.webhooks import notice
 from storage import ClosedItem, Finish, Park, RunLost
 from tools import UNKNOWN_EFFECT, Registry, ToolResult, with_doubt
@@ -87,6 +93,7 @@ class Loop:
         meter: Meter,
         limiter: Limiter,
         max_tool_output_bytes: int | None = None,
+        moderator: Moderator | None = None,
     ) -> None:
         self._journal = journal
         self._probation = probation
@@ -95,6 +102,7 @@ class Loop:
         self._meter = meter
         self._limiter = limiter
         self._max_output_bytes = max_tool_output_bytes
+        self._moderator = moderator
 
     async def advance(self, run: Run) -> None:
         """Carry a run on until it ends or is parked.
@@ -170,10 +178,16 @@ class Loop:
                 case steps.Generate() if await self._is_due(run):
                     self._write(run, run.assembler.compaction_begun())
                 case steps.Generate(generation, max_tokens):
+                    if run.plan.generates and not await self._may_begin(run):
+                        self._end(run, "incomplete", reason="content_filter")
+                        return
                     await self._probation.enter(run)
-                    await self._generate(run, generation, max_tokens if run.plan.generates else 1)
+                    shown = await self._generate(run, generation, max_tokens if run.plan.generates else 1)
                     if not run.plan.generates:
                         self._end(run, "completed")
+                        return
+                    if not shown:
+                        self._end(run, "incomplete", reason="content_filter")
                         return
                 case steps.MakeCalls(requests):
                     for request in requests:
@@ -185,6 +199,7 @@ class Loop:
                     self._park(run)
                     return
                 case steps.Finish(status, reason):
+                    await self._judge_output(run)
                     self._end(run, status, reason=reason)
                     return
 
@@ -217,32 +232,27 @@ class Loop:
         run.learn(await enforced(known, run.served, run.plan.owner))
         run.first = None
 
-    async def _generate(self, run: Run, generation: int, max_tokens: int | None) -> None:
+    async def _generate(self, run: Run, generation: int, max_tokens: int | None) -> bool:
+        """Make one generation. False where it is withheld, because its run's moderation blocks it: its tokens
+        count, and nothing of it is shown."""
         replay = None if run.unfinished is None else Replay(run.unfinished)
         output = run.assembler.output if replay is None else replay.assembler.output
         is_first = run.progress.answers == (0 if replay is None else 1)
-        facts: dict[str, Any] = {}
         if run.has_loaded:
             await self._learn(run)
         request, run.first = run.first, None
+        num_dropped = 0
         if request is None:
-            large = in_large_request()
-            offered = await aside(large, partial(run.plan.offer, run.functions, forced=is_first))
-            if is_first and generation == 0 and replay is None:
-                prompt, num_dropped = await self._first_prompt(run, offered)
-                facts |= {"num_dropped": num_dropped} if num_dropped else {}
-            else:
-                items = [*run.context, *output]
-                prompt = await run.plan.rendered(run.served, items, offered, run.functions, run.told)
             try:
-                make = partial(run.plan.request, generation=generation, max_tokens=max_tokens)
-                request = await aside(large, make, run.served, prompt, offered)
+                request, num_dropped = await self._request(
+                    run, generation, max_tokens, output, is_first=is_first, begun=replay is not None
+                )
             except PromptTooLong:
                 if is_first:
                     raise
                 run.progress.ended = "length"  # the tools' outputs filled the context
-                return
-        await self._ask(run, request, replay, generation, facts)
+                return True
+        return await self._ask(run, request, replay, generation, {"num_dropped": num_dropped})
 
     async def _is_due(self, run: Run) -> bool:
         """Whether the conversation is compacted before the next generation."""
@@ -279,21 +289,17 @@ class Loop:
         request: GenerateRequest,
         replay: Replay | None,
         generation: int,
-        facts: dict[str, Any],
-    ) -> None:
+        facts: Mapping[str, Any],
+    ) -> bool:
         """Have the engine generate, and journal what it says. replay: of what was journaled already. facts:
-        what the generation's first record says besides."""
+        what the generation's first record says besides. False where it is withheld (`_generate`)."""
         output = run.assembler.output if replay is None else replay.assembler.output
         first_item = len(output)
         if replay is not None:
             request = replay.request(request)
             run.unlogged = Unlogged(generation, first_token=replay.num_tokens)
         else:
-            facts = {"generation": generation, "first_item": first_item, **facts}
-            facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
-            long = len(request.prompt_ids) > THREADED_TOKENS
-            facts["prompt"] = await aside(long, fingerprint, request.prompt_ids)
-            run.unlogged = Unlogged(generation, facts=facts)
+            run.unlogged = Unlogged(generation, facts=await _facts(request, generation, first_item, facts))
         if run.place is not None:
             run.place.bring(len(request.prompt_ids))
         asked = Asked(
@@ -305,19 +311,92 @@ class Loop:
             messages=lambda: to_messages([*run.context, *output], run.plan.lead, run.functions.names),
             answered=run.served.answered,
         )
+        withholds = run.withholds and "summarises" not in facts  # nobody is shown the tokens of a summary
         produced: list[int] = []
+        read: list[Chunk] = []  # all that is to be judged, where flagged generations are withheld
+        held: list[Chunk] = []  # what of it waits for the verdict
         async with aclosing(self._telemetry.generate(asked, run.place)) as chunks:
             async for chunk in chunks:
                 produced += chunk.token_ids
+                read += [chunk] if withholds else []
                 if run.unfinished is not None and replay is not None:
                     # Only a replay that is through: an earlier end would follow events that are not written.
                     if replay.take(chunk):
                         run.assembler, run.unfinished = replay.assembler, None
+                elif withholds:
+                    held.append(chunk)
                 elif self._take(run, chunk, first_item):
                     self._write(run)
                     await self._journal.has_room(run.entry)
                     self._probation.look(run)
         run.generated = request, produced
+        return not withholds or await self._show(run, read, held, first_item)
+
+    async def _request(
+        self,
+        run: Run,
+        generation: int,
+        max_tokens: int | None,
+        output: Sequence[Item],
+        *,
+        is_first: bool,
+        begun: bool,
+    ) -> tuple[GenerateRequest, int]:
+        """What an engine is asked for one generation, and how many more of the oldest items it leaves out
+        than the plan does. is_first: no answer came before it. begun: an earlier owner of the run has begun
+        the generation. Raises PromptTooLong."""
+        large, num_dropped = in_large_request(), 0
+        offered = await aside(large, partial(run.plan.offer, run.functions, forced=is_first))
+        if is_first and generation == 0 and not begun:
+            prompt, num_dropped = await self._first_prompt(run, offered)
+        else:
+            items = [*run.context, *output]
+            prompt = await run.plan.rendered(run.served, items, offered, run.functions, run.told)
+        make = partial(run.plan.request, generation=generation, max_tokens=max_tokens)
+        return await aside(large, make, run.served, prompt, offered), num_dropped
+
+    # -- moderation ------------------------------------------------------------------------------------------
+
+    async def _may_begin(self, run: Run) -> bool:
+        """Whether a model may be asked, as far as a moderation of the input says."""
+        wanted = run.plan.moderation
+        if wanted is None or "input" in run.verdicts:
+            return True
+        run.verdicts["input"] = await self._judge(run, asked_in(run.context))
+        return not blocks(wanted["input"], run.verdicts["input"])
+
+    async def _show(self, run: Run, chunks: Sequence[Chunk], held: Sequence[Chunk], first_item: int) -> bool:
+        """Show what was held back of a generation, all of whose chunks are given, unless that is flagged."""
+        text = "".join(
+            delta.text
+            for chunk in chunks
+            for delta in chunk.deltas
+            if isinstance(delta, Text | Reasoning | CallArgs)
+        )
+        verdict = run.verdicts["output"] = await self._judge(run, text)
+        shown = not blocks("block", verdict)
+        for chunk in held:
+            if not shown:
+                self._count(run, chunk)
+            elif self._take(run, chunk, first_item):
+                self._write(run)
+                await self._journal.has_room(run.entry)
+        return shown
+
+    async def _judge_output(self, run: Run) -> None:
+        """Have the whole output judged, unless that was one generation and is."""
+        if run.plan.moderation is None or ("output" in run.verdicts and run.progress.answers < 2):
+            return
+        run.verdicts["output"] = await self._judge(run, said_in(run.assembler.output))
+
+    async def _judge(self, run: Run, text: str) -> Verdict:
+        """The verdict on a text, which counts as the run's owner's use."""
+        if self._moderator is None:  # it was planned by a server that had one
+            return unjudged("not_moderated", "No model for moderation is configured here.")
+        plan = run.plan
+        payer = Payer(plan.owner, key_id=plan.key_id, weight=plan.weight)
+        [verdict] = await judged(self._moderator, [text], payer)
+        return verdict
 
     async def _first_prompt(self, run: Run, offered: Offer) -> tuple[Prompt, int]:
         """The prompt of a run's first generation, where it was not made with the plan, and how many more of
@@ -334,15 +413,10 @@ class Loop:
 
     def _take(self, run: Run, chunk: Chunk, first_item: int) -> bool:
         """Take an engine chunk in; True when a record is to be made of what was taken since the last one."""
+        self._count(run, chunk)
         unlogged, summarised = run.unlogged, run.assembler.is_summarising
-        if chunk.cached_tokens is not None and "generation" in unlogged.facts:
-            unlogged.facts["cached_tokens"] = chunk.cached_tokens
         if not run.plan.generates:  # a token is drawn to have the prompt computed, and shown to nobody
             return False
-        if chunk.reasoning_tokens:
-            reasoning = unlogged.facts.get("reasoning_tokens", 0)
-            unlogged.facts["reasoning_tokens"] = reasoning + chunk.reasoning_tokens
-        unlogged.token_ids.extend(chunk.token_ids)
         unlogged.logprobs.extend(chunk.logprobs)
         last = chunk.deltas[-1] if chunk.deltas else None
         if drafts := run.assembler.feed(chunk.deltas):
@@ -359,6 +433,18 @@ class Loop:
             unlogged.facts["ended"] = last.reason
             unlogged.complete = True
         return unlogged.complete
+
+    def _count(self, run: Run, chunk: Chunk) -> None:
+        """Count the tokens of a chunk, but for the one that is drawn to have a prompt computed."""
+        unlogged = run.unlogged
+        if chunk.cached_tokens is not None and "generation" in unlogged.facts:
+            unlogged.facts["cached_tokens"] = chunk.cached_tokens
+        if not run.plan.generates:
+            return
+        if chunk.reasoning_tokens:
+            reasoning = unlogged.facts.get("reasoning_tokens", 0)
+            unlogged.facts["reasoning_tokens"] = reasoning + chunk.reasoning_tokens
+        unlogged.token_ids.extend(chunk.token_ids)
 
     async def _call_tools(self, run: Run) -> None:
         """Make the calls of a turn. Each is durable before it begins, and its outcome is written as soon as
@@ -547,6 +633,10 @@ class Loop:
             reason=reason,
             usage=run.progress.usage(),
         )
+        if run.plan.tells_messages and status in ("completed", "incomplete"):
+            names = run.functions.names
+            head["input_messages"] = to_messages(run.context, run.plan.lead, names)
+            head["output_messages"] = to_messages(run.assembler.output, None, names)
         drafts.append({"type": f"response.{status}", "response": {**head, "output": run.assembler.output}})
         append = run.plan.conversation_id is not None and status in ("completed", "incomplete")
         used = spent(run.plan, run.progress, ended_at)
@@ -593,6 +683,17 @@ class Loop:
         }
         words = (plan.response_id, status, progress.input_tokens, progress.output_tokens, seconds * 1000)
         log.info("run %s %s: %d prompt tokens, %d output tokens, %.0f ms", *words, extra=said)
+
+
+async def _facts(
+    request: GenerateRequest, generation: int, first_item: int, others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the first record of a generation says of it. others: what else there is to say, if it is."""
+    facts: dict[str, Any] = {"generation": generation, "first_item": first_item}
+    facts |= {"input_tokens": len(request.prompt_ids), "cached_tokens": 0}
+    facts |= {name: value for name, value in others.items() if value}
+    long = len(request.prompt_ids) > THREADED_TOKENS
+    return {**facts, "prompt": await aside(long, fingerprint, request.prompt_ids)}
 
 
 def _code(failure: EngineError) -> str:

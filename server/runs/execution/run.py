@@ -17,6 +17,7 @@ from server.errors import ApiError
 from server.items import ITEM_TYPES, Item, Route, dump_private, is_client_call, is_loading, key_of
 from server.limits import Visit
 from server.model_registry import ServedModel
+from server.moderation import Verdict, unjudged
 from server.prompting import Told
 from server.runs.events import Assembler, Draft, RunLog, Tokens, derived_id
 from server.runs.execution.logprobs import dump_logprobs
@@ -26,6 +27,9 @@ from storage import NewItem, Record, RunClaim
 if TYPE_CHECKING:
     from server.encrypted_reasoning import Seal, Sealing
     from server.mcp_servers import Reach
+
+
+UNASKED = unjudged("not_moderated", "The response ended before there was anything to be judged.")
 
 
 @dataclass(slots=True)
@@ -117,6 +121,7 @@ class Run:
     watched: int = 0  # the database's counter of readers elsewhere, as it was when the last grace ended
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
     refusal: Exception | None = None  # why the log did not take what it wrote
+    verdicts: dict[str, Verdict] = field(default_factory=dict)  # on its input and output, where it has any
     failure: ApiError | None = None  # why it has failed, as a reply that is no response says it
     stepping: bool = True  # False once it has ended or parked: what is left is to make that durable
     ended: bool = False  # its terminal event is written
@@ -138,6 +143,11 @@ class Run:
     def num_tokens(self) -> int:
         """Output tokens so far."""
         return self.progress.output_tokens + len(self.unlogged.token_ids)
+
+    @property
+    def withholds(self) -> bool:
+        """Whether a generation is shown only once it was judged as a whole."""
+        return self.plan.generates and (self.plan.moderation or {}).get("output") == "block"
 
     @property
     def approved(self) -> list[Item]:
@@ -175,7 +185,9 @@ class Run:
         reason: str | None = None, usage: dict[str, Any] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """The part of the Response object that changes, without its output. Times in unix seconds."""
+        judged = self.plan.moderation is not None and usage is not None  # at the end alone
         return {
+            **({"moderation": {"input": UNASKED, "output": UNASKED, **self.verdicts}} if judged else {}),
             "id": self.plan.response_id,
             "object": "response",
             "created_at": self.plan.created_at // 1_000_000,

@@ -104,9 +104,11 @@ class RunPlan:
     which the input approves, and which the run makes first. batch: it is a request of a batch. saved_as: the
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
-    prompt: the template that its request named, filled. end_user: a digest of what its client calls the
-    person that asks, for the log. compaction: what it is to compact, None where nothing. image_options: how
-    its images are processed, as far as that is its choice.
+    prompt: the template that its request named, filled. own_id: its client chose its id. tells_messages: its
+    end tells the messages that it was made of. moderation: its model, and the mode of each half
+    (`server.moderation`). end_user: a digest of what its client calls the person that asks, for the log.
+    compaction: what it is to compact, None where nothing. image_options: how its images are processed, as far
+    as that is its choice.
     """
 
     response_id: str
@@ -157,6 +159,9 @@ class RunPlan:
     end_user: str | None = None
     compaction: Compaction | None = None
     image_options: dict[str, Any] = field(default_factory=dict)
+    moderation: dict[str, str] | None = None
+    own_id: bool = False
+    tells_messages: bool = False
 
     def dump(self) -> bytes:
         """The plan as stored."""
@@ -274,7 +279,7 @@ class RunPlan:
         new = context if told is None else context[told.num_items :]
         much = in_large_request() or num_parts(new) > THREADED_PARTS
         words = partial(self._render_input, served, context, offered, functions, told, most)
-        worded = await aside(much, words)
+        worded = replace(await aside(much, words), text_parts=served.caps.text_parts)
         try:
             return await served.engine.render(worded)
         except PromptTooLong as error:
@@ -696,7 +701,9 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
     if wants_logprobs:
         fields["logprobs"] = request.top_logprobs or 0
     return RunPlan(
-        response_id=f"resp_{secrets.token_hex(24)}",
+        response_id=f"resp_{request.request_id or secrets.token_hex(24)}",
+        own_id=request.request_id is not None,
+        tells_messages=request.enable_response_messages,
         owner=turn.principal.owner,
         model=served.name,
         fingerprint=served.info.fingerprint,
@@ -708,6 +715,7 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         conversation_id=request.conversation_id,
         instructions=request.instructions,
         prompt=None if request.prompt is None else request.prompt.for_plan(),
+        moderation=None if request.moderation is None else request.moderation.dump(),
         end_user=end_user(turn.principal.owner, request.safety_identifier or request.user),
         tools=list(tools.tools),
         num_added=len(tools.tools) - len(request.tools),

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from engine import PromptTooLong, RequestError
 from server.errors import ApiError
 from server.ignored import ignore, unread
-from server.items import Item, input_files_of
+from server.items import Item, images_in, input_files_of
 from server.schema.anthropic.blocks import Conversation, Place
 from server.schema.anthropic.tools import read_choice, read_tools
 from server.schema.chat import ChatRequest, ChatStreamOptions
@@ -91,8 +91,7 @@ class MessagesRequest:
 
     chat: what the engine is asked. places: where each of its items came from. display: how thoughts are
     shown; None: not at all. budget: tokens of thought that were asked for, for templates that can be told.
-    only_reads: the prompt is computed, and nothing is answered. user_id: whom the client says that it asks
-    for.
+    only_reads: the prompt is computed, and nothing is answered.
     """
 
     chat: ChatRequest
@@ -100,12 +99,21 @@ class MessagesRequest:
     display: Display | None = None
     budget: int | None = None
     only_reads: bool = False
-    user_id: str | None = None
 
     @property
     def model(self) -> str | None:
         """The name of the model that is asked for."""
         return self.chat.model
+
+    @property
+    def safety_identifier(self) -> str | None:
+        """What the client calls the person for whom it asks."""
+        return self.chat.safety_identifier
+
+    @property
+    def user(self) -> None:
+        """An older name for that, which this API does not have."""
+        return None
 
     @property
     def stream(self) -> bool:
@@ -121,6 +129,11 @@ class MessagesRequest:
         """The paths of the files among the parts of items, in their order."""
         placed = zip(self.chat.items, self.places, strict=True)
         return [place.parts[position] for item, place in placed for position, _ in input_files_of(item)]
+
+    def image_paths(self) -> list[str]:
+        """The paths of the images among the parts of items, in their order."""
+        placed = zip(self.chat.items, self.places, strict=True)
+        return [place.parts[position] for item, place in placed for position, _ in images_in(item)]
 
     def to_model(self, name: str | None, items: list[Item]) -> MessagesRequest:
         """The same to the model of another name, with items of which more is known."""
@@ -199,6 +212,7 @@ def _parse(values: Mapping[str, Any], unsupported: Unsupported) -> MessagesReque
         reasoning_effort=thinks.effort,
         effort_param=thinks.param,
         service_tier=_tier(plain),
+        safety_identifier=metadata.get("user_id") or None,
         sampling=sampling_fields(drawn, max_tokens=max(1, plain.max_tokens)),
     )
     return MessagesRequest(
@@ -207,7 +221,6 @@ def _parse(values: Mapping[str, Any], unsupported: Unsupported) -> MessagesReque
         display=thinks.display,
         budget=thinks.budget,
         only_reads=plain.max_tokens == 0,
-        user_id=metadata.get("user_id") or None,
     )
 
 

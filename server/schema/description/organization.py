@@ -200,6 +200,10 @@ def _runs() -> dict[str, Schema]:
     }
     return {
         "LiveRuns": of({"object": {"const": "list"}, "data": listed(run)}),
+        "CancelRun": of(
+            {},
+            {"owner": {**STRING, "description": "Whose it is, where several owners have one of this id."}},
+        ),
         "CancelledRun": of({"id": STRING, **cancelled}),
     }
 

@@ -58,6 +58,10 @@ def _asked() -> dict[str, Schema]:
         ),
         "CreatePooling": of({"input": inputs}, of_vectors),
         "CreateClassification": of({"input": inputs}, {"model": STRING, **truncate}),
+        "CreateModeration": of(
+            {"input": {"anyOf": [STRING, listed({"anyOf": [STRING, OBJECT]}, minItems=1, maxItems=2048)]}},
+            {"model": STRING},
+        ),
         "CreateReranking": of(
             {"query": STRING, "documents": {"anyOf": [STRING, documents]}},
             {
@@ -87,6 +91,22 @@ _TOLD: Mapping[str, Schema] = {
     "Pooled": _pooled("pooling", {"data": _VECTOR}),
     "Scores": _pooled("score", {"score": NUMBER}),
     "Classes": _pooled("classification", {"label": STRING, "probs": listed(NUMBER), "num_classes": INTEGER}),
+    "Moderations": of(
+        {
+            "id": STRING,
+            "model": STRING,
+            "results": listed(
+                of(
+                    {
+                        "flagged": BOOLEAN,
+                        "categories": OBJECT,
+                        "category_scores": OBJECT,
+                        "category_applied_input_types": OBJECT,
+                    }
+                )
+            ),
+        }
+    ),
     "Reranking": of(
         {
             "id": STRING,

@@ -16,6 +16,7 @@ from engine.executor import runner
 from engine.executor.cuda_graphs import buckets_for
 from engine.executor.gpu_launcher import STAND_IN
 from engine.models import linear, loader
+from engine.tokenizer import Tokenizer
 from engine.types import SamplingParams
 from tests.support.checkpoints import oracle_greedy
 from tests.support.driver import Driver, greedy
@@ -240,3 +241,22 @@ def test_who_waits_for_a_place_or_a_consumer_holds_nobody_back(checkpoint: Find,
     driver.run()
     expected = [oracle_long(folder, ids, 20) for ids in prompts]
     assert [driver.tokens(handle) for handle in (unread, read, waits)] == expected
+
+
+def test_what_must_not_be_said_is_not_said_a_step_ahead(checkpoint: Find, flights: list[int]) -> None:
+    """A word of two letters: whether its second one is banned depends on the draw that a step launched ahead
+    has not seen when its forward begins."""
+    folder = checkpoint("qwen3")
+    tokenizer = Tokenizer.load(folder)
+    ids = prompt(5)
+    plain = oracle_long(folder, ids, 24)
+    said = tokenizer.decode(plain)
+    word = next(said[at : at + 2] for at in range(4, len(said) - 1) if said[at : at + 2].isascii())
+    driver = Driver(folder, block_size=4, num_assistant_tokens=0)
+    handle = driver.submit(ids, greedy(24, ignore_eos=True), banned=tokenizer.banning((word,)))
+    beside = driver.submit(prompt(5, 1), greedy(24, ignore_eos=True))
+    driver.run()
+    assert flights
+    assert word in said and word not in tokenizer.decode(driver.tokens(handle))
+    assert driver.tokens(handle)[:1] == plain[:1]
+    assert driver.tokens(beside) == oracle_long(folder, prompt(5, 1), 24)

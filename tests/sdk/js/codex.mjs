@@ -23,7 +23,7 @@ const { models } = JSON.parse(run(program, ["debug", "models", "--bundled"]));
 const known = models.find(({ slug }) => slug === "gpt-5.5");
 const model = { ...known, slug: MODEL, supports_search_tool: false, input_modalities: ["text"] };
 
-function configure(baseURL, name) {
+function configure(baseURL, { name = "Local server", websockets = false }) {
   const catalog = join(folder, "models.json");
   writeFileSync(catalog, JSON.stringify({ models: [model] }));
   const settings = [
@@ -43,13 +43,14 @@ function configure(baseURL, name) {
     `base_url = "${baseURL}"`,
     'env_key = "OPENAI_API_KEY"',
     'wire_api = "responses"',
+    `supports_websockets = ${websockets}`,
   ];
   writeFileSync(join(folder, "config.toml"), settings.join("\n"));
 }
 
-/** A repository with one file. `turn(arguments)` is a turn of Codex in it: the session's id, its items, its words. */
-function repository(baseURL, name = "Local server") {
-  configure(baseURL, name);
+/** A repository with one file; name: of the provider; websockets: whether Codex speaks over those. `turn(arguments)` is a turn of Codex in it: the session's id, its items, its words. */
+function repository(baseURL, settings = {}) {
+  configure(baseURL, settings);
   const path = mkdtempSync(join(folder, "repository-"));
   const git = (...args) => run("git", ["-c", "user.name=A", "-c", "user.email=a@example.com", ...args], path);
   git("init", "-q");
@@ -123,7 +124,7 @@ const checks = {
 
 const compacting = {
   async "Codex has its session compacted, and goes on"({ baseURL }) {
-    const { turn } = repository(baseURL, "OpenAI"); // under this name it sends a compaction_trigger
+    const { turn } = repository(baseURL, { name: "OpenAI" }); // under this name it sends a compaction_trigger
     const limit = ["-c", "model_auto_compact_token_limit=12000"];
     const { session } = turn(...limit, "My name is Mark.");
     const kept = turn("resume", session, ...limit, "say two");
@@ -133,6 +134,21 @@ const compacting = {
     const used = (await (await fetch(path)).json()).data.flatMap(({ results }) => results);
     const requests = used.reduce((sum, { num_model_requests }) => sum + num_model_requests, 0);
     assert.ok(requests > 3, `${requests} requests: none was a compaction`);
+  },
+};
+
+const overSockets = {
+  async "Codex speaks over WebSockets alone, warms them up, and goes on from what a connection keeps"({ baseURL }) {
+    const { read, turn } = repository(baseURL, { websockets: true });
+    const { session, items, said } = turn(call("apply_patch", { input: PATCH }));
+    assert.deepEqual(kinds(items), ["file_change", "agent_message"]);
+    assert.match(said, /Success/);
+    assert.equal(read("greet.py"), 'def greet():\n    return "goodbye"\n');
+    assert.equal(turn("resume", session, "think hm then say done").said, "done");
+    const page = await (await fetch(new URL("/metrics", baseURL))).text();
+    const requests = page.split("\n").filter((line) => /^antiphon_requests_total.*"\/v1\/responses"/.test(line));
+    assert.ok(requests.length, page);
+    for (const line of requests) assert.match(line, /method="WEBSOCKET"/);
   },
 };
 
@@ -154,6 +170,7 @@ const lenient = {
 
 try {
   await against(["--engine", "scripted"], { ...checks, ...compacting });
+  await against(["--engine", "scripted"], overSockets);
   const notes = mkdtempSync(join(folder, "notes-"));
   writeFileSync(join(notes, "tides.md"), "# Tides\n\nThe spring tide is highest two days after the full moon.\n");
   const names = [MODEL, "other"].flatMap((name) => ["--served-model-name", name]);

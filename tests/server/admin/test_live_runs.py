@@ -223,3 +223,37 @@ async def test_a_follower_waits_for_the_next_server(
         leave_address(server.context.config, server.base_url, server.life.admin_token)
         assert await following == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[1] == "completed"
+
+
+async def test_of_several_owners_the_named_one_is_cancelled(tmp_path: Path) -> None:
+    """Clients choose the ids of chat completions, so two owners may choose the same."""
+    keys = tmp_path / "keys"
+    keys.write_text("ann:key-of-ann\nbob:key-of-bob\n")
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    (tmp_path / "data").mkdir()
+    async with (
+        live_app(tmp_path / "data", engine, api_key_file=keys) as server,
+        http_client(server) as client,
+    ):
+        asked = {"messages": [{"role": "user", "content": "hold\nsay hi"}], "request_id": "same"}
+        hers, his = (
+            asyncio.create_task(
+                client.post("/v1/chat/completions", json=asked, headers={"authorization": f"Bearer {key}"})
+            )
+            for key in ("key-of-ann", "key-of-bob")
+        )
+        await until(lambda: engine.stats().running == 2)
+        operator = {"authorization": f"Bearer {server.life.admin_token}"}
+        path = "/v1/organization/runs/chatcmpl-same/cancel"
+        which = await client.post(path, headers=operator)
+        assert (which.status_code, which.json()["error"]["code"]) == (409, "ambiguous_run")
+        nobody = await client.post(path, headers=operator, json={"owner": "cyd"})
+        assert nobody.status_code == 404
+        assert (await client.post(path, headers=operator, json={"owner": 1})).status_code == 400
+        done = await client.post(path, headers=operator, json={"owner": "bob"})
+        assert done.json()["cancelled"]
+        assert (await his).status_code == 503
+        assert not hers.done()
+        gate.release.set()
+        assert (await hers).json()["id"] == "chatcmpl-same"

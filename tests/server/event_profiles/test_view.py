@@ -16,6 +16,7 @@ from engine import ScriptedEngine
 from server.event_profiles import older_response
 from server.http import sse
 from tests.support import wire
+from tests.support.lines import ENDS, line
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, Live, call, gated, prompts
 
@@ -102,6 +103,30 @@ async def transcripts(client: httpx.AsyncClient, body: Json) -> Json:
         "openai": steady(official, {}),
         "legacy": steady(older, {}),
     }
+
+
+async def test_frames_of_a_websocket_are_of_the_same_log(tmp_path: Path) -> None:
+    """Official over a connection, whatever the profile of the server; the same log over HTTP in each."""
+    golden = json.loads(GOLDEN.read_text())
+    async with (
+        live_app(tmp_path, responses_profile="legacy") as running,
+        http_client(running) as client,
+        line(running.base_url) as socket,
+    ):
+        names = [name for name in SCENARIOS if name != "background"]  # which a connection does not take
+        lanes = {f"lane-{place}": name for place, name in enumerate(names)}
+        for lane, name in lanes.items():
+            await socket.ask(**SCENARIOS[name], stream_id=lane)
+        for _ in lanes:
+            await socket.until(*ENDS)
+        for lane, name in lanes.items():
+            frames = [frame for frame in socket.frames if frame["stream_id"] == lane]
+            bare = [{key: frame[key] for key in frame if key != "stream_id"} for frame in frames]
+            assert steady(bare, {}) == golden[name]["openai"], name
+            response_id = bare[0]["response"]["id"]
+            assert wire.events(await events_of(client, response_id, "openai")) == bare
+            older = parsed(await events_of(client, response_id, "legacy"))
+            assert steady(older, {}) == golden[name]["legacy"], name
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

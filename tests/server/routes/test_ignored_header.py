@@ -178,7 +178,7 @@ REFUSED = {
 POOLED = {
     ("POST", path)
     for path in (
-        *("/v1/embeddings", "/pooling", "/v1/classify", "/classify"),
+        *("/v1/embeddings", "/pooling", "/v1/classify", "/classify", "/v1/moderations"),
         *("/v1/embed", "/v2/embed", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"),
     )
 }

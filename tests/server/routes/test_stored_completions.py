@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import httpx
 import orjson
 import pytest
 from openai import AsyncOpenAI, NotFoundError
+from sqlalchemy import insert
 
 from engine import Fail, Say, ScriptedEngine
 from server.access import Actor
 from server.admin.exports import exported
+from storage.tables import runners
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.talk import Gate, gated_at
 
 Json = dict[str, Any]
 CHAT = "/v1/chat/completions"
@@ -168,6 +172,35 @@ async def test_they_are_their_owners(tmp_path: Path) -> None:
             assert (again.status_code, error["code"], error["param"]) == (
                 400, "request_id_taken", "request_id"
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_id_is_taken_from_the_beginning(tmp_path: Path, stream: bool) -> None:
+    """Another server on the database cannot end a completion of the same id first: who is second hears it
+    before anything is made for it."""
+    gate = Gate()
+    async with running_app(tmp_path, ScriptedEngine(gated_at(gate, "hold"))) as running:
+        completions = running.context.completions
+        async with http_client(running) as client:
+            asked = asking("say one\nhold\nsay two", request_id="mine", stream=stream)
+            first = asyncio.create_task(client.post(CHAT, json=asked))
+            await gate.reached.wait()
+            # To another process this one's list of completions at work is not known.
+            known, completions._found = completions._found, {}
+            elsewhere = running.context.storage
+            alive = insert(runners).values(id=elsewhere.runner, beat=1)
+            await elsewhere._write(lambda conn: conn.execute(alive))
+            runner, elsewhere.runner = elsewhere.runner, "another"
+            second = await client.post(CHAT, json=asked)
+            completions._found, elsewhere.runner = known, runner
+            assert second.status_code == 400, second.text
+            assert wire.validate_error(second.json())["code"] == "request_id_taken"
+            gate.release.set()
+            assert (await first).status_code == 200
+            assert await listed(client) == ["chatcmpl-mine"]
+            assert (await client.post(CHAT, json=asked)).status_code == 400
+            assert (await client.delete(f"{CHAT}/chatcmpl-mine")).status_code == 200
+            assert (await client.post(CHAT, json=asked)).status_code == 200, "the claim went with its work"
 
 
 async def test_what_fails_is_not_stored(tmp_path: Path) -> None:

@@ -20,16 +20,14 @@ OFFICIAL = {
 }
 
 NOT_HONOURED = {
-    "responses": {
-        "refused": "moderation",
-    },
+    "responses": {},
     "input_tokens": {"refused": "personality"},
     "compact": {"hint": "prompt_cache_retention prompt_cache_options"},
     "chat": {
-        "hint": "user safety_identifier prompt_cache_retention prompt_cache_options prediction verbosity",
-        "refused": "audio moderation functions function_call",
+        "hint": "prompt_cache_retention prompt_cache_options prediction verbosity",
+        "refused": "audio functions function_call",
     },
-    "completions": {"hint": "user", "refused": "suffix"},
+    "completions": {"refused": "suffix"},
 }
 """Every official field that does less than its name says; all others must be honoured."""
 

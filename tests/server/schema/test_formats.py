@@ -186,7 +186,7 @@ BAD_SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "array", "uni
     ("body", "param", "code"),
     [
         (shaped({**FORMAT, "schema": BAD_SCHEMA}), "text.format", "invalid_schema"),
-        (shaped({**FORMAT, "name": "a b"}), "text.format.name", "invalid_value"),
+        (shaped({**FORMAT, "name": "a\tb"}), "text.format.name", "invalid_value"),
         (shaped({"type": "json_schema", "name": "a"}), "text.format.schema", "missing_required_parameter"),
         (shaped({**FORMAT, "schema": []}), "text.format.schema", "invalid_type"),
         (shaped({**FORMAT, "strict": "yes"}), "text.format.strict", "invalid_type"),

@@ -98,6 +98,26 @@ async def test_usage_so_far_in_every_chunk(client: httpx.AsyncClient, path: str)
     assert reply.headers["x-antiphon-ignored"] == "stream_options.continuous_usage_stats"
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_chunks_are_padded(client: httpx.AsyncClient, path: str) -> None:
+    """All chunks with a part of an answer have lengths that tell next to nothing of it."""
+    asked = asking("say one two three") if path == CHAT else {"prompt": "say one two three", "max_tokens": 50}
+    options = {"stream_options": {"include_obfuscation": True, "include_usage": True}}
+    reply = await client.post(path, json={**asked, **options, "stream": True})
+    assert "x-antiphon-ignored" not in reply.headers
+    *frames, usage, done = [frame.removeprefix(b"data: ") for frame in reply.content.split(b"\n\n")[:-1]]
+    assert {len(frame) % 32 for frame in frames} == {0} and done == b"[DONE]"
+    chunks = [orjson.loads(frame) for frame in frames]
+    assert all(0 < len(chunk.pop("obfuscation")) <= 32 for chunk in chunks)
+    assert "obfuscation" not in orjson.loads(usage)
+    plain = await streamed(client, path, asked)
+
+    def parts(chunks: list[Json]) -> list[Any]:
+        return [chunk["choices"] for chunk in chunks]
+
+    assert parts(chunks) == parts(plain)
+
+
 async def test_chat_tells_token_ids(client: httpx.AsyncClient, server_app: Running) -> None:
     body = asking("think hm so it is", return_token_ids=True, n=2)
     full = await whole(client, CHAT, body)

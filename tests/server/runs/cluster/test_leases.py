@@ -20,6 +20,7 @@ from server.runs.cluster.leases import BUSY, IDLE, Watch
 from server.runs.cluster.presence import Presence
 from storage import FleetView, StorageUnavailable
 from tests.support import wire
+from tests.support.lines import line
 from tests.support.postgres import Postgres
 from tests.support.running import Running, http_client, live_app
 from tests.support.talk import WEATHER, Api, Gate, Live, call, gated, text
@@ -245,6 +246,25 @@ async def test_the_runs_of_a_dead_server_go_on_at_another(fleet: Fleet) -> None:
         late = await b.api.ended(queued["id"])
         assert text(late) == SAID
         assert await used(b.server) == told(done, late), "each counts once"
+
+
+async def test_what_began_over_a_websocket_goes_on_at_another(fleet: Fleet) -> None:
+    """Its client reads it on over HTTP at another server, which takes the run up where the first one dies."""
+    a, b = await fleet.add(Gate()), await fleet.add()
+    async with line(a.server.base_url) as socket:
+        await socket.ask("hello", stream_id="one")
+        await socket.until("response.output_text.delta")
+        begun = [{k: v for k, v in frame.items() if k != "stream_id"} for frame in socket.frames]
+    response_id, last = begun[0]["response"]["id"], begun[-1]["sequence_number"]
+    async with b.api.follow(response_id, last) as there:
+        await a.die()
+        while await there.next() is not None:
+            pass
+    response = wire.check_stream([*begun, *there.events])
+    assert text(response) == SAID
+    async with line(b.server.base_url) as socket:
+        more = await socket.turn("more", previous_response_id=response_id)
+    assert more["previous_response_id"] == response_id
 
 
 async def test_a_server_that_was_only_paused_writes_nothing(fleet: Fleet) -> None:
