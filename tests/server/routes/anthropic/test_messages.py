@@ -99,7 +99,7 @@ async def test_errors_of_the_door_have_the_form_of_the_api(tmp_path: Path) -> No
         for headers, status, kind in (
             ({}, 401, "authentication_error"),
             ({"x-api-key": "other"}, 401, "authentication_error"),
-            ({"x-api-key": "secret", "host": "evil.example"}, 403, "permission_error"),
+            ({"x-api-key": "secret", "host": "evil.example"}, 421, "invalid_request_error"),
             ({"x-api-key": "secret", "content-type": "text/plain"}, 415, "invalid_request_error"),
         ):
             given = {"content-type": "application/json", **headers}
