@@ -135,7 +135,7 @@ class _Conversation:
         """The others without thoughts, and with old outputs cut."""
         turns = [index for index, message in enumerate(self.others) if message.get("tool_calls")]
         old = turns[-WHOLE_OUTPUTS] if len(turns) > WHOLE_OUTPUTS else 0
-        found = []
+        found: list[Message] = []
         for index, message in enumerate(self.others):
             kept = {name: value for name, value in message.items() if name != "reasoning_content"}
             if index < old and kept["role"] == "tool":

@@ -506,13 +506,15 @@ async def make_plan(
             await check(each, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
         kept = _num_kept(context.items, plan.approved)
-        compacted, num_dropped, prompt = None, 0, None
+        compacted: int | None = None
+        begun: Prompt | None = None
         if plan.compaction is not None:
-            compacted, prompt = await _compacting(plan, served, context, offered, functions)
-        if prompt is None:
-            num_dropped, prompt = await fit(
-                plan, served, context.items, offered, functions, context.told, kept=kept
-            )
+            compacted, begun = await _compacting(plan, served, context, offered, functions)
+        num_dropped, prompt = (
+            await fit(plan, served, context.items, offered, functions, context.told, kept=kept)
+            if begun is None
+            else (0, begun)
+        )
     who = turn.principal
     plan = replace(plan, saved_as=_saved_as(plan, request.prompt_cache_retention, context))
     plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=who.key_id, batch=who.batch)

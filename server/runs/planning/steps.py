@@ -104,8 +104,10 @@ class Progress:
             self.input_tokens += facts["input_tokens"]
             self.cached_tokens += facts["cached_tokens"]
             self.ended = None
-            part = tuple(facts["summarises"]) if "summarises" in facts else None
-            turn = Turn(facts["input_tokens"], facts["cached_tokens"], 0, facts["first_item"], part)
+            turn = Turn(facts["input_tokens"], facts["cached_tokens"], first_item=facts["first_item"])
+            if "summarises" in facts:
+                first, end = facts["summarises"]
+                turn.summarises = (first, end)
             self.turns.append(turn)
         if self.turns:
             self.turns[-1].output_tokens = self.generation_tokens
