@@ -27,6 +27,7 @@ from engine.models.lora import Adapted, Adapters, Place, Stack, unadapted
 from engine.models.rope import inverse_frequencies, rotate
 from engine.step import LayerGroup
 from engine.types import LoadError
+from engine.vision import Sight
 
 log = logging.getLogger("antiphon.engine")
 
@@ -54,7 +55,7 @@ class NativeDecoder:
         self.final_norm = final_norm
         self.head = head
         self.adapters: Adapters | None = None
-        self.sight = None
+        self.sight: Sight | None = None
         frequencies, self.rope_scale = inverse_frequencies(shape.rope, shape.head_dim)
         self.frequencies = frequencies.to(final_norm.device)
         self.scale = shape.head_dim**-0.5

@@ -76,7 +76,7 @@ class Speaking(torch.nn.Module):
         """path: of the language model within the whole one."""
         super().__init__()
         self.model = whole.get_submodule(path)
-        self.lm_head = whole.get_output_embeddings()
+        self.lm_head: torch.nn.Module = whole.get_output_embeddings()
         self.dtype: torch.dtype = whole.dtype
 
     @property

@@ -71,7 +71,7 @@ class SeenImages:
         async def refuse() -> str:
             raise ToolError("Images are seen, and not called.")
 
-        shape = {"type": "object", "properties": {}}
+        shape: Mapping[str, Any] = {"type": "object", "properties": {}}
         return {SEES: ToolSpec(SEES, "Sees images.", shape, refuse, offered_by="computer", strict=False)}
 
     async def read(

@@ -137,6 +137,7 @@ def _written(action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _say(item: Item, transcript: Transcript) -> None:
+    said: dict[str, Any]
     if item.get("actions") is not None:
         name, said = "computer", {"actions": list(map(_written, item["actions"]))}
     else:
