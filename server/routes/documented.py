@@ -177,8 +177,8 @@ def documented(
     texts: tuple[str, ...] = (),
 ) -> RouteDocs:
     """A route's entry. reply, body: names of schemas. stream: that of the events, where it can answer with
-    them. texts: media types of texts that it can answer with besides. query, headers: names among QUERY and HEADERS. scope: what its key must have, or OPEN where none is
-    needed."""
+    them. texts: media types of texts that it can answer with besides. query, headers: names among QUERY and
+    HEADERS. scope: what its key must have, or OPEN where none is needed."""
     content = {media_type: {"schema": _named(reply)}}
     content |= {each: {"schema": {"type": "string"}} for each in texts}
     if stream is not None:
