@@ -152,8 +152,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was used. cached_tokens are among input_tokens, reasoning_tokens among output_tokens. Of sound,
-    input_tokens are its seconds."""
+    """What was used. cached_tokens are among input_tokens, and reasoning_tokens among output_tokens. Of
+    sound, input_tokens are its seconds."""
 
     requests: int = 0
     input_tokens: int = 0
