@@ -33,7 +33,7 @@ def _say(item: Item, transcript: Transcript) -> None:
     else:
         text = told_of(item, lambda: f"[image {transcript.image()}, which you cannot see]")
         role = "system" if item["role"] == "developer" else item["role"]
-        transcript.tell(item.get("template_role", role), text)
+        transcript.tell(item["template_role"] if "template_role" in item else role, text)
     if "name" in item:
         transcript.by(item["name"])
 
