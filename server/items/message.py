@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from server.items.file_texts import told_of
 from server.items.item_type import Item, ItemType
@@ -32,8 +33,8 @@ def _say(item: Item, transcript: Transcript) -> None:
         transcript.say(told_of(item))
     else:
         text = told_of(item, lambda: f"[image {transcript.image()}, which you cannot see]")
-        role = "system" if item["role"] == "developer" else item["role"]
-        transcript.tell(item["template_role"] if "template_role" in item else role, text)
+        role: Any = "system" if item["role"] == "developer" else item["role"]
+        transcript.tell(item.get("template_role", role), text)
     if "name" in item:
         transcript.by(item["name"])
 
