@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from server.items.file_texts import told_of
 from server.items.item_type import Item, ItemType
@@ -40,7 +41,7 @@ def _say(item: Item, transcript: Transcript) -> None:
 
         text = told_of(item, unseen)
         parts = shown_parts(item, lambda index: f"[image {numbers[index]}, which you cannot see]")
-        role = "system" if item["role"] == "developer" else item["role"]
+        role: Any = "system" if item["role"] == "developer" else item["role"]
         transcript.tell(item.get("template_role", role), text, parts)
     if "name" in item:
         transcript.by(item["name"])
