@@ -16,6 +16,7 @@ from server.model_registry.building import (
 )
 from server.model_registry.children import ChildPooling, ChildText
 from server.model_registry.registry import Load, Models, PooledModel, ServedModel
+from server.model_registry.several_models import SeveralModels
 
 __all__ = [
     "ChildPooling",
@@ -24,6 +25,7 @@ __all__ = [
     "Models",
     "PooledModel",
     "ServedModel",
+    "SeveralModels",
     "adapters_of",
     "build_engine",
     "build_pooling",
