@@ -51,7 +51,7 @@ class Context:
 
 
 class SeveralModels(Protocol):
-    """The models of the file, as operators may ask of them; `server.process` has them."""
+    """The models of the file, as operators may ask of them; `server.model_registry` has them."""
 
     def described(self) -> list[dict[str, Any]]:
         """Every model: its state, what it takes, who waits for it."""

@@ -18,6 +18,7 @@ from server.model_registry.building import (
 )
 from server.model_registry.children import ChildPooling, ChildText
 from server.model_registry.registry import Load, Models, PooledModel, ServedModel, SpeechModel
+from server.model_registry.several_models import SeveralModels
 
 __all__ = [
     "ChildPooling",
@@ -26,6 +27,7 @@ __all__ = [
     "Models",
     "PooledModel",
     "ServedModel",
+    "SeveralModels",
     "SpeechModel",
     "adapters_of",
     "build_engine",

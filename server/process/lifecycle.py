@@ -33,6 +33,7 @@ from server.input_files import InputImages, SeenImages
 from server.limits import NONE, Budgets, Limiter, LimitSet, Meters, changed, parse_limits
 from server.model_registry import (
     Models,
+    SeveralModels,
     build_engine,
     build_others,
     build_remote,
@@ -45,7 +46,6 @@ from server.process.generation_probe import GenerationProbe
 from server.process.retention import Retention
 from server.process.seat import Seat
 from server.process.settings_audit import note_settings
-from server.process.several_models import SeveralModels
 from server.process.tools_registry import enforceable, look_for_sandbox, read_registry
 from server.quota import Quota
 from server.stateless import LiveCompletions

@@ -23,7 +23,7 @@ def image_options(asked: Mapping[str, Any] | None, info: ModelInfo) -> dict[str,
         elif type(value) is not IMAGE_OPTIONS[name]:
             kind = "a boolean" if IMAGE_OPTIONS[name] is bool else "an integer"
             refuse(path, f"Invalid type for '{path}': expected {kind}.", "invalid_type")
-        elif value is not True and value is not False and value < 1:
+        elif isinstance(value, int) and value is not True and value is not False and value < 1:
             refuse(path, f"Invalid '{path}': expected a number of at least 1.")
         else:
             found[name] = value

@@ -73,7 +73,7 @@ class Form:
     object, the choices and the usage), the frames of a stream (see `framed`), and the frame of a failure.
     keepalive: the event that is sent where a stream is silent, in the place of a comment."""
 
-    body: Callable[[Mapping[str, Any], str, Sequence[dict[str, Any]], Mapping[str, Any]], bytes]
+    body: Callable[[Mapping[str, Any], str, Sequence[dict[str, Any]], dict[str, Any]], bytes]
     framed: Callable[..., AsyncGenerator[bytes]]
     failure: Callable[[Exception], bytes]
     keepalive: bytes | None = None
@@ -575,5 +575,5 @@ def noted_failure(exc: Exception) -> ApiError:
     return error
 
 
-PLAIN = Form(body, framed, error_frame)
+PLAIN: Form = Form(body, framed, error_frame)
 """That of chat completions and text completions."""

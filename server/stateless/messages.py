@@ -52,7 +52,7 @@ async def opened(
     """The request to the model of this name, with what its thoughts, files and images say. read: reads these.
     Raises ApiError: 400 for a signature that this server did not make for this owner, or that was changed;
     and what `read` raises."""
-    items = request.chat.items
+    items: Sequence[Item] = request.chat.items
     try:
         # Thoughts are shown to whichever model goes on: clients change models within a conversation.
         items = await sealing.opened(owner, items, model=None)

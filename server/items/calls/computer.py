@@ -139,7 +139,8 @@ def _written(action: Mapping[str, Any]) -> dict[str, Any]:
 def _say(item: Item, transcript: Transcript) -> None:
     said: dict[str, Any]
     if item.get("actions") is not None:
-        name, said = "computer", {"actions": list(map(_written, item["actions"]))}
+        said: dict[str, Any] = {"actions": list(map(_written, item["actions"]))}
+        name = "computer"
     else:
         action = item.get("action") or {"type": "screenshot"}
         name, said = "computer_use_preview", {"action": _written(action)}

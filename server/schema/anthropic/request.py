@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -209,7 +209,7 @@ def _parse(values: Mapping[str, Any], unsupported: Unsupported) -> MessagesReque
         shape=shape,
         shape_param=shape_param,
         continue_final_message=conversation.continues,
-        reasoning_effort=thinks.effort,
+        reasoning_effort=cast(Any, thinks.effort),
         effort_param=thinks.param,
         service_tier=_tier(plain),
         safety_identifier=metadata.get("user_id") or None,
@@ -240,7 +240,7 @@ def _thinking(values: Mapping[str, Any]) -> _Thinking:
         output_config_shape(values["output_config"], "output_config") if "output_config" in values else {}
     )
     effort = config.get("effort")
-    thinking = (
+    thinking: dict[str, Any] = (
         thinking_shape(values["thinking"], "thinking") if "thinking" in values else {"type": "disabled"}
     )
     display: Display = thinking.get("display", "summarized")

@@ -60,7 +60,7 @@ def message_tool(value: Any, path: str) -> Tool:
     kind = value.get("type")
     if kind is not None and not isinstance(kind, str):
         mistyped(f"{path}.type", "a string", kind)
-    if kind in CLIENT_TOOLS:
+    if kind is not None and kind in CLIENT_TOOLS:
         return _client_tool(value, kind, path)
     if kind not in (None, "custom"):
         wanted = ", ".join(f"'{known}'" for known in ("custom", *CLIENT_TOOLS))
