@@ -46,7 +46,7 @@ async def test_the_sdk_compacts_and_goes_on(sdk: AsyncOpenAI, engine: ScriptedEn
     assert (compacted.object, compacted.usage.output_tokens > 0) == ("response.compaction", True)
     assert [item.type for item in compacted.output] == ["message", "compaction"]
     # A new chain from the whole output, unchanged, and from two compactions in a row.
-    window = [item.model_dump(exclude_none=True, warnings=False) for item in compacted.output]
+    window: list[Any] = [item.model_dump(exclude_none=True, warnings=False) for item in compacted.output]
     again = await sdk.responses.compact(model=ALIAS, input=[*window, {"role": "user", "content": "say hm"}])
     assert [item.type for item in again.output] == ["message", "message", "compaction"]
     window = [item.model_dump(exclude_none=True, warnings=False) for item in again.output]
@@ -69,7 +69,7 @@ async def test_the_sdk_is_shown_a_compaction_in_a_stream(sdk: AsyncOpenAI) -> No
     assert [item.type for item in final.output] == ["compaction", "message"] and final.output_text == "on"
     shown = [event for event in seen if event.type == "response.compaction.compacting"]
     assert shown and isinstance(shown[0], ResponseCompactionCompactingEvent)
-    assert shown[0].item_id == final.output[0].id
+    assert shown[0].item_id == final.output[0].model_dump()["id"]
 
 
 async def test_a_chain_that_only_its_websocket_keeps(sdk: AsyncOpenAI, engine: ScriptedEngine) -> None:

@@ -181,7 +181,7 @@ async def test_replies_fit_the_document(client: httpx.AsyncClient) -> None:
     await got("Items", "POST", f"{here}/items", {"items": [{"role": "assistant", "content": "y"}]})
     await got("Conversation", "POST", here, {"metadata": None})
     await got("Deleted", "DELETE", here)
-    chat = {"messages": [{"role": "user", "content": "think hm then " + CALL}], "logprobs": True}
+    chat: Json = {"messages": [{"role": "user", "content": "think hm then " + CALL}], "logprobs": True}
     nested = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     await got("ChatCompletion", "POST", "/v1/chat/completions", {**chat, "tools": [nested]})
     await got("Completion", "POST", "/v1/completions", {"prompt": "say hi", "logprobs": 1})

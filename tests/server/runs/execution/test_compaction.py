@@ -402,7 +402,7 @@ async def test_settings_hold_until_the_next_ones(api: Api, engine: ScriptedEngin
     assert engine.requests[-1].constraint is not None and second["reasoning"]["effort"] == "high"
     back = {"type": "configuration_update", "text": {"format": {"type": "text"}}}
     third = await api.create([back, {"role": "user", "content": "say ok"}], previous_response_id=second["id"])
-    assert engine.requests[-1].constraint is None and text(third) == "ok"
+    assert (engine.requests[-1].constraint, text(third)) == (None, "ok")
     assert third["reasoning"]["effort"] == "high"
     made = await api.create([TRIGGER], previous_response_id=third["id"])
     assert types(made) == ["compaction", "configuration_update"]
