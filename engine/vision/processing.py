@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -72,7 +72,9 @@ class ImageProcessor:
         try:
             # With its defaults, which a config.json may leave out.
             fields = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
-            processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+            processor = cast(Any, AutoImageProcessor).from_pretrained(
+                folder, local_files_only=True, backend="pil"
+            )
         except Exception as error:  # transformers raises what it likes; one line says what it was
             line = (str(error).strip().splitlines() or [""])[0]
             raise LoadError(f"{folder} has no image processor that can be used: {line}") from error

@@ -59,7 +59,7 @@ async def test_the_sdk_compacts_and_goes_on(sdk: AsyncOpenAI, engine: ScriptedEn
 
 
 async def test_the_sdk_is_shown_a_compaction_in_a_stream(sdk: AsyncOpenAI) -> None:
-    asked = [{"role": role, "content": "word " * 80} for role in ("user", "assistant", "user")]
+    asked: list[Any] = [{"role": role, "content": "word " * 80} for role in ("user", "assistant", "user")]
     managed: Any = [{"type": "compaction", "compact_threshold": 1000}]
     async with sdk.responses.stream(
         model=ALIAS, input=[*asked, {"role": "user", "content": "say on"}], context_management=managed

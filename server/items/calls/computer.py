@@ -139,7 +139,7 @@ def _written(action: Mapping[str, Any]) -> dict[str, Any]:
 def _say(item: Item, transcript: Transcript) -> None:
     said: dict[str, Any]
     if item.get("actions") is not None:
-        said: dict[str, Any] = {"actions": list(map(_written, item["actions"]))}
+        said = {"actions": list(map(_written, item["actions"]))}
         name = "computer"
     else:
         action = item.get("action") or {"type": "screenshot"}

@@ -248,8 +248,8 @@ class _Work:
     ) -> tuple[Prompt, int]:
         """The prompt with as many messages from `start` on as fit, and the index behind the last of them."""
         ends = [start]
-        for group in _groups(messages[start:]):
-            ends.append(ends[-1] + len(group))
+        for turn in _groups(messages[start:]):
+            ends.append(ends[-1] + len(turn))
         ask = {"role": "user", "content": ASK}
         fitting: tuple[Prompt, int] | None = None
         too_many, enough = len(ends), 0
