@@ -759,7 +759,7 @@ COMMANDS = {
         (
             "antiphon complete antiphon-tiny --prompt 'Once upon a time'",
             "antiphon complete --prompt 'One, two,' --max-tokens 8 --temperature 0",
-            "antiphon complete --url http://gpu:8000 < letter.txt",
+            "antiphon complete --url http://gpu:8000 --prompt -",
         ),
     ),
     "prompts": Command(
@@ -859,7 +859,7 @@ COMMANDS = {
         ),
     ),
     "runs": Command(
-        "show the responses being made, of all owners; follow, cancel or fork one",
+        "show what is being made; follow, cancel or fork a run",
         _runs,
         _add_runs,
         (

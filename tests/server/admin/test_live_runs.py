@@ -193,13 +193,16 @@ async def test_a_run_of_any_owner_is_followed_to_its_end_and_forked(
                 assert await asyncio.to_thread(main, ["runs", *argv, *data]) == 2
                 assert told in capsys.readouterr().err
     # Without a server, the events that are stored are read from the database.
-    assert main(["runs", "tail", held, "--after", str(len(lines) - 2), "--json", *data]) == 0
+    assert (
+        await asyncio.to_thread(main, ["runs", "tail", held, "--after", str(len(lines) - 2), "--json", *data])
+        == 0
+    )
     (last,) = capsys.readouterr().out.splitlines()
     assert json.loads(last)["response"]["status"] == "completed"
-    assert main(["audit", "list", "--json", *data]) == 0
+    assert await asyncio.to_thread(main, ["audit", "list", "--json", *data]) == 0
     types = {entry["type"] for entry in json.loads(capsys.readouterr().out)}
     assert {"run.followed", "run.forked"} <= types
-    assert main(["runs", "fork", held, *data]) == 0
+    assert await asyncio.to_thread(main, ["runs", "fork", held, *data]) == 0
 
 
 async def test_a_follower_waits_for_the_next_server(

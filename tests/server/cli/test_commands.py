@@ -181,7 +181,7 @@ def test_refusals_are_one_line_and_exit_2(
         (["serve", "--model", "A", "--model", "B"], "--model is given more than once"),
         (["serve", "--deterministic", "--deterministic", "false"], "--deterministic is given more than once"),
         (["serve", "--nonsense"], "--nonsense (see `antiphon serve --help`)"),
-        (["serve", "--prot", "1"], "--prot 1; did you mean --port?"),
+        (["serve", "--prot", "1"], "--prot; did you mean --port?"),
         (["keys", "create", "--ownr=x", "--scop", "y"], "did you mean --owner?"),
         (["serv"], "no command 'serv'; did you mean 'serve'?"),
         (["keys"], "create|list|rotate|update|revoke"),
