@@ -91,12 +91,13 @@ async def test_without_a_default_a_request_has_to_name_a_model(tmp_path: Path) -
     try:
         await life.start()
         async with http_client(Running(life, create_app(life), "http://antiphon.localhost")) as client:
-            for path, body in {
+            asked: dict[str, Json] = {
                 "/v1/responses": {"input": "say hi"},
                 "/v1/chat/completions": {"messages": [{"role": "user", "content": "say hi"}]},
                 "/v1/responses/input_tokens": {"input": "say hi"},
                 "/tokenize": {"prompt": "hi"},
-            }.items():
+            }
+            for path, body in asked.items():
                 reply = await client.post(path, json=body)
                 assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model"), path
                 assert "'a', 'b'" in reply.json()["error"]["message"]
