@@ -91,7 +91,7 @@ async def test_without_a_default_a_request_has_to_name_a_model(tmp_path: Path) -
     try:
         await life.start()
         async with http_client(Running(life, create_app(life), "http://antiphon.localhost")) as client:
-            asked: dict[str, dict[str, Any]] = {
+            asked: dict[str, Json] = {
                 "/v1/responses": {"input": "say hi"},
                 "/v1/chat/completions": {"messages": [{"role": "user", "content": "say hi"}]},
                 "/v1/responses/input_tokens": {"input": "say hi"},
