@@ -33,7 +33,6 @@ from server.http.query_params import (
     number,
     page_args,
     query_text,
-    require_known,
     texts,
     timestamp,
 )
@@ -112,7 +111,6 @@ __all__ = [
     "query_text",
     "read_as",
     "read_body",
-    "require_known",
     "require_stored_bytes",
     "standing_of",
     "stored_completion_json",

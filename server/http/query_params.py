@@ -5,7 +5,6 @@ A list is spelled `include[]=a` or `include=a`, once for each element; booleans 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
@@ -15,7 +14,6 @@ from starlette.datastructures import QueryParams
 from server.ignored import queried
 from server.items import FILLED
 from server.schema import parse_include, refuse
-from server.shapes import shorten
 
 MAX_PAGE = 100
 
@@ -34,16 +32,6 @@ def query_text(query: QueryParams, name: str) -> str | None:
     """A parameter as it came; None when absent or empty. That it was read is noted: it is not ignored."""
     queried(name)
     return query.get(name) or None
-
-
-def require_known(query: QueryParams, names: Sequence[str]) -> None:
-    """ApiError 400 `unknown_parameter` for the first parameter that is not among these."""
-    for name in query:
-        if name not in names:
-            meant = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean '{meant[0]}'?" if meant else f"There are: {', '.join(names)}."
-            shown = shorten(name)
-            refuse(shown, f"Unknown parameter: '{shown}'. {hint}", "unknown_parameter")
 
 
 def integer(

@@ -21,6 +21,11 @@ FORM = "multipart/form-data"
 TEXTS = ("text/plain", "text/vtt")
 
 
+DECODING_S = 5.0
+"""How long the headers of a stream wait for its first event: most files that cannot be decoded are known by
+then, and are refused with a status of their own."""
+
+
 @router.post(
     "/transcriptions",
     **documented(
@@ -71,7 +76,7 @@ async def _answer(request: Request, task: str) -> Response:
     with ExitStack() as stack:
         if asked.stream:
             frames = work.frames(stack)
-            return EventStream(await begin(frames), on_close=stack.pop_all().close)
+            return EventStream(await begin(frames, DECODING_S), on_close=stack.pop_all().close)
         heard = await while_connected(request, work.whole(stack))
         body, media_type = answer(heard, asked)
         if isinstance(body, str):
