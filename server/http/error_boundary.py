@@ -65,7 +65,7 @@ UNBUILT = {
         "/v1/batches takes files of requests."
     ),
 }
-"""Routes of the official API that other routes here would half match, and what to do instead."""
+"""Routes of official APIs beside those that are here, and what to do instead."""
 
 UNBUILT_FAMILIES = frozenset(
     {
@@ -311,7 +311,8 @@ def _routing_error(exc: Exception, scope: Scope) -> ApiError | None:
         return None
     method, path = _method(scope), scope["path"]
     if exc.status_code == 404:
-        told = ": ".join(filter(None, (f"Invalid URL ({method} {path})", _near(scope))))
+        near = UNBUILT.get((method, path)) or _near(scope)
+        told = ": ".join(filter(None, (f"Invalid URL ({method} {path})", near)))
         return ApiError(404, told, code="unknown_url")
     if exc.status_code == 405:
         allow = ", ".join(allowed_methods(scope["app"].routes, scope))

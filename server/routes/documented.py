@@ -91,6 +91,10 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     ),
     "event_types": (_LIST, "Only those of these types."),
     "actor_ids": (_LIST, "Only what these did."),
+    "actor_emails": (
+        _LIST,
+        "Only what people with these addresses did: nobody, because actors here have none.",
+    ),
     "resource_ids": (_LIST, "Only what was done to these."),
     "project_ids": (_LIST, "Only of these projects."),
     "api_key_ids": (_LIST, "Only of these keys."),

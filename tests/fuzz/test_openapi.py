@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
+from urllib3 import HTTPResponse
 
 from tests.fuzz.openapi import Server, ask_all, problems, serving
 
@@ -49,6 +50,7 @@ async def test_it_sees_what_is_wrong(
     case = operation.Case(body={"prompt": "x"}, media_type="application/json")
     reply = requests.Response()
     reply.status_code, reply._content = status, text.encode()
+    reply.raw = HTTPResponse(headers={"content-type": media_type}, preload_content=False)  # which are read
     reply.headers["content-type"] = media_type
     reply.request = requests.Request("POST", "http://127.0.0.1/v1/completions").prepare()
     told = [
@@ -56,7 +58,7 @@ async def test_it_sees_what_is_wrong(
             Server("", document, "", {}), operation, case, schemathesis.Response.from_requests(reply, True)
         )
     ]
-    told = [each for each in told if "eader" not in each]  # a made-up reply has none
+    told = [each for each in told if not each.startswith("MissingHeaders")]  # a made-up reply has few
     assert (told == []) if wrong is None else any(each.startswith(wrong) for each in told), told
 
 

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/organization/audit_logs")
 
 MAX_SECONDS = 10**11
 
-LISTS = ("event_types", "actor_ids", "resource_ids", "project_ids")
+LISTS = ("event_types", "actor_ids", "actor_emails", "resource_ids", "project_ids")
 """By what entries may be looked for."""
 
 
