@@ -16,6 +16,7 @@ RAISED_INSIDE_ONLY = {
     "BatchLost",
     "FileClaimLost",
     "LineLost",
+    "OwnedByAnother",  # `antiphon import`, which no request asks for
 }  # whoever holds the claim, or asks an engine in another process, meets it, never a request
 
 
