@@ -180,7 +180,7 @@ def test_refusals_are_one_line_and_exit_2(
     [
         (["serve", "--model", "A", "--model", "B"], "--model is given more than once"),
         (["serve", "--deterministic", "--deterministic", "false"], "--deterministic is given more than once"),
-        (["serve", "--nonsense"], "--nonsense (see `antiphon serve --help`)"),
+        (["serve", "--xyzzy"], "--xyzzy (see `antiphon serve --help`)"),
         (["serve", "--prot", "1"], "--prot; did you mean --port?"),
         (["keys", "create", "--ownr=x", "--scop", "y"], "did you mean --owner?"),
         (["serv"], "no command 'serv'; did you mean 'serve'?"),
@@ -523,6 +523,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "images",
         "texts",
         "kv",
+        "models",
         "model",
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
