@@ -22,7 +22,10 @@ ITSELF = 300 << 20
 
 
 class _InChild:
-    """What both kinds have in common. on_wanted: told when somebody waits for it while it is not there."""
+    """What both kinds have in common. engine: what asks it, from its first load on. on_wanted: told when
+    somebody waits for it while it is not there."""
+
+    engine: Engine | RemotePooling | None = None
 
     def __init__(self, entry: ModelEntry, config: Config, on_wanted: Callable[[str], None]) -> None:
         self.entry = entry
@@ -60,13 +63,19 @@ class _InChild:
         """End its process."""
         await self.child.stop()
 
+    def is_busy(self) -> bool:
+        """Whether a request has a place there."""
+        return self.engine is not None and self.engine.admission.num_places > 0
+
     async def close(self) -> None:
-        """End its process for good."""
+        """End its process for good, and what asks it."""
+        if self.engine is not None:
+            await self.engine.close()
         await self.child.close()
 
 
 class ChildText(_InChild):
-    """A model that generates. engine: what asks it, from its first load on."""
+    """A model that generates."""
 
     engine: Engine | None = None
 
@@ -79,16 +88,6 @@ class ChildText(_InChild):
         await self.child.start()
         await engine.start()
         self.engine = engine
-
-    def is_busy(self) -> bool:
-        """Whether a request has a place there."""
-        return self.engine is not None and self.engine.admission.num_places > 0
-
-    async def close(self) -> None:
-        """End its process, and what asks it."""
-        if self.engine is not None:
-            await self.engine.close()
-        await super().close()
 
 
 class ChildPooling(_InChild):
@@ -108,13 +107,3 @@ class ChildPooling(_InChild):
             )
             await engine.start()
             self.engine = engine
-
-    def is_busy(self) -> bool:
-        """Whether a request has a place there."""
-        return self.engine is not None and self.engine.admission.num_places > 0
-
-    async def close(self) -> None:
-        """End its process, and what asks it."""
-        if self.engine is not None:
-            await self.engine.close()
-        await super().close()
