@@ -48,7 +48,7 @@ VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
 
 UNSCOPED = {
     "admit", "append", "claim", "claim_due", "free_all", "mark_watched", "release", "release_runs",
-    "run_status", "take", "watched",
+    "run_status", "take", "watched", "response_is_known", "free_models",
     "log_end", "records", "response_input", "waiting_inputs",
     "claim_deliveries", "disable_webhook", "due_deliveries", "settle_delivery",
 }  # fmt: skip
@@ -64,7 +64,8 @@ ELSEWHERE = {
     "rename_owner", "add_audit", "audit_hash", "examine_audit", "list_audit",
     "add_sealing_key", "sealing_keys",  # the server's own
     "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",
-    "owner_known", "live_runs", "run_owner", "cancel_run", "usage_sums",  # the administrator's
+    "owner_known", "live_runs", "run_owner", "response_owner",  # the administrator's
+    "cancel_run", "usage_sums",
     "add_usage", "fold_usage", "move_quotas", "sweep_quotas",  # of the caller, or of no owner
     "create_conversation", "get_items", "usage",  # name only the caller's own rows; below
     "begin_request", "complete_request", "find_request", "release_request",  # the same; test_idempotency

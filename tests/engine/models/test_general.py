@@ -155,7 +155,9 @@ def test_its_weights_may_have_fewer_bits(
     own = maps(few)
     head = few._model.get_output_embeddings()
     assert all(isinstance(each.linear, kind) for each in own.values() if each is not head)
-    assert isinstance(head, Mapped) and not isinstance(head.linear, Fp8)
+    # As in the checkpoint the head has a layout of its own only where the processor has instructions for it.
+    own_head = head.linear if isinstance(head, Mapped) else head
+    assert isinstance(own_head, Int8 if quantization == "int8" else (Blocked, torch.nn.Linear))
     assert few.spec.dtype is torch.bfloat16
     assert few.spec.fingerprint != plain.spec.fingerprint
     assert weight_bytes(few) < 0.6 * weight_bytes(plain)

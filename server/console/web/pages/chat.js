@@ -446,6 +446,7 @@ function Scroller({ children, watch, working }) {
   }, watch);
   const scrolled = () => {
     const box = ref.current;
+    if (!box) return; // an event of a page that is gone
     stuck.current = box.scrollHeight - box.scrollTop - box.clientHeight < 60;
     setAway(!stuck.current);
   };
