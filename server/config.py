@@ -33,9 +33,7 @@ from server.event_profiles import Profile
 from server.images import ImagesSettings, read_images_settings
 from server.limits import ServedTier, parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
-from server.model_entries import TABLE as MODELS_TABLE
-from server.model_entries import ModelEntry, ModelsFile, entries_beside, read_entries
-from server.settings_table import Bytes
+from server.settings import MODELS_TABLE, Bytes, ModelEntry, ModelsFile, entries_beside, read_entries
 from server.web_settings import WebSettings, read_web_settings
 from tools import Egress, read_rule
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from server.mcp_servers import McpSettings, server_of
-from server.settings_table import Address, SettingsTable, read_table
+from server.settings import Address, SettingsTable, read_table
 from tools import PROVIDERS, McpSearch, WebSearch, read_name
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from server.config import settings
 from server.errors import _TABLE
+from server.input_files.seen_images import _CODES as OF_IMAGES
 from server.process.lifecycle import _REFUSALS
 from server.shapes import BOUND_CODES
 from tests.support.pages import RUN, PageError, read_page, run_page
@@ -47,7 +48,7 @@ def error_codes() -> set[str]:
     """Every code that an error of the server can have."""
     codes: set[str | None] = {code for code, _, _ in _REFUSALS.values()}
     codes |= {row.code for row in _TABLE.values()}
-    codes |= set(BOUND_CODES.values())
+    codes |= set(BOUND_CODES.values()) | set(OF_IMAGES.values())
     places = {"refuse": 2, "_refuse": 2}  # where the code stands among a call's arguments
     for file in (ROOT / "server").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):

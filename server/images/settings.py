@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from server.settings_table import Address, Bytes, SettingsTable, read_table
+from server.settings import Address, Bytes, SettingsTable, read_table
 from tools import ImageGenerator
 
 BESIDE_THE_IMAGE = 256 << 10

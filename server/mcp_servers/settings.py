@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from server.mcp_servers.approvals import Policy
-from server.settings_table import SettingsTable, read_table
+from server.settings import SettingsTable, read_table
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _URL = re.compile(r"https?://[^\s/@]+(/\S*)?")

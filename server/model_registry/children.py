@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from engine import Engine
 from server.config import Config
 from server.loading import Child
-from server.model_entries import ModelEntry
 from server.model_registry.building import remote_engine, shipped_or_given
+from server.settings import ModelEntry
 
 if TYPE_CHECKING:
     from engine import RemotePooling

@@ -30,8 +30,8 @@ from engine import (
 from server.errors import ApiError
 from server.limits import Caps
 from server.loading import Breaker, Shelf
-from server.model_entries import ModelEntry, ModelsFile
 from server.model_registry.routing import leads_to
+from server.settings import ModelEntry, ModelsFile
 
 if TYPE_CHECKING:
     from engine import RemotePooling, RemoteSpeech

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from hashlib import blake2b
 
-from server.model_entries import Canary
+from server.settings import Canary
 
 
 def leads_to(canary: Canary, owner: str, key: str | None) -> bool:

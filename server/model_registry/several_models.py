@@ -11,10 +11,10 @@ from engine import Engine, LoadError
 from server.config import Config
 from server.errors import ApiError
 from server.loading import Held, Shelf
-from server.model_entries import ModelEntry
 from server.model_registry.building import adapters_of, build_engine, build_pooling, caps_of
 from server.model_registry.children import ChildPooling, ChildText
 from server.model_registry.registry import Models
+from server.settings import ModelEntry
 from server.telemetry import Reading
 
 log = logging.getLogger("antiphon.models")

@@ -12,7 +12,6 @@ from server.routes import (
     health,
     models,
     prompts,
-    reference,
     response_events,
     responses,
     stored_completions,
@@ -26,6 +25,7 @@ from server.routes.files import ROUTERS as FILES
 from server.routes.operator import ROUTERS as OPERATOR
 from server.routes.organization import ROUTERS as ORGANIZATION
 from server.routes.pooling import ROUTERS as POOLING
+from server.routes.reference import router as REFERENCE_ROUTER
 from server.routes.vector_stores import ROUTERS as VECTOR_STORES
 from server.routes.websocket import ROUTERS as WEBSOCKET
 
@@ -47,7 +47,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     *WEBSOCKET,
 )
 
-REFERENCE: APIRouter = reference.router
+REFERENCE: APIRouter = REFERENCE_ROUTER
 """The document of the others, where it is wanted."""
 
 __all__ = ["CONSOLE", "REFERENCE", "ROUTERS"]

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 
 from server.access import require_use
 from server.http import context, principal
-from server.model_entries import ModelEntry
 from server.model_registry import Models, PooledModel, ServedModel, SpeechModel
 from server.routes.documented import documented
+from server.settings import ModelEntry
 
 router = APIRouter(prefix="/v1")
 

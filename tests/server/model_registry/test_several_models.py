@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from engine import EngineStats, RequestFailed, ScriptedEngine
-from server.model_entries import ModelsFile
+from server.settings import ModelsFile
 from tests.support.postgres import Postgres
 from tests.support.processes import ServerProcess, server_process
 from tests.support.running import Running, http_client, running_app

@@ -88,7 +88,7 @@ async def test_official_endpoints_that_are_not_built_say_so(
 
 
 async def test_no_documentation_pages_but_ours(client: httpx.AsyncClient) -> None:
-    """FastAPI's own load scripts from elsewhere; `tests/server/routes/test_reference.py` has ours."""
+    """FastAPI's own load scripts from elsewhere; `tests/server/routes/reference` has tests of ours."""
     for path in ("/redoc", "/docs/oauth2-redirect"):
         assert (await client.get(path)).status_code == 404
 

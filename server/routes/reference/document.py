@@ -19,7 +19,7 @@ from server import __version__
 from server.access import OPEN
 from server.http import json_reply
 from server.routes.documented import add_common_headers, needs
-from server.routes.reference_page import CONTENT_SECURITY_POLICY, page
+from server.routes.reference.page import CONTENT_SECURITY_POLICY, page
 from server.schema import components
 
 router = APIRouter(include_in_schema=False)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from server.settings_table import Bytes, SettingsTable, read_table
+from server.settings.table import Bytes, SettingsTable, read_table
 
 FILE_NAME = "models.toml"
 TABLE = "models"

@@ -8,8 +8,8 @@ import pytest
 
 from server.cli.commands import main
 from server.config import Config, ConfigError, load
-from server.model_entries import read_entries
 from server.model_registry import build_pooling
+from server.settings import read_entries
 
 TWO = """
 [[models]]
