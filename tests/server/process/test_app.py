@@ -74,7 +74,6 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
     ("method", "path"),
     [
         ("GET", "/v1/assistants"),
-        ("POST", "/v1/audio/transcriptions"),
     ],
 )
 async def test_official_endpoints_that_are_not_built_say_so(

@@ -244,7 +244,7 @@ async def test_allowed_tools_narrow_what_may_be_called(tmp_path: Path) -> None:
         ([WEATHER], {"type": "function", "name": "get_time"}, "tool_choice"),
         ([WEATHER], {"type": "web_search"}, "tool_choice"),
         ([WEATHER], {"type": "mcp", "server_label": "antiphon"}, "tool_choice"),
-        ([WEATHER], {"type": "allowed_tools", "mode": "required", "tools": [{"type": "computer"}]},
+        ([WEATHER], {"type": "allowed_tools", "mode": "required", "tools": [{"type": "telepathy"}]},
          "tool_choice.tools[0].type"),
         ([WEATHER], {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "no"}]},
          "tool_choice.tools"),
