@@ -64,7 +64,9 @@ def slowness() -> float:
     found = []
     for _ in range(TRIES):
         began = time.thread_time()
-        items = [{"role": "user", "content": [{"text": str(number)}]} for number in range(NUM_ITEMS)]
+        items: list[Json] = [
+            {"role": "user", "content": [{"text": str(number)}]} for number in range(NUM_ITEMS)
+        ]
         assert sum(len(part["text"]) for item in items for part in item["content"]) > NUM_ITEMS
         found.append(time.thread_time() - began)
     return max(1.0, min(found) / REFERENCE_S)
