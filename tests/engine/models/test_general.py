@@ -14,11 +14,12 @@ import torch
 
 from engine.benchmark.roofline import weight_bytes
 from engine.config import EngineConfig, Quantization
+from engine.kernels import Workspace
 from engine.models import compiled, general, load_model
 from engine.models.compiled import Mapped
 from engine.models.fp8 import Fp8
 from engine.models.general import GeneralDecoder
-from engine.models.linear import Blocked, Int8, make_linear
+from engine.models.linear import Blocked, Int8, Plain, make_linear
 from engine.models.trial_run import Trial
 from engine.types import LoadError
 from tests.engine.core.test_greedy import prompts
@@ -155,9 +156,12 @@ def test_its_weights_may_have_fewer_bits(
     own = maps(few)
     head = few._model.get_output_embeddings()
     assert all(isinstance(each.linear, kind) for each in own.values() if each is not head)
-    # As in the checkpoint the head has a layout of its own only where the processor has instructions for it.
-    own_head = head.linear if isinstance(head, Mapped) else head
-    assert isinstance(own_head, Int8 if quantization == "int8" else (Blocked, torch.nn.Linear))
+    # A head that keeps its bits is repacked exactly where the processor has a use for that.
+    config = few._model.config
+    weight = torch.zeros(config.vocab_size, config.hidden_size, dtype=torch.bfloat16)
+    repacked = make_linear(weight, None, "int8" if quantization == "int8" else "none", Workspace())
+    assert isinstance(head, Mapped) is not isinstance(repacked, Plain) and not isinstance(repacked, Fp8)
+    assert not isinstance(head, Mapped) or type(head.linear) is type(repacked)
     assert few.spec.dtype is torch.bfloat16
     assert few.spec.fingerprint != plain.spec.fingerprint
     assert weight_bytes(few) < 0.6 * weight_bytes(plain)
