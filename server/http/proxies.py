@@ -7,6 +7,7 @@ import ipaddress
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -57,7 +58,9 @@ class RootPath:
     """ASGI: takes a path off the front of each request's, if it is there.
 
     A proxy that takes it off itself needs nothing here; probes that do not come through the proxy leave it
-    out as well. Nothing here makes a URL of its own, so nobody has to put the path back.
+    out as well. Nothing here makes a URL of its own, so nobody has to put the path back. The one exception is
+    the console, whose page names its parts by relative paths: a browser that asks for the bare prefix is led
+    to the prefix with a slash, because it would look for those parts one level too high.
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
@@ -68,5 +71,8 @@ class RootPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
         if scope["type"] != "lifespan" and f"{scope['path']}/".startswith(f"{self._root_path}/"):
+            if scope["path"] == self._root_path and scope.get("method") in ("GET", "HEAD"):
+                await RedirectResponse(f"{self._root_path}/")(scope, receive, send)
+                return
             scope = {**scope, "path": scope["path"][len(self._root_path) :] or "/"}
         await self._app(scope, receive, send)

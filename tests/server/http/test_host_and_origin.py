@@ -341,6 +341,10 @@ async def test_a_root_path_may_be_there_or_not(tmp_path: Path) -> None:
         again = await client.post("/v1/responses", json={"input": "say hi"}, headers=key)
         assert first.json()["id"] == again.json()["id"]
         assert (await client.get("/llm/admin/keys")).status_code == 401
+        bare = await client.get("/llm")
+        assert (bare.status_code, bare.headers["location"]) == (307, "/llm/")
+        assert (await client.get("/llm/console/main.js")).status_code == 200
+        assert (await client.post("/llm")).status_code == 405
 
 
 # ------------------------------------------------------------------------------------------------------------
