@@ -288,8 +288,11 @@ class Writer:
         kept: deque[_Job] = deque()
         given_up = []
         for job in self._pending:
-            patience = job.patience_s if kind is ErrorKind.LOST else PATIENCE_S
-            tired = kind is ErrorKind.REFUSED or now - job.since > patience
+            # A lost connection is mended by a new one, so patience begins where the loss was seen: a process
+            # that was itself stopped for seconds finds its session ended, and has not tried yet.
+            lost = kind is ErrorKind.LOST
+            waited_s = now - (max(job.since, self._blocked_since) if lost else job.since)
+            tired = kind is ErrorKind.REFUSED or waited_s > (job.patience_s if lost else PATIENCE_S)
             if out_of_time or (tired and not job.retry_until_available):
                 given_up.append(job)
             else:

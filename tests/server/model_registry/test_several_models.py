@@ -299,7 +299,8 @@ async def test_a_child_that_is_killed_takes_no_other_model_down_and_its_answers_
         reply = (await client.get(f"/v1/responses/{listed['id']}?wait=60")).json()
         assert (reply["status"], text(reply), reply["model"]) == ("completed", text(whole), "outside")
         operator = admin(tmp_path)
-        done = await client.post("/admin/models/outside/unload", headers=operator)
+        done = await client.post("/admin/models/outside/unload?unheard_of", headers=operator)
+        assert done.headers["x-antiphon-ignored"] == "?unheard_of"
         assert (done.status_code, done.json()["state"], done.json()["pid"]) == (200, "unloaded", None)
         refused = await client.post("/admin/models/inside/unload", headers=operator)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "model_not_loadable")

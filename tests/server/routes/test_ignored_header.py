@@ -22,6 +22,7 @@ KEPT = {"type": "message", "id": "msg_kept", "role": "user", "content": "hi"}
 BATCH = {"input_file_id": "", "endpoint": "/v1/responses", "completion_window": "24h"}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"input": "say hi"}}
 STORED = {"messages": [{"role": "user", "content": "say hi"}], "store": True}
+ASKED = {"model": "antiphon-scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "say hi"}]}
 UPLOAD = {"filename": "a", "purpose": "user_data", "bytes": 0, "mime_type": "text/plain"}
 
 FORMS = {"/v1/files": "file", "/v1/uploads/{upload_id}/parts": "data"}
@@ -43,6 +44,11 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("GET", "/v1/responses/{response_id}/input_items"): None,
     ("GET", "/v1/responses/{response_id}/events"): None,
     ("POST", "/v1/responses/input_tokens"): {"input": "hi"},
+    ("POST", "/v1/responses/compact"): {"input": "say hi"},
+    ("POST", "/v1/messages"): ASKED,
+    ("POST", "/v1/messages/count_tokens"): {name: ASKED[name] for name in ("model", "messages")},
+    ("GET", "/admin/models"): None,
+    ("GET", "/v1/organization/models"): None,
     ("POST", "/v1/responses/{response_id}/cancel"): {},
     ("POST", "/v1/responses/{response_id}/fork"): {},
     ("POST", "/v1/responses/{response_id}/tool_outputs"): {"tool_outputs": [{"call_id": "", "output": "1"}]},
@@ -184,6 +190,16 @@ POOLED = {
 }
 """Routes that need models of their own; `tests/server/pooling` has the same test of them."""
 
+HEARD = {("POST", "/v1/audio/transcriptions"), ("POST", "/v1/audio/translations")}
+"""Routes that need a model that hears; `tests/server/speech` has the same test of them."""
+
+LOADED = {
+    ("POST", f"{prefix}/models/{{model_id:path}}/{verb}")
+    for prefix in ("/admin", "/v1/organization")
+    for verb in ("load", "unload")
+}
+"""Routes that need models which come and go; `tests/server/model_registry` asks them."""
+
 PARAMETERS = {
     "admin_key_id": "key_id",
     "project_key_id": "key_id",
@@ -200,7 +216,7 @@ STRICT = (*ADMIN, "/v1/vector_stores")
 def test_there_is_a_row_for_every_route() -> None:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     assert {(method, route.path) for route in routes for method in (route.methods or set()) - {"HEAD"}} == {
-        (method, _as_declared(path)) for method, path in ROUTES.keys() | REFUSED | POOLED
+        (method, _as_declared(path)) for method, path in ROUTES.keys() | REFUSED | POOLED | HEARD | LOADED
     }
 
 

@@ -61,7 +61,7 @@ async def _post(
     client: httpx.AsyncClient, path: str = PATH, file: bytes = SHORT, **fields: Any
 ) -> httpx.Response:
     fields = {"model": "whisper-1", "temperature": "0.5", "language": "en", **fields}
-    if path.endswith("translations"):
+    if "translations" in path:
         fields.pop("language")
     return await client.post(path, data=fields, files={"file": ("speech.wav", file, "audio/wav")})
 
@@ -227,6 +227,9 @@ async def test_fields_without_effect_are_named(client: httpx.AsyncClient) -> Non
     assert set(reply.headers["x-antiphon-ignored"].split(",")) == {"chunking_strategy", "speed"}
     reply = await _post(client, chunking_strategy="auto")
     assert "x-antiphon-ignored" not in reply.headers
+    for path in (PATH, PATH.replace("transcriptions", "translations")):
+        reply = await _post(client, f"{path}?unheard_of=1")
+        assert reply.headers["x-antiphon-ignored"] == "?unheard_of"
     one, other = await _post(client, language="german"), await _post(client, language="de-AT")
     assert one.json() == other.json()
 

@@ -242,6 +242,25 @@ async def test_nobody_is_told_of_a_commit_until_it_is_known(
     assert (await a.get_response(OWNER, "r1")).status == "in_progress"
 
 
+async def test_a_write_whose_session_ended_is_tried_on_a_new_one(a: Storage) -> None:
+    """However long ago it was asked for: a process that was stopped for seconds comes back to such a one."""
+    await a.create_key(key("k1"), entry=entry())
+    sessions = [session(a)]
+
+    def stop_once(conn: Connection) -> str:
+        if len(sessions) == 1:
+            sessions.append(0)
+            conn.execute(text("SELECT pg_terminate_backend(pg_backend_pid())")).all()
+        return "written"
+
+    before = patience_s.set(0.0)
+    try:
+        assert await a._writer.submit(stop_once, durable=True) == "written"
+    finally:
+        patience_s.reset(before)
+    assert session(a) != sessions[0]
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Rows that another process holds
 
