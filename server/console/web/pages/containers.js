@@ -1,47 +1,27 @@
 // Containers: where models run code, and the files that lie there.
 
-import { html, useState } from "../vendor/standalone.module.js";
-import { download, get, key, post, remove } from "../api.js";
-import { Ago, Button, Dialog, Empty, Field, Id, Loaded, Page, State, Sure, size } from "../elements.js";
-import { attempt, go, href, useLoaded, useWatched } from "../state.js";
+import { html } from "../vendor/standalone.module.js";
+import { download, get, key, remove } from "../api.js";
+import { Ago, Button, Id, Loaded, Page, State, Sure, size } from "../elements.js";
+import { NamedList } from "../named_list.js";
+import { attempt, go, useLoaded, useWatched } from "../state.js";
+
+const LIST = {
+  page: "containers",
+  path: "v1/containers",
+  title: "Containers",
+  noun: "container",
+  note: "Each code interpreter has one, with files of its own.",
+  columns: [["Memory", "figure hide-narrow", (each) => each.memory_limit]],
+  empty: {
+    icon: "box",
+    title: "No containers",
+    text: "One is made when a model first runs code, and goes when it has not been used for a while.",
+  },
+};
 
 export function Containers({ id }) {
-  return id ? html`<${Container} key=${id} id=${id} />` : html`<${List} />`;
-}
-
-function List() {
-  const owner = useWatched(key);
-  const [making, make] = useState(false);
-  const loaded = useLoaded(async () => (await get("v1/containers", { limit: 100 })).data, [owner], 5000);
-  const submit = async (event) => {
-    event.preventDefault();
-    const name = new FormData(event.target).get("name").trim();
-    make(false);
-    await attempt(async () => go("containers", (await post("v1/containers", { name })).id));
-  };
-  return html`<${Page} title="Containers" wide note="Each code interpreter has one, with files of its own."
-    actions=${html`<${Button} icon="plus" kind="primary" onClick=${() => make(true)}>New container<//>`}>
-    ${making && html`<${Dialog} title="New container" close=${() => make(false)}>
-      <form onSubmit=${submit}><${Field} label="Name"><input name="name" required maxlength="256" /><//>
-        <footer><button type="submit" class="button primary">Make it</button></footer></form>
-    <//>`}
-    <${Loaded} of=${loaded}>
-      ${(found) => (found.length
-        ? html`<div class="table-frame"><table class="list">
-            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th>
-              <th scope="col" class="figure hide-narrow">Memory</th><th scope="col" class="figure">Used</th></tr>
-              </thead>
-            <tbody>${found.map((each) => html`<tr key=${each.id}>
-              <td class="main"><a class="cover clip" href=${href("containers", each.id)}>${each.name}</a></td>
-              <td><${State} name=${each.status} /></td>
-              <td class="hide-narrow"><${Id} value=${each.id} /></td>
-              <td class="figure hide-narrow">${each.memory_limit}</td>
-              <td class="figure faint"><${Ago} at=${each.last_active_at} /></td>
-            </tr>`)}</tbody>
-          </table></div>`
-        : html`<${Empty} icon="box" title="No containers">One is made when a model first runs code, and goes when it has not been used for a while.<//>`)}
-    <//>
-  <//>`;
+  return id ? html`<${Container} key=${id} id=${id} />` : html`<${NamedList} ...${LIST} />`;
 }
 
 function Container({ id }) {

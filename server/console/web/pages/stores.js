@@ -2,49 +2,27 @@
 
 import { html, useState } from "../vendor/standalone.module.js";
 import { get, key, post, remove } from "../api.js";
-import { Ago, Button, Dialog, Empty, Field, Icon, Id, Loaded, Page, State, Sure, number, size } from "../elements.js";
-import { attempt, go, href, useLoaded, useWatched } from "../state.js";
+import { Ago, Icon, Id, Loaded, Page, State, Sure, number, size } from "../elements.js";
+import { NamedList } from "../named_list.js";
+import { attempt, go, useLoaded, useWatched } from "../state.js";
 
 const EVERY_MS = 4000;
 
-export function Stores({ id }) {
-  return id ? html`<${Store} key=${id} id=${id} />` : html`<${List} />`;
-}
+const LIST = {
+  page: "stores",
+  path: "v1/vector_stores",
+  title: "Vector stores",
+  noun: "store",
+  note: "Documents that a model searches and cites.",
+  columns: [
+    ["Files", "figure hide-narrow", (each) => number(each.file_counts.total)],
+    ["Size", "figure", (each) => size(each.usage_bytes)],
+  ],
+  empty: { icon: "store", title: "No stores yet", text: "Make one, put files into it, and let a model search them." },
+};
 
-function List() {
-  const owner = useWatched(key);
-  const [making, make] = useState(false);
-  const loaded = useLoaded(async () => (await get("v1/vector_stores", { limit: 100 })).data, [owner], EVERY_MS);
-  const submit = async (event) => {
-    event.preventDefault();
-    const name = new FormData(event.target).get("name").trim();
-    make(false);
-    await attempt(async () => go("stores", (await post("v1/vector_stores", { name })).id));
-  };
-  return html`<${Page} title="Vector stores" wide note="Documents that a model searches and cites."
-    actions=${html`<${Button} icon="plus" kind="primary" onClick=${() => make(true)}>New store<//>`}>
-    ${making && html`<${Dialog} title="New store" close=${() => make(false)}>
-      <form onSubmit=${submit}><${Field} label="Name"><input name="name" required maxlength="256" /><//>
-        <footer><button type="submit" class="button primary">Make it</button></footer></form>
-    <//>`}
-    <${Loaded} of=${loaded}>
-      ${(found) => (found.length
-        ? html`<div class="table-frame"><table class="list">
-            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th>
-              <th scope="col" class="figure">Files</th><th scope="col" class="figure">Size</th>
-              <th scope="col" class="figure hide-narrow">Used</th></tr></thead>
-            <tbody>${found.map((each) => html`<tr key=${each.id}>
-              <td class="main"><a class="cover clip" href=${href("stores", each.id)}>${each.name || "Untitled"}</a></td>
-              <td><${State} name=${each.status} /></td>
-              <td class="hide-narrow"><${Id} value=${each.id} /></td>
-              <td class="figure">${number(each.file_counts.total)}</td>
-              <td class="figure">${size(each.usage_bytes)}</td>
-              <td class="figure faint hide-narrow"><${Ago} at=${each.last_active_at} /></td>
-            </tr>`)}</tbody>
-          </table></div>`
-        : html`<${Empty} icon="store" title="No stores yet">Make one, put files into it, and let a model search them.<//>`)}
-    <//>
-  <//>`;
+export function Stores({ id }) {
+  return id ? html`<${Store} key=${id} id=${id} />` : html`<${NamedList} ...${LIST} />`;
 }
 
 function Store({ id }) {

@@ -1,0 +1,45 @@
+// A list of things that have a name, a page of their own, and a dialog that makes one.
+
+import { html, useState } from "./vendor/standalone.module.js";
+import { get, key, post } from "./api.js";
+import { Ago, Button, Dialog, Empty, Field, Id, Loaded, Page, State } from "./elements.js";
+import { attempt, go, href, useLoaded, useWatched } from "./state.js";
+
+const EVERY_MS = 4000;
+
+// page: of this console. path: of the API. noun: what one of them is called. columns: those between the id and
+// the time of the last use, each [heading, class, function of a row]. empty: { icon, title, text }.
+export function NamedList({ page, path, title, noun, note, columns, empty }) {
+  const owner = useWatched(key);
+  const [making, make] = useState(false);
+  const loaded = useLoaded(async () => (await get(path, { limit: 100 })).data, [owner], EVERY_MS);
+  const submit = async (event) => {
+    event.preventDefault();
+    const name = new FormData(event.target).get("name").trim();
+    make(false);
+    await attempt(async () => go(page, (await post(path, { name })).id));
+  };
+  return html`<${Page} title=${title} wide note=${note}
+    actions=${html`<${Button} icon="plus" kind="primary" onClick=${() => make(true)}>New ${noun}<//>`}>
+    ${making && html`<${Dialog} title=${`New ${noun}`} close=${() => make(false)}>
+      <form onSubmit=${submit}><${Field} label="Name"><input name="name" required maxlength="256" /><//>
+        <footer><button type="submit" class="button primary">Make it</button></footer></form>
+    <//>`}
+    <${Loaded} of=${loaded}>
+      ${(found) => (found.length
+        ? html`<div class="table-frame"><table class="list">
+            <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th>
+              ${columns.map(([heading, style]) => html`<th scope="col" class=${style}>${heading}</th>`)}
+              <th scope="col" class="figure">Used</th></tr></thead>
+            <tbody>${found.map((each) => html`<tr key=${each.id}>
+              <td class="main"><a class="cover clip" href=${href(page, each.id)}>${each.name || "Untitled"}</a></td>
+              <td><${State} name=${each.status} /></td>
+              <td class="hide-narrow"><${Id} value=${each.id} /></td>
+              ${columns.map(([, style, cell]) => html`<td class=${style}>${cell(each)}</td>`)}
+              <td class="figure faint"><${Ago} at=${each.last_active_at} /></td>
+            </tr>`)}</tbody>
+          </table></div>`
+        : html`<${Empty} icon=${empty.icon} title=${empty.title}>${empty.text}<//>`)}
+    <//>
+  <//>`;
+}
