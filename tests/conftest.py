@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import certifi
 import httpx
 import pytest
 
@@ -20,6 +23,21 @@ if TYPE_CHECKING:
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
+
+
+# A client that is made without a word about certificates reads all that this machine trusts, which takes it
+# 40 ms; tests make thousands, and speak to loopback. What a test asks for by other files is read each time.
+read_certificates = ssl.create_default_context
+known_certificates = cache(read_certificates)
+
+
+def certificates(purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH, **places: str | None) -> ssl.SSLContext:
+    """`ssl.create_default_context`, which reads those of this machine once."""
+    usual = places in ({}, {"cafile": certifi.where()})
+    return (known_certificates if usual else read_certificates)(purpose, **places)  # type: ignore[arg-type]
+
+
+ssl.create_default_context = certificates
 
 
 @pytest.fixture(scope="session")

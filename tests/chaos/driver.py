@@ -30,6 +30,7 @@ import aiohttp
 import orjson
 
 from tests.chaos.history import History, Json, Read, Seen
+from tests.support.schema import lay_schema
 
 ROOT = Path(__file__).parents[2]
 START_S = 300.0  # how long a server may take to say that it listens before the harness gives up
@@ -94,7 +95,7 @@ class Server:
 
     async def spawn(self) -> None:
         """Start a process, without waiting for it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        await lay_schema(self.folder)
         log = (self.folder / "log.txt").open("ab")
         self.spawned_at = time.monotonic()
         self._process = await asyncio.create_subprocess_exec(

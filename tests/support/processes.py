@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.schema import lay_schema
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -91,6 +93,8 @@ async def server_process(
     data: its data folder. house: the folder with its packages. env: what its environment has besides. code:
     Python that it runs in place of `antiphon`'s own entry. before: called in the child before it begins.
     """
+    if house == ROOT and "--db" not in flags:
+        await lay_schema(data)
     entry = ("-c", code) if code else ("-m", "server.cli")
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, *entry, "serve", "--engine", engine, "--port", "0", "--data", str(data)),

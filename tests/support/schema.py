@@ -13,8 +13,9 @@ _template: list[bytes] = []  # of this process; filled by the first who asks
 async def lay_schema(folder: Path) -> None:
     """Puts a database with all tables, all empty, where a server looks for its own, unless one is there."""
     file = folder / "antiphon.db"
-    if not folder.is_dir() or file.exists():
+    if file.exists():
         return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _template:
         _template.append(await _migrated())
     file.touch(mode=0o600)

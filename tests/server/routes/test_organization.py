@@ -35,7 +35,7 @@ PROJECT = f"{ROOT}/projects/local"
         (f"{PROJECT}/archive", {"project": "x"}, "No field"),
         (f"{ROOT}/projects", {"name": "x", "nmae": "y"}, "name"),
         (f"{ROOT}/admin_api_keys", {"name": "x", "expires_in": 1}, "expires_in_seconds"),
-        (f"{ROOT}/runs/resp_1/cancel", {"reason": "x"}, "No field"),
+        (f"{ROOT}/runs/resp_1/cancel", {"reason": "x"}, "The fields are owner"),
         ("/admin/keys", {"scope": ["responses"]}, "scopes"),
         ("/admin/keys/KEY", {"limit": {}}, "limits"),
         ("/admin/keys/KEY/rotate", {"grace": 1}, "grace_s"),
