@@ -1,7 +1,8 @@
-"""Limits how many prompt tokens a step computes while other sequences decode.
+"""Limits how many prompt tokens a step computes.
 
-The limit follows from how long recent steps took: a step with prompt tokens is to take little longer than one
-without.
+The limit follows from how long recent steps took. While other sequences decode, a step with prompt tokens is
+to take little longer than one without. Where nothing decodes, it is to end soon all the same, since whoever
+comes meanwhile waits for its end: a token of a long prompt takes the longer the more stand before it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ LEAST = 32  # prompts go on, whatever it takes
 GROWTH = 1.5  # beyond what steps have lately had, at most
 SMALLER = 0.6  # of it in every other step: steps of one size would not tell what a token costs
 NUM_PLAIN = 15  # decode steps whose median counts
+ALONE_S = 1.0  # what a step of prompts alone may take; much less, and weights are read too often
+LEAST_ALONE = 128  # tokens of such a step, whatever they take; smaller ones tell little of what a token takes
+NUM_ALONE = 3  # such steps whose median counts
 MEMORY = 0.92  # weight of what was learnt before one more step
 
 
@@ -31,6 +35,7 @@ class Pace:
         """most: prompt tokens of a step, at most."""
         self._most = most
         self._latest: deque[float] = deque(maxlen=NUM_PLAIN)
+        self._alone: deque[float] = deque(maxlen=NUM_ALONE)  # seconds a token of steps without decodes
         self._plain = 0.0  # seconds of a step without prompt tokens
         self._fixed = self._cost = 0.0
         self._largest = min(FIRST / GROWTH, most)  # of late
@@ -51,6 +56,18 @@ class Pace:
         return min(self._most, max(LEAST, round(wanted)))
 
     @property
+    def most_alone(self) -> int:
+        """Tokens of the next step in which nothing decodes, at most."""
+        if not self._alone:
+            return self._most
+        return min(self._most, max(LEAST_ALONE, int(ALONE_S / statistics.median(self._alone))))
+
+    def took_alone(self, num_tokens: int, seconds: float) -> None:
+        """A step in which nothing decodes took so long for so many tokens."""
+        if num_tokens >= LEAST_ALONE:
+            self._alone.append(seconds / num_tokens)
+
+    @property
     def plain_s(self) -> float:
         """Seconds of a step in which nothing but decodes is computed; 0: not known."""
         return self._plain
@@ -64,7 +81,8 @@ class Pace:
         self._largest = max(num_prompt, MEMORY * self._largest)
         if self._latest:
             self._plain = statistics.median(self._latest)
-            self._learn(num_prompt, max(0.0, seconds - self._plain))
+        # Beside a long prompt there may be no step without prompt tokens: then the fixed part holds its time.
+        self._learn(num_prompt, max(0.0, seconds - self._plain))
 
     def _learn(self, count: int, extra: float) -> None:
         """A straight line through the latest steps, by least squares."""

@@ -339,7 +339,8 @@ class Scheduler:
         halved = {sequence.handle for sequence, _ in prefills if self.waiting.rank(sequence) in short} & long
         num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
         beside = self.pace.allowance(num_prompts, len(decodes))
-        filling = Filling(self._budget, beside, long=frozenset(long), halved=frozenset(halved))
+        budget = self._budget if decodes else min(self._budget, self.pace.most_alone)
+        filling = Filling(budget, beside, long=frozenset(long), halved=frozenset(halved))
         self._go_on(filling, decodes)
         for sequence, _ in filling.chosen.values():
             filling.decoding(sequence, self._newest)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.core.prefill_budget import FIRST, GROWTH, LEAST, Pace
+from engine.core.prefill_budget import ALONE_S, FIRST, GROWTH, LEAST, LEAST_ALONE, NUM_ALONE, Pace
 
 Extra = Callable[[int], float]
 Step = tuple[int, float]
@@ -95,11 +95,30 @@ def test_it_follows_the_decode_steps() -> None:
     assert quantile([count for count, _ in gone_on(pace, 10e-3, linear)], 0.5) < 2 * small
 
 
-def test_without_decode_steps_to_compare_with_nothing_is_learnt() -> None:
+def test_decodes_beside_a_long_prompt_are_held_up_little_though_no_step_is_without_it() -> None:
+    pace, times = Pace(2048), []
+    for _ in range(200):
+        count = pace.allowance(1, 1)
+        times.append(6e-3 + linear(count))
+        pace.took(count, times[-1])
+    assert quantile(times, 0.5) < 14e-3 and max(times) < 30e-3
+
+
+def test_a_step_of_prompts_alone_ends_soon() -> None:
+    """Behind many tokens, and on a machine that others use, a token may take milliseconds."""
     pace = Pace(2048)
-    pace.took(LEAST, 3.0)
-    pace.took(LEAST, 3.0)
-    assert pace.allowance(1, 8) > LEAST
+    assert pace.most_alone == 2048
+    pace.took_alone(2048, 5 * ALONE_S)
+    assert pace.most_alone == 409
+    pace.took_alone(LEAST_ALONE - 1, 60.0)  # too few to tell
+    assert pace.most_alone == 409
+    for _ in range(NUM_ALONE):
+        pace.took_alone(409, 100 * ALONE_S)
+    assert pace.most_alone == LEAST_ALONE
+    for _ in range(NUM_ALONE):
+        pace.took_alone(LEAST_ALONE, 0.01)
+    assert pace.most_alone == 2048
+    assert Pace(64).most_alone == 64
 
 
 def test_many_prompts_do_not_wait_for_the_sake_of_few_decodes() -> None:
