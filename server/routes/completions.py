@@ -46,6 +46,7 @@ from server.schema import (
 from server.stateless import (
     ChatWriter,
     Completion,
+    MessageWriter,
     Moderated,
     begin,
     prepare_chat,
@@ -62,6 +63,7 @@ router = APIRouter()
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", ChatRequest, CompletionRequest, MessagesRequest, contravariant=True)
+Said = TypeVar("Said", ChatRequest, MessagesRequest)
 
 CHAT = ("chat.completion", "chat.completion.chunk")
 """The `object` of a whole chat completion, and of a chunk."""
@@ -73,6 +75,7 @@ class _Prepare(Protocol[Asked]):
         request: Asked,
         served: ServedModel,
         place: Place,
+        /,
         *,
         principal: Principal,
         telemetry: Telemetry,
@@ -97,23 +100,26 @@ async def create_chat_completion(request: Request) -> Response:
         served = await chosen_model(request, asked.model, asked.prompt_cache_key)
         who = principal(request).owner
         asked.items[:] = await here.runs.read_inputs(who, asked.items, served, files=files, images=images)
-    require_moderator(asked.moderation, here.runs.moderator)
-    return await answer(request, asked, partial(_prepare_judged, request), *CHAT, keeping)
+    return await answer(request, asked, judged(request, asked, prepare_chat), *CHAT, keeping)
 
 
-async def _prepare_judged(
-    request: Request, asked: ChatRequest, served: ServedModel, place: Place, **known: Any
-) -> Completion:
-    """A chat completion, and what judges it where that is asked for."""
-    moderator = context(request).runs.moderator
-    text = "" if asked.moderation is None else asked_in(asked.items)  # rendering takes them apart
-    completion = await prepare_chat(asked, served, place, **known)
-    if asked.moderation is None or moderator is None:
-        return completion
+def judged(request: Request, asked: Said, prepare: _Prepare[Said]) -> _Prepare[Said]:
+    """How what is asked is prepared, together with what judges it where that is asked for. Raises ApiError
+    400 and 404 where nothing can judge it."""
+    moderation, moderator = asked.moderation, context(request).runs.moderator
+    require_moderator(moderation, moderator)
+    if moderation is None or moderator is None:
+        return prepare
     who = principal(request)
     payer = Payer(who.owner, who.subjects, who.key_id, who.service.weight)
-    writers = [writer for writer in completion.writers if isinstance(writer, ChatWriter)]
-    return replace(completion, moderated=Moderated(asked.moderation, moderator, payer, text, writers))
+
+    async def with_judge(asked: Said, served: ServedModel, place: Place, **known: Any) -> Completion:
+        text = asked_in(asked.items)  # rendering takes them apart
+        completion = await prepare(asked, served, place, **known)
+        writers = [writer for writer in completion.writers if isinstance(writer, ChatWriter | MessageWriter)]
+        return replace(completion, moderated=Moderated(moderation, moderator, payer, text, writers))
+
+    return with_judge
 
 
 @router.post(

@@ -294,6 +294,7 @@ _MESSAGES: Mapping[str, Rule] = {
     ),
     **_each(HINT, "container diagnostics inference_geo"),
     "thread": _refused(because="Send the whole conversation."),
+    "moderation": EXTENSION,  # where a model for it is configured
 }
 
 FIELDS: Mapping[str, Mapping[str, Rule]] = {

@@ -430,6 +430,17 @@ class ChatWriter:
             return "length"
         return "tool_calls" if self._whole_call else "stop"
 
+    def said(self, part: Part) -> str:
+        """All that a part says."""
+        delta = part["delta"]
+        written = (
+            call[kind].get(content, "")
+            for call in delta.get("tool_calls", ())
+            for kind, content in CONTENT.items()
+            if kind in call
+        )
+        return "".join((delta.get("content") or "", delta.get("reasoning", ""), *written))
+
     def withheld(self) -> list[Part]:
         """The parts of an answer without words that moderation has ended."""
         self._echo = None

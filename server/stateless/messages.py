@@ -174,7 +174,9 @@ def message_head(head: Mapping[str, Any], totals: Mapping[str, Any], block: int 
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        "stop_details": None,
         "usage": message_usage(head, totals, block),
+        **({"moderation": head["moderation"]} if "moderation" in head else {}),
     }
 
 
@@ -183,6 +185,13 @@ def message_head(head: Mapping[str, Any], totals: Mapping[str, Any], block: int 
 
 _GAP = "\n\n"
 """Between what was said before the answer, and the answer."""
+_SAID = ("text", "thinking", "partial_json")
+"""The members of deltas that say something."""
+_WITHHELD: Json = {
+    "type": "refusal",
+    "category": None,
+    "explanation": "The moderation that the request asks for has kept this back.",
+}
 
 
 class MessageWriter:
@@ -223,7 +232,7 @@ class MessageWriter:
                 events += self._end(delta)
             elif not self._silent:
                 events += self._event(delta)
-        return [{"index": 0, "events": events}] if events else []
+        return [_part(events)] if events else []
 
     def _event(self, delta: Any) -> Iterable[Json]:
         match delta:
@@ -277,13 +286,13 @@ class MessageWriter:
     def _end(self, done: Done) -> Iterable[Json]:
         yield from self._close()
         stop = done.stop if isinstance(done.stop, str) else None
+        yield from self._stopped(self._reason(done, stop), stop)
+
+    def _stopped(self, reason: str, sequence: str | None, details: Json | None = None) -> Iterable[Json]:
         usage = self._head()["usage"]
         del usage["cache_creation"], usage["service_tier"]
-        yield {
-            "type": "message_delta",
-            "delta": {"stop_reason": self._reason(done, stop), "stop_sequence": stop},
-            "usage": usage,
-        }
+        delta = {"stop_reason": reason, "stop_sequence": sequence, "stop_details": details}
+        yield {"type": "message_delta", "delta": delta, "usage": usage}
         yield {"type": "message_stop"}
 
     def _reason(self, done: Done, stop: str | None) -> str:
@@ -294,6 +303,16 @@ class MessageWriter:
         if self._has_call:
             return "tool_use"
         return "end_turn" if stop is None else "stop_sequence"
+
+    def said(self, part: Part) -> str:
+        """All that a part says."""
+        deltas = (event["delta"] for event in part["events"] if event["type"] == "content_block_delta")
+        return "".join(delta.get(member, "") for delta in deltas for member in _SAID)
+
+    def withheld(self) -> list[Part]:
+        """The part of a message without words that moderation has ended."""
+        start = {"type": "message_start", "message": self._head()}
+        return [_part([start, *self._stopped("refusal", None, _WITHHELD)])]
 
     def fold(self, parts: Sequence[Part]) -> Json:
         """What is said by the events of all parts."""
@@ -317,17 +336,18 @@ class MessageWriter:
         return {"content": content, **end}
 
 
+def _part(events: list[Json]) -> Part:
+    """Events that come together; the reason is that of the last ones."""
+    reasons = (event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta")
+    return {"index": 0, "events": events, "finish_reason": next(reasons, None)}
+
+
 def _add(block: Json, delta: Json, pieces: list[str]) -> None:
     """Take a delta of a block: its text is joined at the end."""
-    match delta["type"]:
-        case "text_delta":
-            pieces.append(delta["text"])
-        case "thinking_delta":
-            pieces.append(delta["thinking"])
-        case "input_json_delta":
-            pieces.append(delta["partial_json"])
-        case _:
-            block["signature"] = delta["signature"]
+    if delta["type"] == "signature_delta":
+        block["signature"] = delta["signature"]
+    else:
+        pieces += (delta[member] for member in _SAID if member in delta)
 
 
 def _join(block: Json, pieces: Sequence[str]) -> None:
@@ -363,12 +383,17 @@ async def _framed(
     _object: str,
     parts: AsyncGenerator[list[Part]],
     *_usage: object,
+    last: Callable[[], Mapping[str, Any]],
     **_options: object,
 ) -> AsyncGenerator[bytes]:
-    """The frames of a stream: one write for events that come together."""
+    """The frames of a stream: one write for events that come together. last: what the event of the end says
+    besides."""
     async with aclosing(parts) as stream:
         async for together in stream:
-            events = (event for part in together for event in part["events"])
+            events = [event for part in together for event in part["events"]]
+            for event in events:
+                if event["type"] == "message_delta":
+                    event.update(last())
             yield b"".join(frame(event["type"], orjson.dumps(event)) for event in events)
 
 

@@ -1,4 +1,5 @@
-"""Chat completions that are judged: the input before a model is asked, the answers before their last part."""
+"""Chat completions and messages that are judged: the input before a model is asked, the answers before their
+last part."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ Part = dict[str, Any]
 UNASKED = unjudged("not_moderated", "The completion ended before there was anything to be judged.")
 
 
-class Withholding(Protocol):
-    """How a choice is written that is withheld."""
+class Judged(Protocol):
+    """How a choice is written that is judged."""
+
+    def said(self, part: Part) -> str:
+        """All that a part says."""
+        ...
 
     def withheld(self) -> list[Part]:
         """The parts of an answer without words that moderation has ended."""
@@ -33,7 +38,7 @@ class Moderated:
     moderator: Moderator
     payer: Payer
     text: str
-    writers: Sequence[Withholding]
+    writers: Sequence[Judged]
     _input: Verdict | None = None
     _outputs: list[Verdict] = field(default_factory=list)
 
@@ -52,7 +57,8 @@ class Moderated:
                     gathered[part["index"]].append(part)
                     left -= part["finish_reason"] is not None
                 if not left:
-                    texts = ["".join(map(_said, parts)) for parts in gathered]
+                    written = zip(self.writers, gathered, strict=True)
+                    texts = ["".join(map(writer.said, parts)) for writer, parts in written]
                     self._outputs = await judged(self.moderator, texts, self.payer)
                 if self.asked.output == "score":
                     yield together
@@ -79,11 +85,3 @@ def _results(verdicts: Sequence[Verdict]) -> Verdict:
         if verdict["type"] == "error":
             return verdict
     return {"type": "moderation_results", "model": verdicts[0]["model"], "results": list(verdicts)}
-
-
-def _said(part: Part) -> str:
-    """All that a part says."""
-    delta = part["delta"]
-    calls = (call.get(kind) for call in delta.get("tool_calls", ()) for kind in ("function", "custom"))
-    written = (call.get("arguments") or call.get("input") or "" for call in calls if call is not None)
-    return "".join((delta.get("content") or "", delta.get("reasoning", ""), *written))

@@ -19,7 +19,7 @@ from server.ignored import queried
 from server.items import Item
 from server.model_registry import Models
 from server.routes.chosen_model import chosen_model
-from server.routes.completions import answer
+from server.routes.completions import answer, judged
 from server.routes.documented import documented
 from server.schema import MessagesRequest, parse_count, parse_messages
 from server.stateless import count_message_tokens, opened, prepare_message
@@ -45,7 +45,8 @@ async def create_message(request: Request) -> Response:
     """Answer with a message, or (`stream`) with its events."""
     here = context(request)
     asked = await _read(request, parse_messages)
-    return await answer(request, asked, partial(prepare_message, sealing=here.sealing), "message", "message")
+    prepare = judged(request, asked, partial(prepare_message, sealing=here.sealing))
+    return await answer(request, asked, prepare, "message", "message")
 
 
 @router.post(

@@ -17,6 +17,7 @@ from engine import PromptTooLong, RequestError
 from server.errors import ApiError
 from server.ignored import ignore, unread
 from server.items import Item, images_in, input_files_of
+from server.moderation import Moderation, parse_moderation
 from server.schema.anthropic.blocks import Conversation, Place
 from server.schema.anthropic.tools import read_choice, read_tools
 from server.schema.chat import ChatRequest, ChatStreamOptions
@@ -116,6 +117,16 @@ class MessagesRequest:
         return None
 
     @property
+    def items(self) -> list[Item]:
+        """The conversation."""
+        return self.chat.items
+
+    @property
+    def moderation(self) -> Moderation | None:
+        """What is to be judged."""
+        return self.chat.moderation
+
+    @property
     def stream(self) -> bool:
         """Whether the reply is a stream."""
         return self.chat.stream
@@ -213,6 +224,7 @@ def _parse(values: Mapping[str, Any], unsupported: Unsupported) -> MessagesReque
         effort_param=thinks.param,
         service_tier=_tier(plain),
         safety_identifier=metadata.get("user_id") or None,
+        moderation=parse_moderation(values["moderation"]) if "moderation" in values else None,
         sampling=sampling_fields(drawn, max_tokens=max(1, plain.max_tokens)),
     )
     return MessagesRequest(

@@ -48,6 +48,7 @@ def _fields() -> Mapping[str, Schema]:
         "output_format": {**OBJECT, "description": "The earlier name of `output_config.format`."},
         "stop_sequences": listed(STRING, maxItems=MAX_STOPS),
         "metadata": of({}, {"user_id": STRING}),
+        "moderation": {**OBJECT, "description": "An extension: as on chat completions."},
         "cache_control": {**OBJECT, "description": "Prompts are kept for later ones in any case."},
     }
 
@@ -65,7 +66,15 @@ def _body(api: str, *required: str) -> Schema:
 
 
 _STOP = or_null(
-    {"enum": ["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]}
+    {
+        "enum": [
+            *("end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"),
+            "refusal",
+        ]
+    }
+)
+_DETAILS = or_null(
+    of({"type": {"const": "refusal"}, "category": or_null(STRING), "explanation": or_null(STRING)})
 )
 _COUNTS = {
     "input_tokens": INTEGER,
@@ -110,6 +119,7 @@ def messages_components() -> Mapping[str, Schema]:
                 "content": listed(_BLOCK),
                 "stop_reason": _STOP,
                 "stop_sequence": or_null(STRING),
+                "stop_details": _DETAILS,
                 "usage": of(
                     {
                         **_COUNTS,
@@ -117,7 +127,8 @@ def messages_components() -> Mapping[str, Schema]:
                         "service_tier": {"enum": ["standard", "priority", "batch"]},
                     }
                 ),
-            }
+            },
+            {"moderation": ref("Verdicts")},
         ),
         "MessageEvent": {
             "anyOf": [
@@ -125,10 +136,19 @@ def messages_components() -> Mapping[str, Schema]:
                 _event("content_block_start", index=INTEGER, content_block=_BLOCK),
                 _event("content_block_delta", index=INTEGER, delta=_DELTA),
                 _event("content_block_stop", index=INTEGER),
-                _event(
-                    "message_delta",
-                    delta=of({"stop_reason": _STOP, "stop_sequence": or_null(STRING)}),
-                    usage=of(_COUNTS),
+                of(
+                    {
+                        "type": {"const": "message_delta"},
+                        "delta": of(
+                            {
+                                "stop_reason": _STOP,
+                                "stop_sequence": or_null(STRING),
+                                "stop_details": _DETAILS,
+                            }
+                        ),
+                        "usage": of(_COUNTS),
+                    },
+                    {"moderation": ref("Verdicts")},
                 ),
                 _event("message_stop"),
                 _event("ping"),

@@ -359,7 +359,29 @@ _ENDED: Mapping[str, Schema] = {
 }
 _CHAT_TEXT = {"content": or_null(STRING), "reasoning": STRING, "reasoning_content": STRING}
 
+_VERDICT = of(
+    {
+        "type": {"const": "moderation_result"},
+        "model": STRING,
+        "flagged": BOOLEAN,
+        "categories": OBJECT,
+        "category_scores": OBJECT,
+        "category_applied_input_types": OBJECT,
+    }
+)
+_UNJUDGED = of({"type": {"const": "error"}, "code": STRING, "message": STRING})
+_VERDICTS: Schema = {
+    "anyOf": [
+        of({"type": {"const": "moderation_results"}, "model": STRING, "results": listed(_VERDICT)}),
+        _UNJUDGED,
+    ]
+}
+
 _REPLIES: Mapping[str, Schema] = {
+    "Verdicts": {
+        "description": "What moderation found, where it was asked for.",
+        **of({"input": _VERDICTS, "output": _VERDICTS}),
+    },
     "Error": of(
         {"error": of({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
     ),
@@ -395,6 +417,7 @@ _REPLIES: Mapping[str, Schema] = {
         },
         {
             "completed_at": INTEGER,
+            "moderation": of({half: {"anyOf": [_VERDICT, _UNJUDGED]} for half in ("input", "output")}),
             "prompt": ref("ResponsePrompt"),
             "prompt_cache_key": STRING,
             "safety_identifier": STRING,
@@ -452,7 +475,12 @@ _REPLIES: Mapping[str, Schema] = {
             ),
             "usage": _COMPLETION_USAGE,
         },
-        {"metadata": METADATA, "prompt_token_ids": listed(INTEGER), "prompt_logprobs": _SCORES},
+        {
+            "metadata": METADATA,
+            "prompt_token_ids": listed(INTEGER),
+            "prompt_logprobs": _SCORES,
+            "moderation": ref("Verdicts"),
+        },
     ),
     "ChatCompletionChunk": of(
         {
@@ -462,7 +490,11 @@ _REPLIES: Mapping[str, Schema] = {
                 of({"index": INTEGER, "delta": of({}, _CHAT_TEXT), "finish_reason": _FINISH}, _ENDED)
             ),
         },
-        {"usage": _COMPLETION_USAGE, "prompt_token_ids": listed(INTEGER)},
+        {
+            "usage": _COMPLETION_USAGE,
+            "prompt_token_ids": listed(INTEGER),
+            "moderation": ref("Verdicts"),
+        },
     ),
     "Completion": of(
         {

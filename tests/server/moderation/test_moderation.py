@@ -1,4 +1,5 @@
-"""Moderation of responses and chat completions: scored, blocked, refused; and POST /v1/moderations."""
+"""Moderation of responses, chat completions and messages: scored, blocked, refused; and
+POST /v1/moderations."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.support.running import Running, http_client, running_app
 from tests.support.talk import Api, saying
 
 Json = dict[str, Any]
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
 
 class Words(Moderator):
@@ -222,15 +223,90 @@ async def test_chat_with_tools_of_the_server_is_judged_too(http: httpx.AsyncClie
 
 
 # ------------------------------------------------------------------------------------------------------------
+# Messages
+
+REFUSED = {
+    "stop_reason": "refusal",
+    "stop_sequence": None,
+    "stop_details": {
+        "type": "refusal",
+        "category": None,
+        "explanation": "The moderation that the request asks for has kept this back.",
+    },
+}
+
+
+def sending(text: str, **fields: Any) -> Json:
+    thinking = {"type": "adaptive"}
+    return chatting(text, model="claude-x", max_tokens=2000, thinking=thinking, **fields)
+
+
+def message_events(reply: httpx.Response) -> list[Json]:
+    lines = reply.text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+@pytest.mark.parametrize("mode", ["score", "block"])
+async def test_a_message_tells_what_was_judged(http: httpx.AsyncClient, running: Running, mode: str) -> None:
+    judged = use(running)
+    asked = sending("think aha then say one two", **wanting(output=mode))
+    whole = (await http.post(MESSAGES, json=asked)).json()
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
+    assert (whole["stop_reason"], whole["stop_details"]) == ("end_turn", None)
+    assert judged == ["think aha then say one two", "ahaone two"]
+    flagged = [whole["moderation"][half]["results"][0]["flagged"] for half in ("input", "output")]
+    assert flagged == [False, False]
+    *_, delta, stop = message_events(await http.post(MESSAGES, json={**asked, "stream": True}))
+    assert delta["type"] == "message_delta" and stop == {"type": "message_stop"}
+    assert delta["moderation"] == whole["moderation"] and delta["usage"]["output_tokens"] > 5
+    unasked = (await http.post(MESSAGES, json=sending("say bad"))).json()
+    assert "moderation" not in unasked and unasked["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize(("policy", "text"), [({"input": "block"}, "bad"), ({"output": "block"}, "say bad")])
+async def test_a_message_that_is_kept_back_is_a_refusal(
+    http: httpx.AsyncClient, policy: dict[str, str], text: str
+) -> None:
+    asked = sending(text, **wanting(**policy))
+    whole = (await http.post(MESSAGES, json=asked)).json()
+    assert whole["content"] == [] and {name: whole[name] for name in REFUSED} == REFUSED
+    assert whole["moderation"]["input"]["results"][0]["flagged"]
+    assert ("results" in whole["moderation"]["output"]) == ("output" in policy)
+    assert (whole["usage"]["output_tokens"] > 0) == ("output" in policy)
+    start, delta, stop = message_events(await http.post(MESSAGES, json={**asked, "stream": True}))
+    assert start["type"] == "message_start" and start["message"]["content"] == []
+    assert delta["delta"] == REFUSED and delta["moderation"] == whole["moderation"]
+    assert (
+        delta["usage"]["output_tokens"] == whole["usage"]["output_tokens"] and stop["type"] == "message_stop"
+    )
+
+
+async def test_a_call_in_a_message_is_judged(http: httpx.AsyncClient, running: Running) -> None:
+    judged = use(running)
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    asked = sending('call f {"x": "bad"}', tools=[tool], **wanting(output="block"))
+    whole = (await http.post(MESSAGES, json=asked)).json()
+    assert judged[1:] == ['{"x": "bad"}'] and whole["stop_reason"] == "refusal"
+
+
+# ------------------------------------------------------------------------------------------------------------
 # What is refused, and the model
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-async def test_without_a_model_it_is_refused(client: httpx.AsyncClient, path: str) -> None:
-    asked = chatting("say hi") if path == CHAT else {"input": "say hi"}
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [(CHAT, chatting("say hi")), (RESPONSES, {"input": "say hi"}), (MESSAGES, sending("say hi"))],
+)
+async def test_without_a_model_it_is_refused(client: httpx.AsyncClient, path: str, asked: Json) -> None:
+    def refusal(reply: httpx.Response) -> tuple[Any, Any]:
+        if path != MESSAGES:
+            error = wire.validate_error(reply.json())
+            return error["code"], error["param"]
+        details = reply.json()["error"]["details"]
+        return details["error_code"], details["param"]
+
     reply = await client.post(path, json={**asked, **wanting()})
-    error = wire.validate_error(reply.json())
-    assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", "moderation")
+    assert (reply.status_code, *refusal(reply)) == (400, "unsupported_parameter", "moderation")
     for wrong, param in (
         ({}, "moderation.model"),
         ({"model": 1}, "moderation.model"),
@@ -240,7 +316,7 @@ async def test_without_a_model_it_is_refused(client: httpx.AsyncClient, path: st
         ([], "moderation"),
     ):
         reply = await client.post(path, json={**asked, "moderation": wrong})
-        assert (reply.status_code, wire.validate_error(reply.json())["param"]) == (400, param)
+        assert (reply.status_code, refusal(reply)[1]) == (400, param)
     reply = await client.post("/v1/moderations", json={"input": "say hi"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_model")
 

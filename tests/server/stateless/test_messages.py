@@ -105,6 +105,7 @@ def test_what_was_said_before_the_answer_is_a_paragraph() -> None:
         "content": [{"type": "text", "text": "I look.\n\nCold."}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
+        "stop_details": None,
     }
 
 
