@@ -127,13 +127,8 @@ def build_remote(config: Config, socket: Path) -> tuple[Engine, list[RemotePooli
         "max_waiting": config.max_waiting,
         "max_waiting_tokens": config.max_waiting_tokens,
     }
-    others: list[RemotePooling | RemoteSpeech] = [
-        RemotePooling(line, index, **waiting) for index in range(len(_asked_pooling(config)))
-    ]
-    others += [
-        RemoteSpeech(line, index, num_servers=config.api_server_count, max_waiting=config.max_waiting)
-        for index in range(len(config.speech_model))
-    ]
+    kinds = [RemotePooling] * len(_asked_pooling(config)) + [RemoteSpeech] * len(config.speech_model)
+    others = [kind(line, index, **waiting) for index, kind in enumerate(kinds)]
     if config.engine == "upstream":
         return build_engine(config), others
     return remote_engine(config, line), others

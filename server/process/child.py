@@ -104,10 +104,8 @@ async def _host(config: Config, folder: Path) -> int:
         if (failure := starting.exception()) is not None:
             return announce_refusal(*reasons(failure, EngineError))
         engine, others = starting.result()
-        pooling = [each for each in others if isinstance(each, PoolingEngine)]
-        speech = [each for each in others if isinstance(each, SpeechEngine)]
         gc.freeze()
-        serving = EngineHost(engine_socket(folder), cast(Any, engine), pooling, speech)
+        serving = EngineHost(engine_socket(folder), cast(Any, engine), others)
         await serving.start()
         stack.push_async_callback(serving.close)
         registry = CollectorRegistry()
