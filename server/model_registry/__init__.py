@@ -16,12 +16,12 @@ from server.model_registry.building import (
     served_names,
     shipped_or_given,
 )
-from server.model_registry.children import ChildPooling, ChildText
+from server.model_registry.children import ChildOther, ChildText
 from server.model_registry.registry import Load, Models, PooledModel, ServedModel, SpeechModel
 from server.model_registry.several_models import SeveralModels
 
 __all__ = [
-    "ChildPooling",
+    "ChildOther",
     "ChildText",
     "Load",
     "Models",

@@ -15,7 +15,7 @@ from server.model_registry.building import remote_engine, shipped_or_given
 from server.settings import ModelEntry
 
 if TYPE_CHECKING:
-    from engine import RemotePooling
+    from engine import RemotePooling, RemoteSpeech
 
 ITSELF = 300 << 20
 """Bytes that a process with torch takes before it has read any weights."""
@@ -25,7 +25,7 @@ class _InChild:
     """What both kinds have in common. engine: what asks it, from its first load on. on_wanted: told when
     somebody waits for it while it is not there."""
 
-    engine: Engine | RemotePooling | None = None
+    engine: Engine | RemotePooling | RemoteSpeech | None = None
 
     def __init__(self, entry: ModelEntry, config: Config, on_wanted: Callable[[str], None]) -> None:
         self.entry = entry
@@ -90,20 +90,24 @@ class ChildText(_InChild):
         self.engine = engine
 
 
-class ChildPooling(_InChild):
-    """A model for vectors or scores."""
+class ChildOther(_InChild):
+    """A model for vectors, scores or speech."""
 
-    engine: RemotePooling | None = None
+    engine: RemotePooling | RemoteSpeech | None = None
 
     async def load(self) -> None:
         """See `Loadable.load`."""
         await self.child.start()
         if self.engine is None:
-            from engine import RemotePooling
+            from engine import RemotePooling, RemoteSpeech
 
-            waiting = (self.config.max_waiting, self.config.max_waiting_tokens)
-            engine = RemotePooling(
-                self.child.line, 0, num_servers=1, max_waiting=waiting[0], max_waiting_tokens=waiting[1]
+            kind = RemoteSpeech if self.entry.use == "speech" else RemotePooling
+            engine = kind(
+                self.child.line,
+                0,
+                num_servers=1,
+                max_waiting=self.config.max_waiting,
+                max_waiting_tokens=self.config.max_waiting_tokens,
             )
             await engine.start()
             self.engine = engine

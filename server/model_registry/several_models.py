@@ -11,8 +11,8 @@ from engine import Engine, LoadError
 from server.config import Config
 from server.errors import ApiError
 from server.loading import Held, Shelf
-from server.model_registry.building import adapters_of, build_engine, build_pooling, caps_of
-from server.model_registry.children import ChildPooling, ChildText
+from server.model_registry.building import adapters_of, build_engine, build_others, caps_of
+from server.model_registry.children import ChildOther, ChildText
 from server.model_registry.registry import Models
 from server.settings import ModelEntry
 from server.telemetry import Reading
@@ -34,7 +34,7 @@ class SeveralModels:
         self.models = Models(config.entries, self.shelf)
         self.shelf.on_loaded = self._loaded
         self.on_loaded: Callable[[], None] = lambda: None
-        self._children: dict[str, ChildText | ChildPooling] = {}
+        self._children: dict[str, ChildText | ChildOther] = {}
         self._inside: list[Engine] = []
         self.closers: list[Callable[[], Awaitable[None]]] = []
         """Of what runs in this process, the last one first."""
@@ -47,7 +47,7 @@ class SeveralModels:
             if entry.in_child:
                 self._put(entry, config)
             elif entry.use != "text":
-                await self._start_pooling(entry, config)
+                await self._start_other(entry, config)
             else:
                 await self._start_inside(entry, config)
         self.shelf.start()
@@ -71,7 +71,7 @@ class SeveralModels:
         return default
 
     def _put(self, entry: ModelEntry, config: Config) -> None:
-        kind = ChildText if entry.use == "text" else ChildPooling
+        kind = ChildText if entry.use == "text" else ChildOther
         child = self._children[entry.id] = kind(entry, config, self._wanted)
         held = Held(entry.id, child, pinned=entry.pin, idle_s=entry.idle_s)
         self.shelf.add(held)
@@ -85,11 +85,11 @@ class SeveralModels:
         self._inside.append(engine)
         self.models.add_entry(entry, engine, caps_of(config))
 
-    async def _start_pooling(self, entry: ModelEntry, config: Config) -> None:
-        for engine in await asyncio.to_thread(build_pooling, config):
+    async def _start_other(self, entry: ModelEntry, config: Config) -> None:
+        for engine in await asyncio.to_thread(build_others, config):
             self.closers.insert(0, engine.close)
             await engine.start()
-            self.models.add_pooled(engine, caps_of(config))
+            self.models.add_other(engine, caps_of(config))
 
     def _wanted(self, id: str) -> None:
         """Somebody waits for a model that is not there, in the middle of what it was asked."""
@@ -99,9 +99,9 @@ class SeveralModels:
 
     def _loaded(self, held: Held) -> None:
         child = self._children[held.name]
-        if isinstance(child, ChildPooling):
+        if isinstance(child, ChildOther):
             assert child.engine is not None
-            self.models.add_pooled(child.engine, caps_of(child.config))
+            self.models.add_other(child.engine, caps_of(child.config))
         elif child.engine is not None:
             self.models.add_entry(child.entry, child.engine, caps_of(child.config))
         self.on_loaded()
@@ -206,5 +206,5 @@ class SeveralModels:
         return held
 
 
-def _given_up(child: ChildText | ChildPooling | None) -> str | None:
+def _given_up(child: ChildText | ChildOther | None) -> str | None:
     return None if child is None else child.child.given_up

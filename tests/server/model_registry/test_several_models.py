@@ -19,6 +19,7 @@ from server.settings import ModelsFile
 from tests.support.postgres import Postgres
 from tests.support.processes import ServerProcess, server_process
 from tests.support.running import Running, http_client, running_app
+from tests.support.speech_checkpoints import make_whisper, sound_file
 from tests.support.talk import WEATHER, Api, answer, call, text
 
 Json = dict[str, Any]
@@ -124,6 +125,41 @@ async def test_a_model_for_vectors_generates_nothing_and_is_not_loaded_for_it(tm
             assert (shown["state"], shown["used_for"], shown["root"]) == ("unloaded", "embedding", "vec")
         wrong = await api.http.post("/v1/embeddings", json={"model": "a", "input": "hi"})
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "unsupported_model")
+
+
+async def test_a_model_for_speech_is_loaded_when_it_is_wanted_and_makes_room_for_others(
+    tmp_path: Path,
+) -> None:
+    ear: Json = {
+        **{"name": "ear", "engine": "local", "use": "speech", "path": str(make_whisper(tmp_path / "ear"))},
+        **{"aliases": ["whisper-1"], "deprecation_date": "2027-01-31", "memory_bytes": "100M"},
+    }
+    other: Json = {"name": "other", "child": True, "memory_bytes": "100M"}
+    settings: Json = {"models_memory_bytes": 150 << 20, "num_threads": 1}
+    async with serving(tmp_path / "data", ear, other, **settings) as (server, api):
+
+        async def hear(**fields: str) -> httpx.Response:
+            asked = {"language": "en", "temperature": "0.5", **fields}
+            file = {"file": ("speech.wav", sound_file(1.0), "audio/wav")}
+            return await api.http.post("/v1/audio/transcriptions", data=asked, files=file)
+
+        async def shown() -> list[str]:
+            found = {model["id"]: model for model in (await api.http.get("/v1/models")).json()["data"]}
+            assert found["whisper-1"]["used_for"] == "speech" and found["whisper-1"]["root"] == "ear"
+            return [found[name]["state"] for name in ("ear", "whisper-1", "other")]
+
+        assert await shown() == ["unloaded", "unloaded", "unloaded"]
+        refused = await api.http.post("/v1/responses", json={"model": "whisper-1", "input": "say hi"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_model")
+        heard = await hear()
+        assert heard.status_code == 200, "the first model for speech is loaded"
+        assert heard.headers["sunset"] == "Sun, 31 Jan 2027 00:00:00 GMT"
+        assert (await hear(model="whisper-1")).json() == heard.json()
+        assert await shown() == ["loaded", "loaded", "unloaded"]
+        assert await model_of(api, model="other") == "other"
+        assert await shown() == ["unloaded", "unloaded", "loaded"]
+        state = next(each for each in server.life.several.described() if each["id"] == "ear")
+        assert (state["use"], state["loads"], state["state"]) == ("speech", 1, "unloaded")
 
 
 async def test_a_key_needs_the_name_that_it_asks_for(tmp_path: Path) -> None:
