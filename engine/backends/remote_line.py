@@ -125,8 +125,9 @@ class EngineLine:
         self._require_open()
 
     def rest(self) -> None:
-        """The engine is about to be ended on purpose, with nothing in hand."""
+        """The engine is about to be ended on purpose; whoever waits for it all the same says so again."""
         self._resting = True
+        self._change()
 
     def expect(self) -> None:
         """The engine is about to be back: whoever asks waits for it."""

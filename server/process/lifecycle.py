@@ -117,7 +117,7 @@ class ServerLifecycle:
         self.died = asyncio.Event()
         self._engine = engine
         self._others: list[Other] = []  # models beside the engine
-        self.several = SeveralModels(config)
+        self.several = SeveralModels(config, None if seat is None else seat.shelf_socket)
         self._registry = registry
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
