@@ -851,12 +851,13 @@ class Config(BaseModel):
                 raise ConfigError(f"models, {entry.id}: '{name}' is no setting of a model{hint}")
         values = {name: getattr(self, name) for name in Config.model_fields}
         values |= {"models": None, "entries": ModelsFile(), "lora": (), "api_server_count": 1}
-        values |= dict.fromkeys(("embedding_model", "rerank_model", "classification_model"), ())
+        others = ("embedding_model", "rerank_model", "classification_model", "speech_model")
+        values |= dict.fromkeys(others, ())
         values |= {"draft_model": None, "chat_template": None, **entry.settings}
         values |= {"engine": entry.engine, "served_model_name": (entry.id,)}
         values |= {"model": entry.path or SHIPPED_MODEL}
         if entry.use != "text":
-            # An engine of other servers is none here: what is loaded is the model for vectors or scores.
+            # An engine of other servers is none here: what is loaded is the model that generates nothing.
             values |= {f"{entry.use}_model": (f"{entry.id}={entry.path}",), "engine": "upstream"}
             values |= {"served_model_name": ("none",)}
         try:

@@ -38,7 +38,8 @@ FORBIDDEN = {
 
 ORDERS = {
     "engine": (
-        *("late", "types", "admission", "interface", "config", "step", "model_folder", "search"),
+        *("late", "types", "engine_thread", "admission", "interface", "config", "step", "model_folder"),
+        "search",
         *("dialects", "tokenizer", "parsing", "structured", "tiny"),
         *(
             "vision",

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from engine.backends.request_checks import LONG_PROMPT, check_request
 from engine.backends.shared_parts import WithTexts
 from engine.config import EngineConfig
 from engine.core import Abort, Call, Close, Credit, Forget, Inbox, Keep, LetGo, Save, Submit
+from engine.engine_thread import EngineThread, resolve
 from engine.model_folder import find_folder, read_sampling_defaults
 from engine.step import RowOutput
 from engine.tokenizer import Prompts, Tokenizer, open_dialect
@@ -34,7 +34,6 @@ from engine.types import (
     Constraint,
     Done,
     EngineDead,
-    EngineError,
     EngineStats,
     GenerateRequest,
     LoadError,
@@ -74,6 +73,9 @@ class LocalEngine(WithTexts):
             raise TypeError(f"the configuration has its settings already: {', '.join(settings)}")
         self._config = config
         self._inbox: Inbox = SimpleQueue()
+        self._thread = EngineThread(
+            "engine", "the engine", lambda: self._inbox.put(Close()), ended=self._end_requests
+        )
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_handle = 0
@@ -85,8 +87,6 @@ class LocalEngine(WithTexts):
 
     async def start(self) -> ModelInfo:
         """See `Engine.start`; the engine thread loads torch and weights while another reads the tokenizer."""
-        self._asyncio = asyncio.get_running_loop()
-        self._death: asyncio.Future[BaseException] = self._asyncio.create_future()
         folder = await self._in_pool(lambda: find_folder(self._config.model))
         tokenizer: Future[Tokenizer] = self._pool.submit(
             Tokenizer.load,
@@ -94,12 +94,9 @@ class LocalEngine(WithTexts):
             self._config.chat_template,
             allow_special_tokens=self._config.allow_special_tokens,
         )
-        loaded: asyncio.Future[EngineLoop] = self._asyncio.create_future()
-        self._thread = threading.Thread(
-            target=self._run, args=(folder, tokenizer, loaded), name="engine", daemon=True
+        self._loop = await self._thread.start(
+            self._config.model, partial(self._load, folder, tokenizer), lambda loop: loop.run()
         )
-        self._thread.start()
-        self._loop = await loaded
         self._admission = Admission(
             max_running=self._loop.max_num_seqs,
             max_waiting=self._config.max_waiting,
@@ -120,29 +117,18 @@ class LocalEngine(WithTexts):
         self._watch()
         return self._info
 
-    def _run(self, folder: Path, tokenizer: Future[Tokenizer], loaded: asyncio.Future[EngineLoop]) -> None:
-        """The engine thread: load, say so, then step until closed or dead."""
-        try:
-            from engine.core import build_loop
+    def _load(self, folder: Path, tokenizer: Future[Tokenizer]) -> EngineLoop:
+        """On the engine thread."""
+        from engine.core import build_loop
 
-            text = tokenizer.result()
-            loop = build_loop(
-                replace(self._config, model=folder, draft_model=self._find_draft(text)),
-                vocab_size=text.vocab_size,
-                eos_token_ids=text.eos_token_ids,
-                inbox=self._inbox,
-                deliver=lambda outputs: self._post(lambda: self._receive(outputs)),
-            )
-        except BaseException as error:
-            failure = _load_error(folder, error)
-            self._post(lambda: _resolve(loaded, failure))
-            return
-        self._post(lambda: _resolve(loaded, loop))
-        try:
-            loop.run()
-        except BaseException as error:  # whatever ends the engine thread ends the engine, for every caller
-            death = error
-            self._post(lambda: self._die(death))
+        text = tokenizer.result()
+        return build_loop(
+            replace(self._config, model=folder, draft_model=self._find_draft(text)),
+            vocab_size=text.vocab_size,
+            eos_token_ids=text.eos_token_ids,
+            inbox=self._inbox,
+            deliver=lambda outputs: self._thread.post(self._receive, outputs),
+        )
 
     def _find_draft(self, tokenizer: Tokenizer) -> Path | None:
         """The draft model's folder; raises LoadError when its tokens are not the model's."""
@@ -153,48 +139,33 @@ class LocalEngine(WithTexts):
             raise LoadError(f"the draft model {folder} has another tokenizer than the model it drafts for")
         return folder
 
-    def _post(self, callback: Callable[[], object]) -> None:
-        """Run something on the asyncio loop, from the engine thread."""
-        try:
-            self._asyncio.call_soon_threadsafe(callback)
-        except RuntimeError:
-            self._inbox.put(Close())  # the asyncio loop is gone, and with it every caller
-
-    def _die(self, error: BaseException) -> None:
-        """End every request with the reason of the engine's death, once."""
-        if self._death.done():
-            return
-        self._death.set_result(error)
+    def _end_requests(self, failure: EngineDead) -> None:
         for handle, mailbox in self._mailboxes.items():
-            mailbox.put(RowOutput(handle, error=_dead(error)))
+            mailbox.put(RowOutput(handle, error=failure))
 
     def _watch(self) -> None:
         """A step that makes no progress for `step_timeout_s` counts as the engine's death."""
-        if self._death.done() or self._closed:
+        if self._thread.is_dead or self._closed:
             return
         at = self._loop.runner.progress.at
         limit = self._config.step_timeout_s
         if at is not None and time.monotonic() - at > limit:
-            self._die(TimeoutError(f"a step made no progress for {limit:g} s"))
+            self._thread.die(TimeoutError(f"a step made no progress for {limit:g} s"))
             return
-        self._watchdog = self._asyncio.call_later(min(1.0, limit / 4), self._watch)
+        self._watchdog = asyncio.get_running_loop().call_later(min(1.0, limit / 4), self._watch)
 
     async def dead(self) -> BaseException:
         """See `Engine.dead`."""
-        return await asyncio.shield(self._death)
+        return await self._thread.dead()
 
     async def close(self) -> None:
         """See `Engine.close`."""
         if self._closed:
             return
         self._closed = True
-        self._inbox.put(Close())
+        await self._thread.close(self._config.step_timeout_s)
         if self._watchdog is not None:
             self._watchdog.cancel()
-            if not self._death.done():
-                await self._in_pool(lambda: self._thread.join(self._config.step_timeout_s))
-            for handle, mailbox in self._mailboxes.items():
-                mailbox.put(RowOutput(handle, error=EngineDead("the engine was closed")))
             if (tiering := self._loop.tiering) is not None:
                 await self._in_pool(lambda: tiering.disk.close(SAVING_S))
         if self._constraints is not None:
@@ -296,27 +267,31 @@ class LocalEngine(WithTexts):
 
     async def settled(self) -> None:
         """Wait until the engine thread has handled every command so far; aborts have freed blocks by then."""
-        handled: asyncio.Future[None] = self._asyncio.create_future()
-        self._inbox.put(Call(lambda: self._post(lambda: _resolve(handled, None))))
-        futures: set[asyncio.Future[Any]] = {handled, self._death}
-        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        with suppress(EngineDead):
+            await self._thread.answer(lambda handled: self._call(handled, lambda: None))
 
     async def read_rate(self) -> float:
         """Bytes a second at which the device reads its memory, measured now, between two steps."""
-        measured: asyncio.Future[float] = self._asyncio.create_future()
 
-        def measure() -> None:
+        def measure() -> float:
             from engine.benchmark import read_rate
 
-            rate: float | BaseException
-            try:
-                rate = read_rate(self._loop.runner.device)
-            except (RuntimeError, MemoryError) as error:  # no memory to read: no reason for the engine to die
-                rate = error
-            self._post(lambda: _resolve(measured, rate))
+            return read_rate(self._loop.runner.device)
 
-        self._inbox.put(Call(measure))
-        return await measured
+        return await self._thread.answer(lambda measured: self._call(measured, measure))
+
+    def _call(self, answer: asyncio.Future[T], work: Callable[[], T]) -> None:
+        """Have the engine thread do some work between two steps, in its turn. What that raises is the
+        answer."""
+        self._inbox.put(Call(partial(self._answer, answer, work)))
+
+    def _answer(self, answer: asyncio.Future[T], work: Callable[[], T]) -> None:
+        outcome: T | BaseException
+        try:
+            outcome = work()
+        except Exception as error:  # no memory to read, nothing on the disk: no reason for a thread to end
+            outcome = error
+        self._thread.post(resolve, answer, outcome)
 
     def step_bytes(self, num_seqs: int, context: int) -> int:
         """Bytes that one decode step of so many sequences reads, each `context` tokens long."""
@@ -383,7 +358,7 @@ class LocalEngine(WithTexts):
 
     async def _begin(self, request: GenerateRequest) -> _Begun:
         """Check a request, and prepare what its tokens are held to."""
-        self._require_alive()
+        self._thread.require_alive()
         much = len(request.prompt_ids) > LONG_PROMPT
         await self._beside(much, partial(check_request, request, self._info))
         if request.media and self._images is not None:  # so that the engine's thread finds it done
@@ -407,7 +382,7 @@ class LocalEngine(WithTexts):
         self._next_handle += 1
         own_place = None
         if begun.end is None:
-            self._require_alive()  # still, after a grammar was compiled
+            self._thread.require_alive()  # still, after a grammar was compiled
             if place is None:
                 place = own_place = self._admission.enter(request.owner, request.weight)
             self._mailboxes[handle] = Mailbox()
@@ -467,23 +442,14 @@ class LocalEngine(WithTexts):
     async def _on_disk(self, work: Callable[[Tiering], T], otherwise: T) -> T:
         """What some work says once the disk has done all that it was asked to; `otherwise`: where no KV is
         saved."""
-        self._require_alive()
+        self._thread.require_alive()
         await self.settled()
         tiering = self._loop.tiering
         if tiering is None:
             return otherwise
-        done: asyncio.Future[T] = self._asyncio.create_future()
-
-        def on_thread() -> None:
-            outcome: T | BaseException
-            try:
-                outcome = work(tiering)
-            except Exception as error:
-                outcome = error
-            self._post(lambda: _resolve(done, outcome))
-
-        tiering.disk.call(on_thread)
-        return await done
+        return await self._thread.answer(
+            lambda done: tiering.disk.call(partial(self._answer, done, partial(work, tiering)))
+        )
 
     def _drop(self, handle: int) -> None:
         """Have the engine thread forget a request, if it still runs there."""
@@ -493,7 +459,7 @@ class LocalEngine(WithTexts):
     def _receive(self, outputs: list[RowOutput]) -> None:
         """A step's outputs arrive on the asyncio loop; those of requests that are gone are dropped."""
         mailboxes = self._mailboxes
-        if self._death.done():  # a step that hung has returned after all: its requests have ended already
+        if self._thread.is_dead:  # a step that hung has returned after all: its requests have ended already
             return
         for output in outputs:
             mailbox = mailboxes.get(output.handle)
@@ -505,14 +471,6 @@ class LocalEngine(WithTexts):
                 log.exception("what request %s was told did not arrive", output.handle)
                 mailbox.fail(RequestFailed(f"{type(error).__name__}: {error}"))
                 self._inbox.put(Abort(output.handle))
-
-    # -- checks ----------------------------------------------------------------------------------------------
-
-    def _require_alive(self) -> None:
-        if self._closed or self._watchdog is None:
-            raise EngineDead("the engine was closed" if self._closed else "the engine was not started")
-        if self._death.done():
-            raise _dead(self._death.result())
 
     # -- grammars --------------------------------------------------------------------------------------------
 
@@ -571,29 +529,3 @@ class _Arriving:
     def drop(self) -> None:
         """No more are wanted."""
         self.engine._drop(self.handle)
-
-
-def _dead(cause: BaseException) -> EngineDead:
-    error = EngineDead(f"the engine died: {type(cause).__name__}: {cause}")
-    error.__cause__ = cause
-    return error
-
-
-def _load_error(folder: Path, error: BaseException) -> BaseException:
-    """Whatever kept the model from loading, as an EngineError of one line."""
-    if isinstance(error, EngineError):
-        return error
-    line = (str(error).strip().splitlines() or [""])[0]
-    wrapped = LoadError(f"cannot load {folder}: {type(error).__name__}: {line}")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _resolve(future: asyncio.Future[T], outcome: T | BaseException) -> None:
-    """Give a future its value or exception, unless its waiter is gone."""
-    if future.done():
-        return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

@@ -70,13 +70,11 @@ class EngineHost:
         self,
         path: Path,
         engine: TokenEngine | None,
-        pooling: Sequence[PoolingEngine] = (),
-        speech: Sequence[SpeechEngine] = (),
+        others: Sequence[PoolingEngine | SpeechEngine] = (),
     ) -> None:
         self._path = path
         self.engine = engine
-        self.pooling = tuple(pooling)
-        self.speech = tuple(speech)
+        self.others = tuple((_kind(other), other) for other in others)
         self.probation = asyncio.Lock()  # held by the one suspect that the engine works for
         self._clients: set[_Client] = set()
         self._server: asyncio.Server | None = None
@@ -120,16 +118,12 @@ class EngineHost:
         return {
             "info": None if engine is None else engine.info,
             "max_running": 0 if engine is None else engine.admission.max_running,
-            "pooling": [pooling.info for pooling in self.pooling],
-            "pooling_running": [pooling.admission.max_running for pooling in self.pooling],
-            "speech": [speech.info for speech in self.speech],
-            "speech_running": [speech.admission.max_running for speech in self.speech],
+            "others": [(kind, each.info, each.admission.max_running) for kind, each in self.others],
         }
 
     def _stats(self) -> bytes:
         engine = None if self.engine is None else self.engine.stats()
-        pooling = [each.stats() for each in self.pooling]
-        return message("stats", engine, self._gpu, pooling, [each.stats() for each in self.speech])
+        return message("stats", engine, self._gpu, [(kind, each.stats()) for kind, each in self.others])
 
     async def _tell(self) -> None:
         """Keep all clients informed of the counters."""
@@ -376,11 +370,11 @@ class _Client(asyncio.Protocol):
                 return await engine.saved_names(owner)
             case "encode", (index, texts, prompt, cut, owner):
                 words = [text if isinstance(text, str) else tuple(text) for text in texts]
-                model = self._host.pooling[index]
+                model = self._pooling(index)
                 found = await model.encode(words, prompt=prompt, cut=cut, owner=owner)
                 return [text_form(text) for text in found]
             case "pool", (index, texts, owner, weight, deadline):
-                model = self._host.pooling[index]
+                model = self._pooling(index)
                 with model.admission.enter(owner, weight, promised=True) as place:
                     vectors, cached = await model.pool(
                         [read_text(text) for text in texts],
@@ -391,9 +385,18 @@ class _Client(asyncio.Protocol):
                     )
                 return [[floats_text(vector) for vector in vectors], cached]
             case "hear", (index, form, owner, weight, deadline):
-                speech = self._host.speech[index]
-                window = read_window(form)
-                return await speech.read(window, owner=owner, weight=weight, deadline=deadline)
+                _, speech = self._host.others[index]
+                assert isinstance(speech, SpeechEngine)
+                return await speech.read(read_window(form), owner=owner, weight=weight, deadline=deadline)
             case _:
                 raise ValueError(f"{what!r} is nothing that could be asked")
         return None
+
+    def _pooling(self, index: int) -> PoolingEngine:
+        _, model = self._host.others[index]
+        assert isinstance(model, PoolingEngine)
+        return model
+
+
+def _kind(other: PoolingEngine | SpeechEngine) -> str:
+    return "speech" if isinstance(other, SpeechEngine) else "pooling"

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from engine.backends.generation import Mailbox
 from engine.backends.remote_wire import message, read, read_error, read_line, read_output
@@ -23,6 +23,20 @@ log = logging.getLogger("antiphon.engine")
 
 RETRY_S = 0.1
 """Between two looks whether the engine's process listens again."""
+
+
+_OTHERS: Mapping[str, tuple[type[PoolingInfo | SpeechInfo], type[PoolingStats | SpeechStats]]] = {
+    "pooling": (PoolingInfo, PoolingStats),
+    "speech": (SpeechInfo, SpeechStats),
+}
+"""Kinds of models beside the one that generates: what is told of them."""
+
+
+class Other(NamedTuple):
+    """A model beside the one that generates. max_running: requests that it works for side by side."""
+
+    info: PoolingInfo | SpeechInfo
+    max_running: int
 
 
 class LineLost(EngineError):
@@ -60,14 +74,10 @@ class EngineLine:
         self._died: asyncio.Future[BaseException] | None = None
         self.info: ModelInfo | None = None
         self.max_running = 0
-        self.pooling: tuple[PoolingInfo, ...] = ()
-        self.pooling_running: tuple[int, ...] = ()
-        self.speech: tuple[SpeechInfo, ...] = ()
-        self.speech_running: tuple[int, ...] = ()
+        self.others: tuple[Other, ...] = ()
         self.stats = EngineStats()
         self.gpu: Mapping[str, float] = {}
-        self.pooling_stats: tuple[PoolingStats, ...] = ()
-        self.speech_stats: tuple[SpeechStats, ...] = ()
+        self.other_stats: tuple[PoolingStats | SpeechStats, ...] = ()
         self.on_stats: list[Callable[[], None]] = []
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -115,8 +125,9 @@ class EngineLine:
         self._require_open()
 
     def rest(self) -> None:
-        """The engine is about to be ended on purpose, with nothing in hand."""
+        """The engine is about to be ended on purpose; whoever waits for it all the same says so again."""
         self._resting = True
+        self._change()
 
     def expect(self) -> None:
         """The engine is about to be back: whoever asks waits for it."""
@@ -153,19 +164,19 @@ class EngineLine:
     def joined(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
         """The engine's process has said what it serves."""
         info = read(ModelInfo, hello["info"])
-        pooling = tuple(read(PoolingInfo, each) for each in hello["pooling"])
-        speech = tuple(read(SpeechInfo, each) for each in hello["speech"])
-        if self.info is None and not self.pooling and not self.speech:
-            self.info, self.pooling, self.speech = info, pooling, speech
-        elif (info, pooling, speech) != (self.info, self.pooling, self.speech):
+        others = tuple(
+            Other(read(_OTHERS[kind][0], info), max_running) for kind, info, max_running in hello["others"]
+        )
+        if self.info is None and not self.others:
+            self.info, self.others = info, others
+        elif (info, others) != (self.info, self.others):
             # Runs are bound to the model that they began with: only a process that starts anew may change it.
             assert self._died is not None
             if not self._died.done():
                 self._died.set_result(EngineDead("the engine serves another model than before"))
                 self._change()
             return
-        self.max_running, self.pooling_running = hello["max_running"], tuple(hello["pooling_running"])
-        self.speech_running = tuple(hello["speech_running"])
+        self.max_running = hello["max_running"]
         self._wire = wire
         for line in self._owed:
             wire.send(line)
@@ -204,14 +215,11 @@ class EngineLine:
         if (reception := self._receptions.get(handle)) is not None:
             reception.begun = True
 
-    def got_stats(
-        self, engine: Any, gpu: Mapping[str, float], pooling: Sequence[Any], speech: Sequence[Any]
-    ) -> None:
+    def got_stats(self, engine: Any, gpu: Mapping[str, float], others: Sequence[Any]) -> None:
         """The engine's counters."""
         self.stats = EngineStats() if engine is None else read(EngineStats, engine)
         self.gpu = gpu
-        self.pooling_stats = tuple(read(PoolingStats, each) for each in pooling)
-        self.speech_stats = tuple(read(SpeechStats, each) for each in speech)
+        self.other_stats = tuple(read(_OTHERS[kind][1], stats) for kind, stats in others)
         for notify in self.on_stats:
             notify()
 

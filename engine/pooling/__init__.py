@@ -14,14 +14,14 @@ from engine.late import late
 from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingKind, PoolingStats
 
 if TYPE_CHECKING:
-    from engine.pooling.engine import PoolingEngine, give_way
+    from engine.pooling.engine import PoolingEngine
     from engine.pooling.texts import TextInput, Words
     from engine.pooling.work import Vector
 else:
     __getattr__ = late(
         __name__,
         {
-            "engine.pooling.engine": ("PoolingEngine", "give_way"),
+            "engine.pooling.engine": ("PoolingEngine",),
             "engine.pooling.texts": ("TextInput", "Words"),
             "engine.pooling.work": ("Vector",),
         },
@@ -36,5 +36,4 @@ __all__ = [
     "TextInput",
     "Vector",
     "Words",
-    "give_way",
 ]

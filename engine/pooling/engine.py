@@ -9,31 +9,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from engine.admission import Admission, Place
+from engine.engine_thread import EngineThread, give_way
 from engine.model_folder import find_folder
 from engine.pooling.recipe import Recipe, read_recipe
 from engine.pooling.texts import TextInput, Texts, Words
 from engine.pooling.turns import Turns
 from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingStats
 from engine.pooling.work import Close, Drop, Inbox, Item, Outcome, Submit, Vector, Worker
-from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError, PromptTooLong
+from engine.types import EngineDead, PromptTooLong
 
 log = logging.getLogger("antiphon.engine")
-
-NICENESS = 15
-"""Added to that of the process: a thread that generates gets some thirty times as much of a busy core."""
 
 ENCODED_AT_ONCE = 16
 CHARACTERS_AT_ONCE = 100_000
@@ -50,7 +43,7 @@ class _Job:
     first: int
     vectors: list[Vector | None]
     missing: int
-    done: asyncio.Future[None]
+    done: asyncio.Future[tuple[list[Vector], int]]
     place: Place | None = None
     cached: int = 0
 
@@ -64,22 +57,20 @@ class PoolingEngine:
         self._inbox: Inbox = SimpleQueue()
         self._pool = ThreadPoolExecutor(1, "texts", initializer=give_way)
         self._turns = Turns(self._pool)
+        self._thread = EngineThread(
+            "pooling", f"the model for {config.kind}", lambda: self._inbox.put(Close()), gives_way=True
+        )
         self._jobs: dict[int, _Job] = {}  # by the handle of each text
         self._next_handle = 0
-        self._thread: threading.Thread | None = None
-        self._closed = False
         self._num_texts = self._num_tokens = self._num_cached = self._num_steps = self._num_failures = 0
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> PoolingInfo:
         """Load the model and start the thread. Raises LoadError where it cannot be served."""
-        self._asyncio = asyncio.get_running_loop()
-        self._death: asyncio.Future[BaseException] = self._asyncio.create_future()
-        loaded: asyncio.Future[tuple[Recipe, Texts, Worker]] = self._asyncio.create_future()
-        self._thread = threading.Thread(target=self._run, args=(loaded,), name="pooling", daemon=True)
-        self._thread.start()
-        recipe, self._texts, self._worker = await loaded
+        recipe, self._texts, self._worker = await self._thread.start(
+            self._config.model, self._load, self._steps
+        )
         self._admission = Admission(
             max_running=AT_ONCE,
             max_waiting=self._config.max_waiting,
@@ -88,26 +79,16 @@ class PoolingEngine:
         self._info = self._describe(recipe)
         return self._info
 
-    def _run(self, loaded: asyncio.Future[tuple[Recipe, Texts, Worker]]) -> None:
-        """The thread: load, say so, then step until closed or dead."""
-        give_way()
-        try:
-            recipe = read_recipe(find_folder(self._config.model), self._config.kind)
-            texts, worker = _open(self._config, recipe)
-        except BaseException as error:
-            failure = error if isinstance(error, LoadError) else _load_error(self._config.model, error)
-            self._post(lambda: None if loaded.cancelled() else loaded.set_exception(failure))
-            return
-        self._post(lambda: None if loaded.cancelled() else loaded.set_result((recipe, texts, worker)))
-        try:
-            self._steps(worker)
-        except BaseException as error:  # whatever ends the thread ends the engine, for every caller
-            death = error
-            self._post(lambda: self._die(death))
+    def _load(self) -> tuple[Recipe, Texts, Worker]:
+        """On the thread."""
+        recipe = read_recipe(find_folder(self._config.model), self._config.kind)
+        return recipe, *_open(self._config, recipe)
 
-    def _steps(self, worker: Worker) -> None:
+    def _steps(self, loaded: tuple[Recipe, Texts, Worker]) -> None:
+        """The thread's work: step until closed."""
         import torch
 
+        worker = loaded[2]
         with torch.inference_mode():
             idle = False
             while True:
@@ -127,43 +108,15 @@ class PoolingEngine:
                 if outcomes is not None:
                     self._num_steps += 1
                 if outcomes:
-                    self._post(lambda outcomes=outcomes: self._receive(outcomes))  # type: ignore[misc]
-
-    def _post(self, callback: Callable[[], object]) -> None:
-        """Run something on the asyncio loop, from the thread."""
-        try:
-            self._asyncio.call_soon_threadsafe(callback)
-        except RuntimeError:
-            self._inbox.put(Close())  # the asyncio loop is gone, and with it every caller
-
-    def _die(self, error: BaseException) -> None:
-        if self._death.done():
-            return
-        self._death.set_result(error)
-        failure = EngineDead(
-            f"the model for {self._config.kind} has stopped: {type(error).__name__}: {error}"
-        )
-        failure.__cause__ = error
-        self._end(failure)
-
-    def _end(self, failure: EngineError) -> None:
-        for job in {id(job): job for job in self._jobs.values()}.values():
-            if not job.done.done():
-                job.done.set_exception(failure)
+                    self._thread.post(self._receive, outcomes)
 
     async def dead(self) -> BaseException:
         """Wait until the engine has died; returns why."""
-        return await asyncio.shield(self._death)
+        return await self._thread.dead()
 
     async def close(self) -> None:
         """Stop the thread; requests still running end with EngineDead."""
-        if self._closed:
-            return
-        self._closed = True
-        self._inbox.put(Close())
-        if self._thread is not None:
-            self._end(EngineDead("the engine was closed"))
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, 10.0)
+        await self._thread.close()
         self._turns.close(EngineDead("the engine was closed"))
         self._pool.shutdown(wait=False)
 
@@ -228,8 +181,7 @@ class PoolingEngine:
         RenderError and EngineDead."""
         found: list[TextInput] = []
         while len(found) < len(texts):
-            if self._closed:
-                raise EngineDead("the engine was closed")
+            self._thread.require_alive()
             some = _first(texts, len(found))
             found += await self._turns.do(owner, partial(self._encoded, some, prompt, cut))
         return found
@@ -252,34 +204,30 @@ class PoolingEngine:
         deadline: time.monotonic seconds. Raises PromptTooLong for a text that the model has no room for, or
         that has no tokens, DeadlineExceeded, RequestFailed (only this request) and EngineDead.
         """
-        if self._death.done():
-            raise EngineDead(f"the model for {self._config.kind} has stopped")
-        if self._closed:
-            raise EngineDead("the engine was closed")
+        self._thread.require_alive()
         for text in texts:
             if not 0 < len(text.ids) <= self._info.max_model_len:
                 raise PromptTooLong(len(text.ids), self._info.max_model_len)
         if not texts:
             return [], 0
         first, self._next_handle = self._next_handle, self._next_handle + len(texts)
-        job = _Job(first, [None] * len(texts), len(texts), self._asyncio.create_future(), place)
         handles = range(first, first + len(texts))
-        self._jobs.update(dict.fromkeys(handles, job))
-        self._inbox.put(Submit([Item(first + i, text, owner, weight) for i, text in enumerate(texts)]))
+
+        def submit(done: asyncio.Future[tuple[list[Vector], int]]) -> None:
+            job = _Job(first, [None] * len(texts), len(texts), done, place)
+            self._jobs.update(dict.fromkeys(handles, job))
+            self._inbox.put(Submit([Item(first + i, text, owner, weight) for i, text in enumerate(texts)]))
+
         try:
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            async with asyncio.timeout(timeout):
-                await job.done
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed") from None
+            vectors, cached = await self._thread.answer(submit, deadline)
         finally:
             left = [handle for handle in handles if self._jobs.pop(handle, None) is not None]
             if left:
                 self._inbox.put(Drop(left))
         self._num_texts += len(texts)
         self._num_tokens += sum(len(text.ids) for text in texts)
-        self._num_cached += job.cached
-        return [vector for vector in job.vectors if vector is not None], job.cached
+        self._num_cached += cached
+        return vectors, cached
 
     def _receive(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -296,7 +244,7 @@ class PoolingEngine:
             job.cached += outcome.cached
             job.missing -= 1
             if not job.missing:
-                job.done.set_result(None)
+                job.done.set_result(([each for each in job.vectors if each is not None], job.cached))
 
 
 def _first(texts: Sequence[Words], start: int) -> Sequence[Words]:
@@ -311,13 +259,6 @@ def _first(texts: Sequence[Words], start: int) -> Sequence[Words]:
         )
         stop += 1
     return texts[start:stop]
-
-
-def give_way() -> None:
-    """Lower the priority of the calling thread, and of those that it begins, where the system can."""
-    with suppress(AttributeError, OSError):
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS))
 
 
 def _open(config: PoolingConfig, recipe: Recipe) -> tuple[Texts, Worker]:
@@ -337,10 +278,3 @@ def _open(config: PoolingConfig, recipe: Recipe) -> tuple[Texts, Worker]:
         kind: Any = PagedWorker if is_pooled_natively(dict(recipe.config)) else EncoderWorker
         worker: Worker = kind(config, recipe, texts, device)
     return texts, worker
-
-
-def _load_error(model: str | Path, error: BaseException) -> LoadError:
-    line = (str(error).strip().splitlines() or [""])[0]
-    failure = LoadError(f"{model} cannot be loaded: {type(error).__name__}: {line}")
-    failure.__cause__ = error
-    return failure

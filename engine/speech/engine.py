@@ -1,6 +1,6 @@
 """`SpeechEngine`: a model for speech, on a thread of its own, served to asyncio.
 
-Its thread gives way to whatever generates, as that of a `PoolingEngine` does. It reads one window at a time;
+Its thread gives way to whatever generates. It reads one window at a time;
 owners take turns, each by the sound that was read for it.
 """
 
@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from engine.admission import Admission
 from engine.core import FairShare
+from engine.engine_thread import EngineThread, resolve
 from engine.model_folder import find_folder
-from engine.pooling import give_way
 from engine.speech.gate import Gate
 from engine.speech.values import (
     AT_ONCE,
@@ -31,7 +27,7 @@ from engine.speech.values import (
     Window,
     WindowText,
 )
-from engine.types import DeadlineExceeded, EngineDead, EngineError, LoadError, RequestFailed
+from engine.types import EngineError, RequestFailed
 
 if TYPE_CHECKING:
     from engine.speech.whisper import Whisper
@@ -47,7 +43,11 @@ class _Job:
     owner: str
     weight: float
     done: asyncio.Future[WindowText]
-    wanted: bool = True
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for it still; from any thread."""
+        return not self.done.done()
 
 
 @dataclass(slots=True)
@@ -83,9 +83,9 @@ class SpeechEngine:
     def __init__(self, config: SpeechConfig) -> None:
         self._config = config
         self._inbox: SimpleQueue[_Job | None] = SimpleQueue()
-        self._jobs: set[_Job] = set()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._thread = EngineThread(
+            "speech", "the model for speech", lambda: self._inbox.put(None), gives_way=True
+        )
         self.gate = Gate(AT_ONCE)
         self._num_windows = self._num_tokens = self._num_failures = 0
         self._seconds = 0.0
@@ -94,12 +94,7 @@ class SpeechEngine:
 
     async def start(self) -> SpeechInfo:
         """Load the model and start the thread. Raises LoadError where it cannot be served."""
-        self._asyncio = asyncio.get_running_loop()
-        self._death: asyncio.Future[BaseException] = self._asyncio.create_future()
-        loaded: asyncio.Future[Whisper] = self._asyncio.create_future()
-        self._thread = threading.Thread(target=self._run, args=(loaded,), name="speech", daemon=True)
-        self._thread.start()
-        model = await loaded
+        model = await self._thread.start(self._config.model, lambda: _open(self._config), self._read_all)
         self._admission = Admission(max_running=AT_ONCE, max_waiting=self._config.max_waiting)
         self._info = SpeechInfo(
             name=self._config.name or str(self._config.model).rstrip("/").rsplit("/", 1)[-1],
@@ -113,23 +108,8 @@ class SpeechEngine:
         )
         return self._info
 
-    def _run(self, loaded: asyncio.Future[Whisper]) -> None:
-        """The thread: load, say so, then read until closed or dead."""
-        give_way()
-        try:
-            model = _open(self._config)
-        except BaseException as error:
-            failure = error if isinstance(error, LoadError) else _load_error(self._config.model, error)
-            self._post(lambda: None if loaded.cancelled() else loaded.set_exception(failure))
-            return
-        self._post(lambda: None if loaded.cancelled() else loaded.set_result(model))
-        try:
-            self._read_all(model)
-        except BaseException as error:  # whatever ends the thread ends the engine, for every caller
-            death = error
-            self._post(lambda: self._die(death))
-
     def _read_all(self, model: Whisper) -> None:
+        """The thread's work: read until closed."""
         import torch
 
         queue, threads = _Queue(), self._config.num_threads or torch.get_num_threads()
@@ -150,7 +130,7 @@ class SpeechEngine:
         from engine.speech.whisper import Dropped
 
         try:
-            text = model.read(job.window, lambda: job.wanted and not self._closed)
+            text = model.read(job.window, lambda: job.wanted)
         except Dropped:
             return
         except Exception as error:
@@ -162,55 +142,27 @@ class SpeechEngine:
                 if isinstance(error, RequestFailed)
                 else RequestFailed(f"{type(error).__name__}: {error}")
             )
-            self._post(lambda: self._failed(job, failure))
+            self._thread.post(self._failed, job, failure)
         else:
-            self._post(lambda: self._done(job, text))
-
-    def _post(self, callback: Callable[[], object]) -> None:
-        """Run something on the asyncio loop, from the thread."""
-        try:
-            self._asyncio.call_soon_threadsafe(callback)
-        except RuntimeError:
-            self._inbox.put(None)  # the asyncio loop is gone, and with it every caller
+            self._thread.post(self._done, job, text)
 
     def _done(self, job: _Job, text: WindowText) -> None:
         self._num_windows += 1
         self._num_tokens += text.num_tokens
         self._seconds += len(job.window.samples) / 2 / SAMPLE_RATE
-        if not job.done.done():
-            job.done.set_result(text)
+        resolve(job.done, text)
 
     def _failed(self, job: _Job, failure: EngineError) -> None:
         self._num_failures += 1
-        if not job.done.done():
-            job.done.set_exception(failure)
-
-    def _die(self, error: BaseException) -> None:
-        if self._death.done():
-            return
-        self._death.set_result(error)
-        failure = EngineDead(f"the model for speech has stopped: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        self._end(failure)
-
-    def _end(self, failure: EngineError) -> None:
-        for job in self._jobs:
-            if not job.done.done():
-                job.done.set_exception(failure)
+        resolve(job.done, failure)
 
     async def dead(self) -> BaseException:
         """Wait until the engine has died; returns why."""
-        return await asyncio.shield(self._death)
+        return await self._thread.dead()
 
     async def close(self) -> None:
         """Stop the thread; windows that wait end with EngineDead."""
-        if self._closed:
-            return
-        self._closed = True
-        self._inbox.put(None)
-        if self._thread is not None:
-            self._end(EngineDead("the engine was closed"))
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, 10.0)
+        await self._thread.close()
 
     # -- what is served --------------------------------------------------------------------------------------
 
@@ -227,7 +179,7 @@ class SpeechEngine:
     def stats(self) -> SpeechStats:
         """Counters for metrics."""
         return SpeechStats(
-            windows_waiting=len(self._jobs),
+            windows_waiting=self._thread.num_waiting,
             windows_total=self._num_windows,
             seconds_total=self._seconds,
             tokens_total=self._num_tokens,
@@ -242,22 +194,9 @@ class SpeechEngine:
 
         Raises DeadlineExceeded, RequestFailed (only this window) and EngineDead.
         """
-        if self._death.done():
-            raise EngineDead("the model for speech has stopped")
-        if self._closed:
-            raise EngineDead("the engine was closed")
-        job = _Job(window, owner, weight, self._asyncio.create_future())
-        self._jobs.add(job)
-        self._inbox.put(job)
-        try:
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            async with asyncio.timeout(timeout):
-                return await job.done
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed") from None
-        finally:
-            job.wanted = False
-            self._jobs.discard(job)
+        return await self._thread.answer(
+            lambda done: self._inbox.put(_Job(window, owner, weight, done)), deadline
+        )
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -275,10 +214,3 @@ def _open(config: SpeechConfig) -> Whisper:
     on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     with torch.inference_mode():
         return Whisper(config, find_folder(config.model), torch.device("cuda" if on_gpu else "cpu"))
-
-
-def _load_error(model: str | Path, error: BaseException) -> LoadError:
-    line = (str(error).strip().splitlines() or [""])[0]
-    failure = LoadError(f"{model} cannot be loaded: {type(error).__name__}: {line}")
-    failure.__cause__ = error
-    return failure

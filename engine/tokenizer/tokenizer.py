@@ -22,6 +22,7 @@ from engine.dialects import History
 from engine.tokenizer.chat_template import render_template, variables_of
 from engine.tokenizer.escape_reader import escape_reader, looks_in_normalized
 from engine.tokenizer.escapes import BREAK, Escapes, control_strings, is_escaped
+from engine.tokenizer.sentencepiece import find_sentencepiece, read_sentencepiece
 from engine.tokenizer.tekken import FILE as TEKKEN
 from engine.tokenizer.tekken import NAMES, read_tekken
 from engine.types import LoadError, RenderError, RenderInput
@@ -100,7 +101,7 @@ class Tokenizer:
             content = value.get("content") if isinstance(value, dict) else value
             if isinstance(content, str):
                 special[name] = content
-        if not config and (folder / TEKKEN).is_file():
+        if not config and not (folder / "tokenizer.json").is_file():
             special = {name: token for name, token in NAMES.items() if backend.token_to_id(token) is not None}
         eos: list[int] = []
         for name in ("generation_config.json", "config.json"):
@@ -356,7 +357,9 @@ def _load_backend(folder: Path) -> Backend:
             raise LoadError(f"{path} cannot be read: {error}") from error
     if (tekken := folder / TEKKEN).is_file():
         return read_tekken(tekken)
-    try:  # older checkpoints hold only a sentencepiece model, which transformers converts
+    if (file := find_sentencepiece(folder)) is not None and (backend := read_sentencepiece(file)) is not None:
+        return backend
+    try:  # what else there is, transformers may convert
         from transformers import AutoTokenizer
 
         backend = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer

@@ -29,7 +29,7 @@ from server.admin import address_file, keys
 from server.config import FILE_NAME, Config, masked
 from server.limits import NONE, changed, load_limits, parse_limits
 from server.mcp_servers import server_of
-from server.model_registry import ChildText, build_engine, build_pooling, build_speech
+from server.model_registry import build_engine, build_pooling, build_speech, expected_bytes
 from storage import StorageError, inspect_database
 from tools import (
     BUILTIN,
@@ -414,9 +414,8 @@ async def _models(config: Config) -> Finding:
         where = Path(entry.path or "")
         if entry.path and (where.is_absolute() or entry.path.startswith((".", "~"))) and not where.is_dir():
             missing.append(f"{entry.id}: there is no folder {entry.path}")
-        child = None if not entry.in_child else ChildText(entry, config.of_entry(entry), lambda _: None)
-        most = config.models_memory_bytes
-        if child is not None and most is not None and (needs := child.memory_bytes()) > most:
+        needs = expected_bytes(entry, config.of_entry(entry)) if entry.in_child else 0
+        if (most := config.models_memory_bytes) is not None and needs > most:
             missing.append(f"{entry.id} takes about {needs} bytes, and models_memory_bytes is {most}")
     return ("FAIL", "; ".join(missing)) if missing else ("ok", ", ".join(told))
 

@@ -23,6 +23,7 @@ import orjson
 
 from engine import EngineDead, EngineLine, LoadError
 from server.config import Config
+from server.loading.shelf import State
 
 log = logging.getLogger("antiphon.models")
 
@@ -42,13 +43,14 @@ class Child:
     on_wanted: told when somebody waits for it while it is not there.
     """
 
-    def __init__(self, name: str, config: Config, on_wanted: Callable[[], None]) -> None:
+    def __init__(self, name: str, config: Config, on_wanted: Callable[[], None] | None = None) -> None:
         self.name = name
         self._config = config
         self._folder: Path | None = None
         self._on_wanted = on_wanted
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # it is not begun while it ends
         self._line: EngineLine | None = None
         self.num_crashes = 0
         self.given_up: str | None = None
@@ -58,14 +60,26 @@ class Child:
     def line(self) -> EngineLine:
         """The connection with it, which outlives its lives."""
         if self._line is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="antiphon-"))  # for this user only
-            self._line = EngineLine(self._folder / "engine.sock", self._on_wanted)
+            self._line = EngineLine(self.socket, self._on_wanted)
         return self._line
+
+    @property
+    def socket(self) -> Path:
+        """Where its process listens, in each of its lives."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="antiphon-"))  # for this user only
+        return self._folder / "engine.sock"
 
     @property
     def is_kept(self) -> bool:
         """Whether it has a process, or is about to be begun again."""
         return self._keeping is not None and not self._keeping.done()
+
+    def state(self) -> State:
+        """Where it stands."""
+        if not self.is_kept:
+            return "unloaded"
+        return "loaded" if self.line.is_up else "loading"
 
     @property
     def pid(self) -> int | None:
@@ -83,29 +97,27 @@ class Child:
 
     async def start(self) -> None:
         """Begin it, and return when it serves. Raises LoadError."""
-        line = self.line
-        if self.is_kept:  # it has just ended, and is on its way back
-            await line.ready()
-            return
-        self.given_up = None
-        line.expect()
-        try:
-            await self._begin()
+        async with self._turn:
+            line = self.line
+            if self.is_kept:  # it has just ended, and is on its way back
+                await line.ready()
+                return
+            self.given_up = None
+            line.expect()
             try:
-                await line.open()
-            except EngineDead:
-                message = f"{self.name} is not the model any more that it was; restart the server for it"
-                raise LoadError(message) from None
-        except BaseException:
-            await self._end()
-            raise
-        self._keeping = asyncio.create_task(self._keep(), name=f"engine-{self.name}")
+                await self._begin()
+                await opened(line, self.name)
+            except BaseException:
+                await self._end()
+                raise
+            self._keeping = asyncio.create_task(self._keep(), name=f"engine-{self.name}")
 
     async def stop(self) -> None:
         """End it; whoever wants it later has it begun again."""
-        if self._line is not None:
-            self._line.rest()
-        await self._end()
+        async with self._turn:
+            if self._line is not None:
+                self._line.rest()
+            await self._end()
 
     async def close(self) -> None:
         """End it for good."""
@@ -114,10 +126,10 @@ class Child:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _end(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return
@@ -133,12 +145,12 @@ class Child:
 
     async def _begin(self) -> None:
         """One life: until it says that it serves. Raises LoadError with what it says otherwise."""
-        assert self._folder is not None
-        self._folder.mkdir(mode=0o700, exist_ok=True)  # a child that lost its parent removes it
+        folder = self.socket.parent
+        folder.mkdir(mode=0o700, exist_ok=True)  # a child that lost its parent removes it
         told = {
             "name": "engine",
             "label": f"engine {self.name}",
-            "folder": str(self._folder),
+            "folder": str(folder),
             "settings": self._config.dumped(),
         }
         try:
@@ -195,6 +207,15 @@ class Child:
         log.error("%s; it is given up until it is wanted again", why)
         self.given_up = why
         self.line.refuse(f"The model '{self.name}' cannot be had now: {why}.")
+
+
+async def opened(line: EngineLine, name: str) -> None:
+    """Wait until a line leads to its model. Raises LoadError where that is another one than before."""
+    try:
+        await line.open()
+    except EngineDead:
+        message = f"{name} is not the model any more that it was; restart the server for it"
+        raise LoadError(message) from None
 
 
 def _how(code: int) -> str:

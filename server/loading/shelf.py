@@ -29,11 +29,8 @@ class Loadable(Protocol):
     async def unload(self) -> None:
         """Give its memory back."""
 
-    def is_up(self) -> bool:
-        """Whether it serves now."""
-
-    def is_kept(self) -> bool:
-        """Whether it takes memory, though it may not serve at this moment."""
+    def state(self) -> State:
+        """Where it stands. While it is `loading` it may be one that has served, and is on its way back."""
 
     def is_busy(self) -> bool:
         """Whether somebody uses it."""
@@ -66,13 +63,20 @@ class Held:
     @property
     def state(self) -> State:
         """Where it stands."""
-        if self.step is not None:
+        state = self.model.state()
+        if self.step is not None and state != "waiting":
             return self.step
-        if self.model.is_up():
-            return "loaded"
-        if self.model.is_kept():
-            return "loading"
-        return "unloaded" if self.failure is None else "failed"
+        return "failed" if state == "unloaded" and self.failure is not None else state
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it serves now."""
+        return self.step is None and self.model.state() == "loaded"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it takes memory, though it may not serve at this moment."""
+        return self.model.state() in ("loading", "loaded")
 
     def use(self) -> None:
         """Somebody wants it."""
@@ -129,19 +133,18 @@ class Shelf:
         self._sweeping = asyncio.create_task(self._sweep(), name="idle-models")
 
     async def close(self) -> None:
-        """Stop loading, and unload everything."""
+        """Stop loading and unloading; what is loaded stays."""
         tasks = [held.loading for held in self if held.loading is not None]
         tasks += [] if self._sweeping is None else [self._sweeping]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(held.model.unload() for held in self))
 
     async def ready(self, held: Held) -> None:
         """Return when a model serves. ApiError 503 where too many wait for it, or where it takes too long;
         LoadError where it cannot be loaded."""
         held.use()
-        if held.model.is_up() and held.step is None:
+        if held.is_up:
             return
         if held.num_waiting >= self._max_waiting:
             raise _loading(held, "and too many requests wait for it already")
@@ -164,7 +167,7 @@ class Shelf:
         return held.loading
 
     async def _load(self, held: Held) -> None:
-        if held.model.is_up():
+        if held.is_up:
             return
         held.step, held.failure = "waiting", None
         began = time.monotonic()
@@ -223,7 +226,7 @@ class Shelf:
         if held.model.is_busy() or held.step is not None or held.num_waiting:
             message = f"The model '{held.name}' is in use. Try again when its requests have ended."
             raise ApiError(409, message, code="model_busy")
-        if held.model.is_up():
+        if held.is_up:
             await self.unload(held, "it was asked for")
 
     async def _sweep(self) -> None:

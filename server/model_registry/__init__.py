@@ -11,23 +11,24 @@ from server.model_registry.building import (
     build_speech,
     caps_of,
     chat_template,
+    generates_here,
     is_hosted,
     note_model,
     served_names,
     shipped_or_given,
 )
-from server.model_registry.children import ChildPooling, ChildText
+from server.model_registry.children import expected_bytes
 from server.model_registry.registry import Load, Models, PooledModel, ServedModel, SpeechModel
 from server.model_registry.several_models import SeveralModels
+from server.model_registry.shared_models import SharedModels
 
 __all__ = [
-    "ChildPooling",
-    "ChildText",
     "Load",
     "Models",
     "PooledModel",
     "ServedModel",
     "SeveralModels",
+    "SharedModels",
     "SpeechModel",
     "adapters_of",
     "build_engine",
@@ -37,6 +38,8 @@ __all__ = [
     "build_speech",
     "caps_of",
     "chat_template",
+    "expected_bytes",
+    "generates_here",
     "is_hosted",
     "note_model",
     "served_names",

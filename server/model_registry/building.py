@@ -110,12 +110,18 @@ def shipped_or_given(config: Config) -> Path | str:
 def is_hosted(config: Config) -> bool:
     """Whether several server processes have an engine's process behind them: with an upstream engine each
     asks the upstreams itself, and what is hosted are models for vectors, scores and speech, where there are
-    any."""
-    return config.engine != "upstream" or bool(_asked_pooling(config)) or bool(config.speech_model)
+    any. Models of the file have processes of their own."""
+    return generates_here(config) or bool(_asked_pooling(config)) or bool(config.speech_model)
 
 
-def build_remote(config: Config, socket: Path) -> tuple[Engine, list[RemotePooling | RemoteSpeech]]:
+def generates_here(config: Config) -> bool:
+    """Whether the model that the settings name is computed by this machine."""
+    return config.serves_own_model and config.engine != "upstream"
+
+
+def build_remote(config: Config, socket: Path) -> tuple[Engine | None, list[RemotePooling | RemoteSpeech]]:
     """What a server process serves of the engines in another one, which listens at `socket`; not yet started.
+    None where the settings name no model that generates.
 
     Raises LoadError.
     """
@@ -127,20 +133,18 @@ def build_remote(config: Config, socket: Path) -> tuple[Engine, list[RemotePooli
         "max_waiting": config.max_waiting,
         "max_waiting_tokens": config.max_waiting_tokens,
     }
-    others: list[RemotePooling | RemoteSpeech] = [
-        RemotePooling(line, index, **waiting) for index in range(len(_asked_pooling(config)))
-    ]
-    others += [
-        RemoteSpeech(line, index, num_servers=config.api_server_count, max_waiting=config.max_waiting)
-        for index in range(len(config.speech_model))
-    ]
+    kinds = [RemotePooling] * len(_asked_pooling(config)) + [RemoteSpeech] * len(config.speech_model)
+    others = [kind(line, index, **waiting) for index, kind in enumerate(kinds)]
+    if not config.serves_own_model:
+        return None, others
     if config.engine == "upstream":
         return build_engine(config), others
-    return remote_engine(config, line), others
+    return remote_engine(config, line, config.api_server_count), others
 
 
-def remote_engine(config: Config, line: EngineLine) -> RemoteEngine:
-    """What a configuration's engine is to a process before it; not yet started. Raises LoadError."""
+def remote_engine(config: Config, line: EngineLine, num_servers: int) -> RemoteEngine:
+    """What a configuration's engine is to one of `num_servers` processes before it; not yet started. Raises
+    LoadError."""
     from engine import RemoteEngine
 
     return RemoteEngine(
@@ -150,7 +154,7 @@ def remote_engine(config: Config, line: EngineLine) -> RemoteEngine:
         allow_special_tokens=config.allow_special_tokens,
         tool_dialect=config.tool_dialect,
         reasoning_dialect=config.reasoning_dialect,
-        num_servers=config.api_server_count,
+        num_servers=num_servers,
         max_waiting=config.max_waiting,
         max_waiting_tokens=config.max_waiting_tokens,
     )

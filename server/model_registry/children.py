@@ -3,64 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine import Engine
 from server.config import Config
-from server.loading import Child
+from server.loading import Child, FarChild, ShelfHost, State
 from server.model_registry.building import remote_engine, shipped_or_given
 from server.settings import ModelEntry
 
 if TYPE_CHECKING:
-    from engine import RemotePooling
+    from engine import RemotePooling, RemoteSpeech
 
 ITSELF = 300 << 20
 """Bytes that a process with torch takes before it has read any weights."""
 
 
-class _InChild:
-    """What both kinds have in common. engine: what asks it, from its first load on. on_wanted: told when
-    somebody waits for it while it is not there."""
+def expected_bytes(entry: ModelEntry, config: Config) -> int:
+    """What the process of a model will take, as far as its entry and its files tell it."""
+    if entry.memory_bytes is not None:
+        return entry.memory_bytes
+    if config.engine == "scripted":
+        return ITSELF
+    weights = 0
+    where = Path(entry.path or "") if entry.use != "text" else Path(shipped_or_given(config))
+    with suppress(OSError):
+        weights = sum(file.stat().st_size for file in where.glob("*.safetensors"))
+    return ITSELF + weights + (config.kv_cache_bytes or 0)
 
-    engine: Engine | RemotePooling | None = None
 
-    def __init__(self, entry: ModelEntry, config: Config, on_wanted: Callable[[str], None]) -> None:
+class InChild:
+    """A model whose process this process keeps, or another one does.
+
+    engine: what asks it, from its first load on. num_servers: processes that ask it.
+    """
+
+    engine: Engine | RemotePooling | RemoteSpeech | None = None
+
+    def __init__(
+        self, entry: ModelEntry, config: Config, child: Child | FarChild, *, num_servers: int = 1
+    ) -> None:
         self.entry = entry
         self.config = config
-        self.child = Child(entry.id, config, lambda: on_wanted(entry.id))
-        self._measured = 0
+        self.child = child
+        self.num_servers = num_servers
+        self._expected = expected_bytes(entry, config)
 
-    def is_up(self) -> bool:
-        """Whether it serves now."""
-        return self.child.line.is_up
-
-    def is_kept(self) -> bool:
-        """Whether it has a process, or is about to have one again."""
-        return self.child.is_kept
+    def state(self) -> State:
+        """See `Loadable.state`."""
+        return self.child.state()
 
     def memory_bytes(self) -> int:
         """What its process takes now, or, while there is none, what it took or will take."""
-        if self.entry.memory_bytes is not None:
-            return self.entry.memory_bytes
-        if now := self.child.memory_bytes():
-            self._measured = now
-        return self._measured or self._expected()
+        if self.entry.memory_bytes is None and (now := self.child.memory_bytes()):
+            self._expected = now
+        return self._expected
 
-    def _expected(self) -> int:
-        if self.config.engine == "scripted":
-            return ITSELF
-        weights = 0
-        where = Path(self.entry.path or "") if self.entry.use != "text" else shipped_or_given(self.config)
-        folder = Path(where)
-        with suppress(OSError):
-            weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        return ITSELF + weights + (self.config.kv_cache_bytes or 0)
+    async def load(self) -> None:
+        """See `Loadable.load`."""
+        await self.child.start()
 
     async def unload(self) -> None:
-        """End its process."""
+        """See `Loadable.unload`."""
         await self.child.stop()
 
     def is_busy(self) -> bool:
@@ -68,13 +73,13 @@ class _InChild:
         return self.engine is not None and self.engine.admission.num_places > 0
 
     async def close(self) -> None:
-        """End its process for good, and what asks it."""
+        """End its process for good, where this process keeps it, and what asks it."""
         if self.engine is not None:
             await self.engine.close()
         await self.child.close()
 
 
-class ChildText(_InChild):
+class ChildText(InChild):
     """A model that generates."""
 
     engine: Engine | None = None
@@ -84,26 +89,47 @@ class ChildText(_InChild):
         if self.engine is not None:
             await self.child.start()
             return
-        engine = await asyncio.to_thread(remote_engine, self.config, self.child.line)
+        engine = await asyncio.to_thread(remote_engine, self.config, self.child.line, self.num_servers)
         await self.child.start()
         await engine.start()
         self.engine = engine
 
 
-class ChildPooling(_InChild):
-    """A model for vectors or scores."""
+class ChildOther(InChild):
+    """A model for vectors, scores or speech."""
 
-    engine: RemotePooling | None = None
+    engine: RemotePooling | RemoteSpeech | None = None
 
     async def load(self) -> None:
         """See `Loadable.load`."""
         await self.child.start()
         if self.engine is None:
-            from engine import RemotePooling
+            from engine import RemotePooling, RemoteSpeech
 
-            waiting = (self.config.max_waiting, self.config.max_waiting_tokens)
-            engine = RemotePooling(
-                self.child.line, 0, num_servers=1, max_waiting=waiting[0], max_waiting_tokens=waiting[1]
+            kind = RemoteSpeech if self.entry.use == "speech" else RemotePooling
+            engine = kind(
+                self.child.line,
+                0,
+                num_servers=self.num_servers,
+                max_waiting=self.config.max_waiting,
+                max_waiting_tokens=self.config.max_waiting_tokens,
             )
             await engine.start()
             self.engine = engine
+
+
+class ChildOfAll(InChild):
+    """A model that other processes ask, whose process this one keeps for them."""
+
+    def __init__(self, entry: ModelEntry, config: Config, child: Child, host: ShelfHost) -> None:
+        super().__init__(entry, config, child)
+        self._host = host
+
+    async def unload(self) -> None:
+        """See `Loadable.unload`."""
+        self._host.rests(self.entry.id)
+        await super().unload()
+
+    def is_busy(self) -> bool:
+        """Whether a request has a place there, in whichever process."""
+        return self._host.is_used(self.entry.id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from engine import (
     Engine,
@@ -35,6 +35,10 @@ from server.settings import ModelEntry, ModelsFile
 
 if TYPE_CHECKING:
     from engine import RemotePooling, RemoteSpeech
+
+
+Use = PoolingKind | Literal["speech"]
+"""What a model is for that generates nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,16 @@ class PooledModel:
     caps: Caps = field(default_factory=Caps)
     asked: str = ""  # the name that the request gave, where it is another one
 
+    @property
+    def use(self) -> Use:
+        """What it is for."""
+        return self.info.kind
+
+    @property
+    def allowed_as(self) -> str:
+        """See `ServedModel.allowed_as`."""
+        return self.asked or self.name
+
 
 @dataclass(frozen=True, slots=True)
 class SpeechModel:
@@ -97,17 +111,26 @@ class SpeechModel:
     info: SpeechInfo
     created: int
     caps: Caps = field(default_factory=Caps)
+    asked: str = ""  # the name that the request gave, where it is another one
+
+    @property
+    def use(self) -> Use:
+        """What it is for."""
+        return "speech"
+
+    @property
+    def allowed_as(self) -> str:
+        """See `ServedModel.allowed_as`."""
+        return self.asked or self.name
 
 
-SPEECH_AT = ("text of sound", "/v1/audio/transcriptions")
-"""What a model for speech makes, and where it is asked for it."""
-
-USED_AT: Mapping[PoolingKind, tuple[str, str]] = {
+USED_AT: Mapping[Use, tuple[str, str]] = {
     "embedding": ("embeddings", "/v1/embeddings"),
     "rerank": ("scores of documents", "/v1/rerank"),
     "classification": ("labels of texts", "/v1/classify"),
+    "speech": ("text of sound", "/v1/audio/transcriptions"),
 }
-"""Kinds of models that generate nothing: what they make, and where they are asked for it."""
+"""Uses of models that generate nothing: what they make, and where they are asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +154,7 @@ class Models:
         """entries: the models of the file; `add_entry` says where one has started. shelf: those of them that
         are loaded when they are wanted."""
         self._table: dict[str, ServedModel] = {}
-        self._pooled: dict[str, PooledModel] = {}
-        self._speech: dict[str, SpeechModel] = {}
+        self._others: dict[str, PooledModel | SpeechModel] = {}  # that generate nothing
         self.shelf = shelf or Shelf()
         self._entries = {entry.id: entry for entry in entries or ()}
         self._named = {} if entries is None else dict(entries.named())
@@ -174,15 +196,13 @@ class Models:
         held = self.shelf.get(id)
         return self._breakers.setdefault(id, Breaker() if held is None else held.breaker)
 
-    def add_pooled(self, engine: PoolingEngine | RemotePooling, caps: Caps | None = None) -> None:
-        """Serve a started engine for vectors or scores under its name."""
-        info = engine.info
-        self._pooled[info.name] = PooledModel(info.name, engine, info, int(time.time()), caps or Caps())
-
-    def add_speech(self, engine: SpeechEngine | RemoteSpeech, caps: Caps | None = None) -> None:
-        """Serve a started engine for speech under its name."""
-        info = engine.info
-        self._speech[info.name] = SpeechModel(info.name, engine, info, int(time.time()), caps or Caps())
+    def add_other(
+        self, engine: PoolingEngine | RemotePooling | SpeechEngine | RemoteSpeech, caps: Caps | None = None
+    ) -> None:
+        """Serve a started engine for vectors, scores or speech under its name."""
+        kind: Any = SpeechModel if isinstance(engine.info, SpeechInfo) else PooledModel
+        name = engine.info.name
+        self._others[name] = kind(name, engine, engine.info, int(time.time()), caps or Caps())
 
     # -- which one answers -----------------------------------------------------------------------------------
 
@@ -245,16 +265,44 @@ class Models:
             self.shelf.want(held)
 
     async def load_pooled(self, name: str | None, *kinds: PoolingKind) -> PooledModel:
-        """The same as `get_pooled`, of a model that is then loaded. Also raises ApiError 503, LoadError."""
-        entries = [entry for entry in self._entries.values() if entry.use in kinds]
-        if name is None:
-            started = any(model.info.kind in kinds for model in self._pooled.values())
-            id = None if started or not entries else entries[0].id
-        else:
-            id = self._named.get(name)
-        if id is not None and any(entry.id == id for entry in entries):
+        """The model of that name for vectors or scores, or the first of these kinds for None, then loaded.
+        ApiError 404 `model_not_found`, 400 `unsupported_model` for a model of another kind, 503 while it
+        loads; LoadError."""
+        found = await self._load_other(name, kinds)
+        assert isinstance(found, PooledModel)
+        return found
+
+    async def load_speech(self, name: str | None) -> SpeechModel:
+        """The same of a model for speech."""
+        found = await self._load_other(name, ("speech",))
+        assert isinstance(found, SpeechModel)
+        return found
+
+    async def _load_other(self, name: str | None, uses: Sequence[Use]) -> PooledModel | SpeechModel:
+        fit = [id for id, model in self._others.items() if model.use in uses]
+        fit = [*dict.fromkeys((*fit, *(id for id, entry in self._entries.items() if entry.use in uses)))]
+        id = next(iter(fit), None) if name is None else self._named.get(name, name)
+        if id in fit:
             await self.load(id)
-        return self.get_pooled(name or id, *kinds)
+            found = self._others[id]
+            return found if name in (None, id) else replace(found, asked=name)
+        self._refuse_other(name, uses[0], fit)
+
+    def _refuse_other(self, name: str | None, use: Use, fit: Sequence[str]) -> NoReturn:
+        """fit: names of models that have this use."""
+        makes, _ = USED_AT[use]
+        if fit:
+            instead = f"Models for it here: {', '.join(map(repr, fit[:MAX_NAMED]))}."
+        else:
+            instead = f"This server has no model for {makes}."
+            instead += f" Its operator can give it one with the setting --{use}-model."
+        if name is not None and (other := self._other_use(self._named.get(name, name))) is not None:
+            instead += f" '{name}' is for {other[1]}."
+        elif name is not None and name not in self.names:
+            message = f"The model '{name}' does not exist or you do not have access to it. {instead}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+        message = f"The model '{name}' makes no {makes}. {instead}" if name is not None else instead
+        raise ApiError(400, message, code="unsupported_model", param="model")
 
     def meant(self, name: str | None) -> str:
         """The name that a key needs a scope for: the request's, or that of the default. ApiError 404 for one
@@ -306,17 +354,17 @@ class Models:
     @property
     def pooled(self) -> tuple[PooledModel, ...]:
         """The models for vectors, scores and labels."""
-        return tuple(self._pooled.values())
+        return tuple(model for model in self._others.values() if isinstance(model, PooledModel))
 
     @property
     def speech(self) -> tuple[SpeechModel, ...]:
         """The models for speech."""
-        return tuple(self._speech.values())
+        return tuple(model for model in self._others.values() if isinstance(model, SpeechModel))
 
     @property
     def names(self) -> list[str]:
         """All names that a request may give, the default model's first."""
-        return [*dict.fromkeys((*self._table, *self._pooled, *self._speech, *self._named, *self._adapters))]
+        return [*dict.fromkeys((*self._table, *self._others, *self._named, *self._adapters))]
 
     @property
     def claimable(self) -> tuple[list[str], list[str]]:
@@ -336,11 +384,10 @@ class Models:
         """The models of the file."""
         return tuple(self._entries.values())
 
-    def started(self, name: str) -> tuple[ServedModel | None, PooledModel | None]:
-        """What is known of the model that a name means, once it has started: one that generates, or another
-        one."""
+    def started(self, name: str) -> ServedModel | PooledModel | SpeechModel | None:
+        """What is known of the model that a name means, once it has started."""
         id = self._named.get(name, name)
-        return self._table.get(id), self._pooled.get(id)
+        return self._table.get(id) or self._others.get(id)
 
     def aliases(self, id: str) -> list[str]:
         """The other names of an entry."""
@@ -360,53 +407,10 @@ class Models:
         """The model of this name, or, to end its runs with, another one."""
         return self._table.get(name) or self.first
 
-    def get_pooled(self, name: str | None, *kinds: PoolingKind) -> PooledModel:
-        """The model of that name, or the first of these kinds for None. ApiError 404 `model_not_found`, and
-        400 `unsupported_model` for a model of another kind."""
-        fit = [model for model in self._pooled.values() if model.info.kind in kinds]
-        makes, _ = USED_AT[kinds[0]]
-        if name is None and fit:
-            return fit[0]
-        asked, name = name, None if name is None else self._named.get(name, name)
-        if name is not None and (found := self._pooled.get(name)) in fit:
-            assert found is not None
-            return found if asked == name else replace(found, asked=asked or "")
-        named = ", ".join(f"'{model.name}'" for model in fit[:MAX_NAMED])
-        instead = f"Models for it here: {named}." if fit else f"This server has no model for {makes}."
-        if name is not None and (use := self._other_use(name)) is not None:
-            instead += f" '{name}' is for {use[1]}."
-        elif name is not None and name not in self._table and name not in self._entries:
-            message = f"The model '{name}' does not exist or you do not have access to it. {instead}"
-            raise ApiError(404, message, code="model_not_found", param="model")
-        message = f"The model '{name}' makes no {makes}. {instead}" if name is not None else instead
-        raise ApiError(400, message, code="unsupported_model", param="model")
-
-    def get_speech(self, name: str | None) -> SpeechModel:
-        """The model for speech of that name, or the first one for None. ApiError 404 `model_not_found`, and
-        400 `unsupported_model` for a model of another kind."""
-        if name is None and self._speech:
-            return next(iter(self._speech.values()))
-        if name is not None and name in self._speech:
-            return self._speech[name]
-        named = ", ".join(f"'{each}'" for each in [*self._speech][:MAX_NAMED])
-        instead = f"Models for speech here: {named}."
-        if not named:
-            instead = (
-                "This server has no model for speech. Its operator can give it a Whisper model with the "
-                "setting --speech-model."
-            )
-        if name is not None and name not in self.names:
-            message = f"The model '{name}' does not exist or you do not have access to it. {instead}"
-            raise ApiError(404, message, code="model_not_found", param="model")
-        message = instead if name is None else f"The model '{name}' hears nothing. {instead}"
-        raise ApiError(400, message, code="unsupported_model", param="model")
-
     def _other_use(self, name: str) -> tuple[str, str] | None:
         """What a model makes that generates no text, loaded or not, and where it is asked for it."""
-        if name in self._pooled:
-            return USED_AT[self._pooled[name].info.kind]
-        if name in self._speech:
-            return SPEECH_AT
+        if name in self._others:
+            return USED_AT[self._others[name].use]
         entry = self._entries.get(name)
         return None if entry is None or entry.use == "text" else USED_AT[entry.use]
 
@@ -432,11 +436,7 @@ class Models:
     def serves(self) -> dict[str, str]:
         """By the names that runs know, what is served: equal where two processes serve the same. Of an entry
         that may not have started it is what the file says of it."""
-        served: dict[str, ServedModel | PooledModel | SpeechModel] = {
-            **self._table,
-            **self._pooled,
-            **self._speech,
-        }
+        served: dict[str, ServedModel | PooledModel | SpeechModel] = {**self._table, **self._others}
         said = {name: model.info.fingerprint for name, model in served.items()}
         for id, entry in self._entries.items():
             told = f"{entry.engine} {entry.path} {sorted(entry.settings.items())}"
@@ -464,8 +464,8 @@ class Models:
         name = body.get("model")
         if isinstance(name, str):
             name = self._named.get(name, name)
-        if isinstance(name, str) and (pooled := self._pooled.get(name)) is not None:
-            pooled.engine.admission.require_room(owner, weight)
+        if isinstance(name, str) and (other := self._others.get(name)) is not None:
+            other.engine.admission.require_room(owner, weight)
             return
         model = self._table.get(name if isinstance(name, str) else self._default or "")
         if model is not None:
@@ -479,8 +479,9 @@ class Models:
         model = self._table.get(name)
         exact = model is None or "exact_resume" in model.info.capabilities
         found = {} if exact else {"x-antiphon-exact-resume": "false"}
-        if model is not None and model.entry is not None and model.entry.deprecation_date is not None:
-            end = datetime.combine(model.entry.deprecation_date, datetime.min.time(), UTC)
+        entry = self.entry(name)
+        if entry is not None and entry.deprecation_date is not None:
+            end = datetime.combine(entry.deprecation_date, datetime.min.time(), UTC)
             found["deprecation"] = f"@{int(end.timestamp())}"
             found["sunset"] = format_datetime(end, usegmt=True)
         return found

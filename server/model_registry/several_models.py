@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from engine import Engine, LoadError
 from server.config import Config
 from server.errors import ApiError
-from server.loading import Held, Shelf
-from server.model_registry.building import adapters_of, build_engine, build_pooling, caps_of
-from server.model_registry.children import ChildPooling, ChildText
+from server.loading import Child, Held, Shelf, ShelfLine, Standing, standing
+from server.model_registry.building import adapters_of, build_engine, build_others, caps_of
+from server.model_registry.children import ChildOther, ChildText, InChild
 from server.model_registry.registry import Models
 from server.settings import ModelEntry
 from server.telemetry import Reading
@@ -22,19 +25,25 @@ log = logging.getLogger("antiphon.models")
 
 class SeveralModels:
     """Loads the models of the file: those of other servers and of this process at the start, those in
-    processes of their own when they are wanted."""
+    processes of their own when they are wanted.
 
-    def __init__(self, config: Config) -> None:
+    shared: the socket of the process that keeps these for several server processes.
+    """
+
+    def __init__(self, config: Config, shared: Path | None = None) -> None:
         self._config = config
+        in_child = any(entry.in_child for entry in config.entries)
+        self._line = ShelfLine(shared) if shared is not None and in_child else None
+        # Whoever keeps the models for several processes sees to it that they fit.
         self.shelf = Shelf(
-            memory_bytes=config.models_memory_bytes,
+            memory_bytes=config.models_memory_bytes if self._line is None else None,
             load_s=config.model_load_s,
-            max_waiting=config.max_waiting_for_load,
+            max_waiting=math.ceil(config.max_waiting_for_load / config.api_server_count),
         )
         self.models = Models(config.entries, self.shelf)
         self.shelf.on_loaded = self._loaded
         self.on_loaded: Callable[[], None] = lambda: None
-        self._children: dict[str, ChildText | ChildPooling] = {}
+        self._children: dict[str, InChild] = {}
         self._inside: list[Engine] = []
         self.closers: list[Callable[[], Awaitable[None]]] = []
         """Of what runs in this process, the last one first."""
@@ -42,15 +51,19 @@ class SeveralModels:
     async def start(self) -> None:
         """Start what runs in this process, and load the default model, and those that are to be there from
         the start. A default that cannot be loaded is a LoadError; another one is only told."""
+        if self._line is not None:
+            await self._line.open()
         for entry in self._config.entries:
             config = self._config.of_entry(entry)
             if entry.in_child:
                 self._put(entry, config)
             elif entry.use != "text":
-                await self._start_pooling(entry, config)
+                await self._start_other(entry, config)
             else:
                 await self._start_inside(entry, config)
         self.shelf.start()
+        if self._line is not None:
+            self._follow(self._line)
         first = self._first()
         for held in list(self.shelf):
             entry = self._children[held.name].entry
@@ -71,12 +84,31 @@ class SeveralModels:
         return default
 
     def _put(self, entry: ModelEntry, config: Config) -> None:
-        kind = ChildText if entry.use == "text" else ChildPooling
-        child = self._children[entry.id] = kind(entry, config, self._wanted)
-        held = Held(entry.id, child, pinned=entry.pin, idle_s=entry.idle_s)
-        self.shelf.add(held)
+        wanted = partial(self._wanted, entry.id)
+        line, num_servers = self._line, self._config.api_server_count
+        child = Child(entry.id, config, wanted) if line is None else line.child(entry.id, wanted)
+        kind = ChildText if entry.use == "text" else ChildOther
+        model = self._children[entry.id] = kind(entry, config, child, num_servers=num_servers)
+        # One that another process keeps is unloaded by that one.
+        idle_s = entry.idle_s if line is None else None
+        self.shelf.add(Held(entry.id, model, pinned=entry.pin, idle_s=idle_s))
         if entry.use == "text":
             self.models.expect(entry, tuple(adapters_of(config)))
+
+    def _follow(self, line: ShelfLine) -> None:
+        """Serve what other processes have had loaded, and say what is used here."""
+
+        def loaded(name: str) -> None:
+            if (held := self.shelf.get(name)) is not None:
+                self.shelf.want(held)
+
+        line.uses = lambda: {
+            held.name: (held.model.is_busy(), held.num_waiting, held.used_at) for held in self.shelf
+        }
+        line.on_loaded = loaded
+        for name in self._children:
+            if line.standing(name).state == "loaded":
+                loaded(name)
 
     async def _start_inside(self, entry: ModelEntry, config: Config) -> None:
         engine = await asyncio.to_thread(build_engine, config)
@@ -85,25 +117,26 @@ class SeveralModels:
         self._inside.append(engine)
         self.models.add_entry(entry, engine, caps_of(config))
 
-    async def _start_pooling(self, entry: ModelEntry, config: Config) -> None:
-        for engine in await asyncio.to_thread(build_pooling, config):
+    async def _start_other(self, entry: ModelEntry, config: Config) -> None:
+        for engine in await asyncio.to_thread(build_others, config):
             self.closers.insert(0, engine.close)
             await engine.start()
-            self.models.add_pooled(engine, caps_of(config))
+            self.models.add_other(engine, caps_of(config))
 
     def _wanted(self, id: str) -> None:
         """Somebody waits for a model that is not there, in the middle of what it was asked."""
         held = self.shelf.get(id)
-        if held is not None and not held.model.is_kept():
+        if held is not None and not held.is_kept:
             self.shelf.want(held)
 
     def _loaded(self, held: Held) -> None:
-        child = self._children[held.name]
-        if isinstance(child, ChildPooling):
-            assert child.engine is not None
-            self.models.add_pooled(child.engine, caps_of(child.config))
-        elif child.engine is not None:
-            self.models.add_entry(child.entry, child.engine, caps_of(child.config))
+        match self._children[held.name]:
+            case ChildText() as child:
+                assert child.engine is not None
+                self.models.add_entry(child.entry, child.engine, caps_of(child.config))
+            case ChildOther() as child:
+                assert child.engine is not None
+                self.models.add_other(child.engine, caps_of(child.config))
         self.on_loaded()
 
     def mortal(self) -> list[Engine]:
@@ -116,22 +149,28 @@ class SeveralModels:
         for close in self.closers:
             await close()
         await asyncio.gather(*(child.close() for child in self._children.values()))
+        if self._line is not None:
+            await self._line.close()
+
+    def _standing(self, held: Held) -> Standing:
+        child = self._children[held.name].child
+        return standing(held, child) if isinstance(child, Child) else child.standing()
 
     def readings(self) -> Iterator[Reading]:
         """What there is of each model that is loaded when it is wanted, for metrics."""
         for held in self.shelf:
-            child = self._children[held.name]
+            stands = self._standing(held)
             yield Reading(
                 "model",
                 {
-                    "loaded": int(held.state == "loaded"),
-                    "memory_bytes": child.memory_bytes() if child.is_kept() else 0,
-                    "load_waiting": held.num_waiting,
-                    "load_seconds": held.load_s,
-                    "loads_total": held.num_loads,
-                    "unloads_total": held.num_unloads,
-                    "load_failures_total": held.num_failures,
-                    "crashes_total": child.child.num_crashes,
+                    "loaded": int(stands.state == "loaded"),
+                    "memory_bytes": stands.memory_bytes,
+                    "load_waiting": stands.waiting,
+                    "load_seconds": stands.load_s,
+                    "loads_total": stands.loads,
+                    "unloads_total": stands.unloads,
+                    "load_failures_total": stands.load_failures,
+                    "crashes_total": stands.crashes,
                 },
                 {"model": held.name},
             )
@@ -149,25 +188,26 @@ class SeveralModels:
         """Every model of the server, for operators."""
         found = []
         for entry in self.models.entries:
-            held, child = self.shelf.get(entry.id), self._children.get(entry.id)
+            held = self.shelf.get(entry.id)
+            stands = Standing("loaded") if held is None else self._standing(held)
             found.append(
                 {
                     "id": entry.id,
                     "object": "model.state",
-                    "state": "loaded" if held is None else held.state,
+                    "state": stands.state,
                     "engine": entry.engine,
                     "use": entry.use,
                     "child": entry.in_child,
-                    "pid": None if child is None else child.child.pid,
+                    "pid": stands.pid,
                     "aliases": self.models.aliases(entry.id),
                     "default": entry.default,
                     "pinned": entry.pin,
                     "idle_s": entry.idle_s,
-                    "memory_bytes": None if child is None or not child.is_kept() else child.memory_bytes(),
-                    "waiting": 0 if held is None else held.num_waiting,
-                    "loads": 0 if held is None else held.num_loads,
-                    "crashes": 0 if child is None else child.child.num_crashes,
-                    "failure": None if held is None else held.failure or _given_up(child),
+                    "memory_bytes": stands.memory_bytes or None,
+                    "waiting": stands.waiting,
+                    "loads": stands.loads,
+                    "crashes": stands.crashes,
+                    "failure": stands.failure,
                     "deprecation_date": None
                     if entry.deprecation_date is None
                     else entry.deprecation_date.isoformat(),
@@ -204,7 +244,3 @@ class SeveralModels:
             )
             raise ApiError(400, message, code="model_not_loadable", param="model")
         return held
-
-
-def _given_up(child: ChildText | ChildPooling | None) -> str | None:
-    return None if child is None else child.child.given_up

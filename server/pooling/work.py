@@ -64,7 +64,7 @@ class Work:
         """Compute texts, pairs of texts, or token ids; see `PoolingEngine.encode`. path: where each stands in
         the body. cut: may be what finds it out. Raises ApiError 400, 403 and 429, and the engine's errors."""
         who, served = self.principal, self.served
-        require_use(who, served.asked or served.name)
+        require_use(who, served.allowed_as)
         check_length_of_all(words, path)
         visit = await self.limiter.enter(self.subjects, served.name)
         with ExitStack() as stack:

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from engine import Engine, EngineError, EngineHost, PoolingEngine, SpeechEngine, load_late_modules
 from server.config import Config, load
-from server.model_registry import build_engine, build_others, note_model
+from server.model_registry import build_engine, build_others, generates_here, is_hosted, note_model
 from server.process.log_lines import set_up_logging
 from server.process.process_ends import ENGINE_DIED, reasons, tune_process
 from server.process.seat import (
@@ -64,6 +64,7 @@ def main() -> int:
         url=told["url"],
         admin_token=told["admin_token"],
         handed=HandedConnections(socket.socket(fileno=told["channel"])),
+        hosted=is_hosted(config),
     )
     return serve(config, began=told["began"], reread=lambda: load(flags).config, seat=seat)
 
@@ -104,10 +105,8 @@ async def _host(config: Config, folder: Path) -> int:
         if (failure := starting.exception()) is not None:
             return announce_refusal(*reasons(failure, EngineError))
         engine, others = starting.result()
-        pooling = [each for each in others if isinstance(each, PoolingEngine)]
-        speech = [each for each in others if isinstance(each, SpeechEngine)]
         gc.freeze()
-        serving = EngineHost(engine_socket(folder), cast(Any, engine), pooling, speech)
+        serving = EngineHost(engine_socket(folder), cast(Any, engine), others)
         await serving.start()
         stack.push_async_callback(serving.close)
         registry = CollectorRegistry()
@@ -136,7 +135,7 @@ async def _start(
 ) -> tuple[Engine | None, list[PoolingEngine | SpeechEngine]]:
     """Load what is to be served; it is closed with the stack. Raises EngineError."""
     # With other servers as the engine each server process asks them itself.
-    engine = None if config.engine == "upstream" else await asyncio.to_thread(build_engine, config)
+    engine = await asyncio.to_thread(build_engine, config) if generates_here(config) else None
     served = await asyncio.to_thread(build_others, config)
     for each in served:
         stack.push_async_callback(each.close)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from engine import Engine, EngineStats, LoadError, PoolingEngine, SpeechEngine, SpeechInfo
+from engine import Engine, EngineStats, LoadError, PoolingEngine, SpeechEngine
 from server.access import LOCAL_OWNER, Accesses, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
@@ -117,7 +117,7 @@ class ServerLifecycle:
         self.died = asyncio.Event()
         self._engine = engine
         self._others: list[Other] = []  # models beside the engine
-        self.several = SeveralModels(config)
+        self.several = SeveralModels(config, None if seat is None else seat.shelf_socket)
         self._registry = registry
         self._storage: Storage | None = None
         self._deliveries: Deliveries | None = None
@@ -266,10 +266,7 @@ class ServerLifecycle:
         if self._engine is not None:
             models.add(self._engine, served_names(self.config), caps_of(self.config))
         for other in self._others:
-            if isinstance(other.info, SpeechInfo):
-                models.add_speech(other, caps_of(self.config))
-            else:
-                models.add_pooled(other, caps_of(self.config))
+            models.add_other(other, caps_of(self.config))
         fallback = self.config.messages_model
         if fallback is not None and fallback not in models and models.entry(fallback) is None:
             raise Refused(

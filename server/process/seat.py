@@ -69,7 +69,8 @@ class HandedConnections:
 
 @dataclass(slots=True)
 class Seat:
-    """One server process among several. url: where all of them are reached. admin_token: of all of them."""
+    """One server process among several. url: where all of them are reached. admin_token: of all of them.
+    hosted: whether there is an engine's process behind them."""
 
     index: int
     num_servers: int
@@ -77,6 +78,7 @@ class Seat:
     url: str
     admin_token: str
     handed: HandedConnections
+    hosted: bool = True
     _telling: asyncio.Server | None = field(default=None, init=False)
 
     @property
@@ -94,6 +96,11 @@ class Seat:
         """Where the engine's process listens."""
         return engine_socket(self.folder)
 
+    @property
+    def shelf_socket(self) -> Path:
+        """Where the process listens that keeps the models of the file."""
+        return shelf_socket(self.folder)
+
     def announce(self, banner: str) -> None:
         """Tell who started this process that it is ready."""
         announce(banner)
@@ -107,7 +114,7 @@ class Seat:
     async def metrics(self, telemetry: Telemetry) -> bytes:
         """One page of all processes. A process that does not answer is missing, and `antiphon_process_up`
         says so."""
-        names = [ENGINE, *map(server_name, range(self.num_servers))]
+        names = [*([ENGINE] if self.hosted else []), *map(server_name, range(self.num_servers))]
         others = [name for name in names if name != self.name]
         told = dict(zip(others, await asyncio.gather(*map(self._ask, others)), strict=True))
         told[self.name] = telemetry.own_page()
@@ -135,6 +142,11 @@ class Seat:
 def engine_socket(folder: Path) -> Path:
     """Where the engine's process listens, for servers of this folder."""
     return folder / "engine.sock"
+
+
+def shelf_socket(folder: Path) -> Path:
+    """Where the models of the file are asked for, by servers of this folder."""
+    return folder / "shelf.sock"
 
 
 def announce(banner: str) -> None:

@@ -1,8 +1,8 @@
 """Several server processes at one port, before one engine in a process of its own: `api_server_count`.
 
 This process starts the others, accepts connections and hands each to the server that has the fewest open,
-starts again what has ended, and passes signals on. It looks into no connection. All processes end with it, in
-whatever way it ends.
+starts again what has ended, keeps the models of the file, and passes signals on. It looks into no connection.
+All processes end with it, in whatever way it ends.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import Any
 
 import orjson
 
+from engine import LoadError
 from server.admin import address_file, leave_address
 from server.config import Config, ConfigError
-from server.model_registry import is_hosted
-from server.process.seat import ENGINE, server_name
+from server.model_registry import SharedModels, is_hosted
+from server.process.seat import ENGINE, server_name, shelf_socket
 from server.process.serve import (
     CLOSING_S,
     ECHO_S,
@@ -64,6 +65,8 @@ def supervise(config: Config, flags: Mapping[str, Any], *, began: float, reread:
     folder = Path(tempfile.mkdtemp(prefix="antiphon-"))  # for this user only
     try:
         return asyncio.run(_Supervisor(config, flags, folder, began, reread).run())
+    except LoadError as error:
+        return refuse(str(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -72,12 +75,11 @@ def unshared(config: Config) -> str | None:
     """Why no more than one server process can serve, where more are asked for."""
     if config.api_server_count == 1:
         return None
-    computed = [entry.id for entry in config.entries if entry.engine != "upstream"]
-    if computed or (len(config.entries) and not config.serves_own_model):
+    inside = [entry.id for entry in config.entries if entry.engine != "upstream" and not entry.in_child]
+    if inside:
         return (
-            f"--api-server-count {config.api_server_count} has one engine beside models of other servers: "
-            f"{', '.join(computed) or 'no model of its own'} cannot be loaded for several processes. Give "
-            "--model, and entries with engine = upstream; or replicas with the same file of models"
+            f"--api-server-count {config.api_server_count} has several processes, and {' and '.join(inside)} "
+            "would be computed in each of them: give child = true, for a process of its own that all ask"
         )
     if config.db_file is None:
         return None
@@ -127,6 +129,7 @@ class _Supervisor:
         self._reread = reread
         self._manager = ServiceManager.of(os.environ)
         self._admin_token = secrets.token_urlsafe(32)
+        self._models = SharedModels(config, shelf_socket(folder))
         self._engine = _Member(ENGINE, -1)
         self._servers = [_Member(server_name(index), index) for index in range(config.api_server_count)]
         self._stop = asyncio.Event()
@@ -150,6 +153,7 @@ class _Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        await self._models.start()
         keeping = [asyncio.create_task(self._start(), name="start")]
         if is_hosted(self._config):
             keeping.append(asyncio.create_task(self._keep(self._engine), name=ENGINE))
@@ -169,6 +173,7 @@ class _Supervisor:
             await asyncio.gather(stopped, alive, *keeping, *self._others, return_exceptions=True)
             for member in (*self._servers, self._engine):
                 member.signal(signal.SIGKILL)
+            await self._models.close()
             loop.remove_reader(self._sock)
             self._sock.close()
             if self._started:
@@ -374,7 +379,7 @@ class _Supervisor:
             server.signal(signal.SIGHUP)
 
     async def _end(self) -> None:
-        """Drain the servers, which may still need the engine, and then end the engine."""
+        """Drain the servers, which may still need engines, and then end the engine."""
         self._manager.stopping("ending")
         refused = not self._started and self._code
         grace = 0.0 if refused else self._config.drain_grace_s

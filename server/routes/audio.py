@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from server.http import EventStream, context, json_reply, limited, principal, while_connected
 from server.http.contents import load_form
+from server.routes.chosen_model import chosen_speech
 from server.routes.documented import documented
 from server.speech import SpeechWork, answer, parse_speech
 from server.stateless import begin
@@ -57,7 +58,7 @@ async def _answer(request: Request, task: str) -> Response:
     form = await load_form(request)
     asked = parse_speech(form.all_fields, "translate" if task == "translate" else "transcribe")
     received = form.file("file")
-    served = here.models.get_speech(asked.model)
+    served = await chosen_speech(request, asked.model)
 
     async def file() -> bytes:
         return b"".join([piece async for piece in here.storage.blobs.open(received.blob.digest)])
@@ -73,12 +74,14 @@ async def _answer(request: Request, task: str) -> Response:
         here.meter,
         here.config,
     )
+    headers = here.models.headers(served.name)
     with ExitStack() as stack:
         if asked.stream:
             frames = work.frames(stack)
-            return EventStream(await begin(frames, DECODING_S), on_close=stack.pop_all().close)
+            first = await begin(frames, DECODING_S)
+            return EventStream(first, headers=headers, on_close=stack.pop_all().close)
         heard = await while_connected(request, work.whole(stack))
         body, media_type = answer(heard, asked)
         if isinstance(body, str):
-            return Response(body, media_type=media_type)
-        return json_reply(orjson.dumps(body))
+            return Response(body, headers=headers, media_type=media_type)
+        return json_reply(orjson.dumps(body), headers)

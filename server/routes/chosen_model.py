@@ -11,8 +11,9 @@ from starlette.requests import HTTPConnection
 from engine import PoolingKind
 from server.access import require_use
 from server.http import context, owner, principal
-from server.model_registry import PooledModel, ServedModel
+from server.model_registry import Models, PooledModel, ServedModel, SpeechModel
 from server.schema import CreateResponse
+from server.settings import ModelEntry
 from storage import NotFound
 
 log = logging.getLogger("antiphon.models")
@@ -30,16 +31,30 @@ async def chosen_model(request: HTTPConnection, name: str | None, key: str | Non
     models = context(request).models
     require_use(principal(request), models.meant(name))
     served = await models.choose(name, owner(request), key)
-    _warn(served)
+    _warn(served.entry)
     return served
 
 
 async def chosen_pooled(request: HTTPConnection, name: str | None, *kinds: PoolingKind) -> PooledModel:
     """The same of a model that makes vectors, scores or labels; see `Models.load_pooled`."""
+    served = await _allowed(request, name).load_pooled(name, *kinds)
+    _warn(context(request).models.entry(served.name))
+    return served
+
+
+async def chosen_speech(request: HTTPConnection, name: str | None) -> SpeechModel:
+    """The same of a model that turns sound into text; see `Models.load_speech`."""
+    served = await _allowed(request, name).load_speech(name)
+    _warn(context(request).models.entry(served.name))
+    return served
+
+
+def _allowed(request: HTTPConnection, name: str | None) -> Models:
+    """The models, of which the request's key may use the one of this name. ApiError 403."""
     models = context(request).models
     if name is not None and name in models.names:
         require_use(principal(request), name)
-    return await models.load_pooled(name, *kinds)
+    return models
 
 
 async def with_model(request: HTTPConnection, parsed: CreateResponse) -> CreateResponse:
@@ -62,11 +77,11 @@ async def with_model(request: HTTPConnection, parsed: CreateResponse) -> CreateR
     return parsed.model_copy(update={"model": served.name, "asked_model": served.allowed_as})
 
 
-def _warn(served: ServedModel) -> None:
+def _warn(entry: ModelEntry | None) -> None:
     """Tell the operator that clients use a model which is to go, once a day."""
-    if served.entry is None or served.entry.deprecation_date is None:
+    if entry is None or entry.deprecation_date is None:
         return
     now = time.monotonic()
-    if now - _warned.get(served.name, -WARN_S) >= WARN_S:
-        _warned[served.name] = now
-        log.warning("%s is used, and is deprecated from %s on", served.name, served.entry.deprecation_date)
+    if now - _warned.get(entry.id, -WARN_S) >= WARN_S:
+        _warned[entry.id] = now
+        log.warning("%s is used, and is deprecated from %s on", entry.id, entry.deprecation_date)

@@ -17,11 +17,22 @@ from server.settings import ModelEntry
 router = APIRouter(prefix="/v1")
 
 
-def model_object(model: ServedModel, name: str | None = None) -> dict[str, Any]:
+def started_object(model: ServedModel | PooledModel | SpeechModel) -> dict[str, Any]:
+    """The Model object of one that has started."""
+    match model:
+        case ServedModel():
+            return model_object(model)
+        case PooledModel():
+            return pooled_object(model)
+        case SpeechModel():
+            return speech_object(model)
+
+
+def model_object(model: ServedModel) -> dict[str, Any]:
     """The official Model object, with the extensions that other servers have too: `parent` is the model that
-    an adapter stands beside, `input_modalities` what its input may hold. name: another one that means it."""
+    an adapter stands beside, `input_modalities` what its input may hold."""
     return {
-        "id": name or model.name,
+        "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "antiphon",
@@ -37,11 +48,8 @@ def entry_object(entry: ModelEntry, models: Models, name: str) -> dict[str, Any]
     """The Model object of one of the file that may not be loaded. name: one that means it."""
     held = models.shelf.get(entry.id)
     state = "loaded" if held is None else held.state
-    text, pooled = models.started(entry.id)
-    if text is not None:
-        return {**model_object(text, name), "state": state}
-    if pooled is not None:
-        return {**pooled_object(pooled), "id": name, "root": entry.id, "state": state, **_of_entry(entry)}
+    if (started := models.started(entry.id)) is not None:
+        return {**started_object(started), "id": name, "root": entry.id, "state": state, **_of_entry(entry)}
     return {
         "id": name,
         "object": "model",
@@ -99,6 +107,7 @@ def speech_object(model: SpeechModel) -> dict[str, Any]:
         "owned_by": "antiphon",
         "root": model.name,
         "parent": None,
+        "max_model_len": None,
         "used_for": "speech",
         "architecture": model.info.architecture,
         "languages": model.info.languages or ("en",),
@@ -110,14 +119,11 @@ def _objects(models: Models) -> dict[str, dict[str, Any]]:
     """Every name that a request may give, the default model's first, and its Model object."""
     found: dict[str, dict[str, Any]] = {}
     for name in models.names:
-        text, pooled = models.started(name)
         if (entry := models.entry(name)) is not None:
             found[name] = entry_object(entry, models, name)
-        elif text is not None:
-            found[name] = model_object(text)
-        elif pooled is not None:
-            found[name] = pooled_object(pooled)
-    return found | {model.name: speech_object(model) for model in models.speech}
+        elif (started := models.started(name)) is not None:
+            found[name] = started_object(started)
+    return found
 
 
 @router.get("/models", **documented("Models", "models.read"))

@@ -16,7 +16,7 @@ from server.settings.table import Bytes, SettingsTable, read_table
 FILE_NAME = "models.toml"
 TABLE = "models"
 
-EntryUse = Literal["text", "embedding", "rerank", "classification"]
+EntryUse = Literal["text", "embedding", "rerank", "classification", "speech"]
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -40,7 +40,7 @@ class ModelEntry(SettingsTable):
     """One model of the file.
 
     name: what requests call it, with the version behind it where it has one. engine, path: as the settings
-    `engine` and `model`. use: what it makes of texts. child: whether it runs in a process of its own, by
+    `engine` and `model`. use: what it is for. child: whether it runs in a process of its own, by
     default where this server computes it. deprecation_date: from then on it may be gone. default: it answers
     requests that name no model. preload: it is loaded at the start. pin: it is never unloaded to make room,
     nor for being idle. idle_s: seconds without a request after which it is unloaded. memory_bytes: what it

@@ -53,7 +53,7 @@ class SpeechWork:
         ApiError 400, 403, 413, 429 and 503, and the engine's errors; closing it ends the work.
         """
         who, served = self.principal, self.served
-        require_use(who, served.name)
+        require_use(who, served.allowed_as)
         window = self.asked.window(served.info)
         visit = await self.limiter.enter(self.subjects, served.name)
         stack.callback(visit.leave)

@@ -1,7 +1,7 @@
 """Makes one page of metrics of those of several processes at one port.
 
 What each process counts for itself gets the label `process`, so that a process which is started again begins
-its own counters anew and no sum of others. What they all tell of the one engine that they share stands there
+its own counters anew and no sum of others. What they all tell of the engines that they share stands there
 once, as the asked process knows it.
 """
 
@@ -13,8 +13,11 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-SHARED = ("antiphon_engine_", "antiphon_kv_", "antiphon_gpu_", "antiphon_pooling_", "antiphon_speech_")
-"""How the names of metrics begin that are the engine's own."""
+SHARED = (
+    *("antiphon_engine_", "antiphon_kv_", "antiphon_gpu_", "antiphon_pooling_", "antiphon_speech_"),
+    *("antiphon_model_load", "antiphon_model_unload", "antiphon_model_memory_", "antiphon_model_crashes"),
+)
+"""How the names of metrics begin that are those of engines."""
 
 
 class _Families(Collector):

@@ -67,7 +67,7 @@ async def create_embeddings(request: Request) -> Response:
         rows = cut_vectors(done.rows, served.info, asked.dimensions)
         return embeddings_json(rows, served.name, asked.encoding_format, done.num_tokens)
 
-    return json_reply(await aside(much, write))
+    return json_reply(await aside(much, write), context(request).models.headers(served.name))
 
 
 @router.post("/v1/embed", **documented("EmbeddingsByType", "embeddings.write", body="CreateEmbed"))
@@ -98,7 +98,7 @@ async def _embed(request: Request, *, version: Literal[1, 2]) -> Response:
         rows = cut_vectors(done.rows, info, asked.dimensions)
         return embed_json(rows, asked, done.num_tokens, version=version)
 
-    return json_reply(await aside(much, write))
+    return json_reply(await aside(much, write), context(request).models.headers(served.name))
 
 
 @router.post("/v1/classify", **documented("Classes", "embeddings.write", body="CreateClassification"))
@@ -113,7 +113,8 @@ async def classify(request: Request) -> Response:
 
     cut = cut_of(served.info, asked.truncate)
     done = await work_of(request, served).do(asked.inputs, path, cut=cut)
-    return json_reply(classes_json(done.rows, served.info.labels, served.name, done.num_tokens))
+    body = classes_json(done.rows, served.info.labels, served.name, done.num_tokens)
+    return json_reply(body, context(request).models.headers(served.name))
 
 
 @router.post("/pooling", **documented("Pooled", "embeddings.write", body="CreatePooling"))
@@ -136,4 +137,4 @@ async def create_pooling(request: Request) -> Response:
         rows = cut_vectors(done.rows, served.info, asked.dimensions)
         return pooling_json(rows, served.name, asked.encoding_format, done.num_tokens)
 
-    return json_reply(await aside(much, write))
+    return json_reply(await aside(much, write), context(request).models.headers(served.name))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine import PoolingInfo
 from server.access import require_use
-from server.http import json_reply, principal, read_as
+from server.http import context, json_reply, principal, read_as
 from server.ignored import ignore
 from server.model_registry import PooledModel
 from server.pooling import (
@@ -45,14 +45,15 @@ async def rerank_without_texts(request: Request) -> Response:
 async def _rerank(request: Request, *, returns: bool) -> Response:
     asked = await read_as(request, partial(parse_rerank, returns=returns))
     served = await chosen_pooled(request, asked.model, "rerank")
-    require_use(principal(request), served.name)
+    require_use(principal(request), served.allowed_as)
     done = await work_of(request, served).do(
         [(asked.query, document) for document in asked.documents],
         lambda index: f"documents[{index}]",
         prompt=_instruction(asked.instruction, served.info),
         cut=partial(_cut, asked, served, principal(request).owner),
     )
-    return json_reply(rerank_json(relevance(done.rows, served), asked, served.name, done.num_tokens))
+    body = rerank_json(relevance(done.rows, served), asked, served.name, done.num_tokens)
+    return json_reply(body, context(request).models.headers(served.name))
 
 
 async def _cut(asked: RerankRequest, served: PooledModel, owner: str) -> int | None:
@@ -76,7 +77,8 @@ async def score(request: Request) -> Response:
         prompt=_instruction(asked.instruction, served.info),
         cut=cut_of(served.info, asked.truncate),
     )
-    return json_reply(scores_json(done.rows, served.name, done.num_tokens))
+    body = scores_json(done.rows, served.name, done.num_tokens)
+    return json_reply(body, context(request).models.headers(served.name))
 
 
 def _instruction(asked: str, info: PoolingInfo) -> str:

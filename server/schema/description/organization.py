@@ -217,7 +217,7 @@ def _models() -> dict[str, Schema]:
             "object": {"const": "model.state"},
             "state": {"enum": ["unloaded", "waiting", "loading", "loaded", "failed"]},
             "engine": {"enum": ["local", "upstream", "scripted"]},
-            "use": {"enum": ["text", "embedding", "rerank", "classification"]},
+            "use": {"enum": ["text", "embedding", "rerank", "classification", "speech"]},
             "child": {**BOOLEAN, "description": "Whether it has a process of its own."},
             "aliases": texts,
             "default": BOOLEAN,

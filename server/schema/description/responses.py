@@ -556,18 +556,21 @@ _REPLIES: Mapping[str, Schema] = {
             "parent": or_null(STRING),
             "max_model_len": {
                 **or_null(INTEGER),
-                "description": "Tokens of prompt and answer together; null where it was never loaded.",
+                "description": "Tokens of prompt and answer together; null where it was never loaded, and "
+                "of a model for speech.",
             },
         },
         {
             "input_modalities": listed(STRING),
             "state": {"enum": ["unloaded", "waiting", "loading", "loaded", "failed"]},
             "deprecation_date": {**STRING, "format": "date"},
-            "used_for": {"enum": ["embedding", "rerank", "classification"]},
+            "used_for": {"enum": ["embedding", "rerank", "classification", "speech"]},
             "architecture": STRING,
             "engine": STRING,
             "dimensions": INTEGER,
             "labels": listed(STRING),
+            "languages": listed(STRING),
+            "window_seconds": {"type": "number"},
             "prompts": {"type": "object", "additionalProperties": STRING},
             "default_prompt": STRING,
             "pooling": of(

@@ -63,7 +63,7 @@ async def engine(folder: Path) -> AsyncIterator[LocalEngine]:
     engine = LocalEngine(folder, num_blocks=300, max_num_batched_tokens=64, num_threads=1)
     await engine.start()
     yield engine
-    if not engine._death.done():
+    if not engine._thread.is_dead:
         await engine.settled()
         engine.check_integrity()
         stats = engine.stats()
@@ -527,6 +527,7 @@ async def test_a_step_that_hangs_counts_as_death(folder: Path) -> None:
 
 
 async def test_closing_ends_what_runs(folder: Path) -> None:
+    before = threading.enumerate()
     engine = LocalEngine(folder, num_blocks=64, num_threads=1)
     await engine.start()
     stream = engine.generate(request(greedy(400, ignore_eos=True)))
@@ -538,7 +539,7 @@ async def test_closing_ends_what_runs(folder: Path) -> None:
             await anext(stream)
     with pytest.raises(EngineDead):
         await collect(engine, request(greedy(1)))
-    assert not engine._thread.is_alive()
+    assert "engine" not in {thread.name for thread in threading.enumerate() if thread not in before}
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -30,7 +30,7 @@ async def test_speech_behind_the_socket(tmp_path: Path) -> None:
     for life in range(2):
         engine = SpeechEngine(SpeechConfig(folder, num_threads=1))
         info = await engine.start()
-        host = EngineHost(path, None, speech=[engine])
+        host = EngineHost(path, None, [engine])
         await host.start()
         if not life:
             assert await speech.start() == info == speech.info

@@ -11,7 +11,7 @@ import pytest
 
 from engine import LoadError
 from server.errors import ApiError
-from server.loading import Held, Shelf, shelf
+from server.loading import Held, Shelf, State, shelf
 
 
 @dataclass
@@ -36,11 +36,8 @@ class Model:
         self.log.append("unload")
         self.up = False
 
-    def is_up(self) -> bool:
-        return self.up
-
-    def is_kept(self) -> bool:
-        return self.up
+    def state(self) -> State:
+        return "loaded" if self.up else "unloaded"
 
     def is_busy(self) -> bool:
         return self.busy

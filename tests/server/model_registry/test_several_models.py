@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from server.settings import ModelsFile
 from tests.support.postgres import Postgres
 from tests.support.processes import ServerProcess, server_process
 from tests.support.running import Running, http_client, running_app
+from tests.support.speech_checkpoints import make_whisper, sound_file
 from tests.support.talk import WEATHER, Api, answer, call, text
 
 Json = dict[str, Any]
@@ -124,6 +126,41 @@ async def test_a_model_for_vectors_generates_nothing_and_is_not_loaded_for_it(tm
             assert (shown["state"], shown["used_for"], shown["root"]) == ("unloaded", "embedding", "vec")
         wrong = await api.http.post("/v1/embeddings", json={"model": "a", "input": "hi"})
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "unsupported_model")
+
+
+async def test_a_model_for_speech_is_loaded_when_it_is_wanted_and_makes_room_for_others(
+    tmp_path: Path,
+) -> None:
+    ear: Json = {
+        **{"name": "ear", "engine": "local", "use": "speech", "path": str(make_whisper(tmp_path / "ear"))},
+        **{"aliases": ["whisper-1"], "deprecation_date": "2027-01-31", "memory_bytes": "100M"},
+    }
+    other: Json = {"name": "other", "child": True, "memory_bytes": "100M"}
+    settings: Json = {"models_memory_bytes": 150 << 20, "num_threads": 1}
+    async with serving(tmp_path / "data", ear, other, **settings) as (server, api):
+
+        async def hear(**fields: str) -> httpx.Response:
+            asked = {"language": "en", "temperature": "0.5", **fields}
+            file = {"file": ("speech.wav", sound_file(1.0), "audio/wav")}
+            return await api.http.post("/v1/audio/transcriptions", data=asked, files=file)
+
+        async def shown() -> list[str]:
+            found = {model["id"]: model for model in (await api.http.get("/v1/models")).json()["data"]}
+            assert found["whisper-1"]["used_for"] == "speech" and found["whisper-1"]["root"] == "ear"
+            return [found[name]["state"] for name in ("ear", "whisper-1", "other")]
+
+        assert await shown() == ["unloaded", "unloaded", "unloaded"]
+        refused = await api.http.post("/v1/responses", json={"model": "whisper-1", "input": "say hi"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_model")
+        heard = await hear()
+        assert heard.status_code == 200, "the first model for speech is loaded"
+        assert heard.headers["sunset"] == "Sun, 31 Jan 2027 00:00:00 GMT"
+        assert (await hear(model="whisper-1")).json() == heard.json()
+        assert await shown() == ["loaded", "loaded", "unloaded"]
+        assert await model_of(api, model="other") == "other"
+        assert await shown() == ["unloaded", "unloaded", "loaded"]
+        state = next(each for each in server.life.several.described() if each["id"] == "ear")
+        assert (state["use"], state["loads"], state["state"]) == ("speech", 1, "unloaded")
 
 
 async def test_a_key_needs_the_name_that_it_asks_for(tmp_path: Path) -> None:
@@ -307,6 +344,65 @@ async def test_a_child_that_is_killed_takes_no_other_model_down_and_its_answers_
         unknown = await client.post("/admin/models/none/load", headers=operator)
         assert (unknown.status_code, "'outside'" in unknown.json()["error"]["message"]) == (404, True)
         assert (await client.post("/admin/models/outside/load")).status_code == 401
+
+
+async def test_several_server_processes_share_the_models_of_the_file(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    db = await postgres.fresh()
+    tmp_path.joinpath("models.toml").write_text(
+        "".join(
+            f'[[models]]\nname = "{name}"\nengine = "scripted"\nchild = true\n{ROOMY}'
+            for name in ("first", "second")
+        )
+    )
+    flags = ("--db", db, "--api-server-count", "2")
+    async with (
+        server_process(tmp_path, *flags, engine="local") as server,
+        server.client() as one,
+        server.client() as other,  # connections go in turn to the process that has fewer
+    ):
+        whole = " ".join(map(str, range(1, 41)))
+        before = await states(tmp_path, other)
+        assert {name: state["state"] for name, state in before.items()} == {
+            "first": "loaded",
+            "second": "unloaded",
+        }
+        for client in (one, other):
+            for name in ("first", "second"):
+                reply = await client.post("/v1/responses", json={"model": name, "input": "count 3"})
+                assert (reply.json()["model"], text(reply.json())) == (name, "1 2 3")
+        page = (await one.get("/metrics")).text
+        asked_by = re.findall(r'^antiphon_requests_total\{.*process="([^"]+)".*"/v1/responses"', page, re.M)
+        assert sorted(asked_by) == ["server-0", "server-1"]
+        assert sorted(re.findall(r'process_up\{process="([^"]+)"\} 1', page)) == ["server-0", "server-1"]
+        assert 'process_up{process="engine"}' not in page
+        assert page.count('antiphon_model_loads_total{model="second"} 1.0') == 1
+
+        begun = {name: asyncio.Event() for name in ("first", "second")}
+        asked = {"second": one, "first": other}
+        streams = [
+            asyncio.create_task(said(client, {"model": name, "input": COUNT}, at=begun[name]))
+            for name, client in asked.items()
+        ]
+        await asyncio.gather(*(event.wait() for event in begun.values()))
+        found = await states(tmp_path, other)
+        refused = await other.post("/admin/models/second/unload", headers=admin(tmp_path))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_busy")
+        os.kill(found["second"]["pid"], signal.SIGKILL)
+        for words, last in await asyncio.gather(*streams):
+            assert (words, last["type"]) == (whole, "response.completed")
+        for client in (one, other):
+            again = await states(tmp_path, client)
+            assert again["first"]["pid"] == found["first"]["pid"]
+            assert again["second"]["pid"] != found["second"]["pid"] and again["second"]["crashes"] == 1
+
+        done = await one.post("/admin/models/second/unload", headers=admin(tmp_path))
+        assert (done.status_code, done.json()["state"], done.json()["pid"]) == (200, "unloaded", None)
+        server.signal(signal.SIGTERM)
+        assert await server.ended() == 0
+        assert not any(Path(f"/proc/{state['pid']}").exists() for state in again.values())
+    await postgres.give_back(db)
 
 
 # ------------------------------------------------------------------------------------------------------------

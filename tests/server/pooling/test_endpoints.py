@@ -442,7 +442,7 @@ async def test_the_server_reads_texts_beyond_a_models_context_in_windows(server:
     long_query = await reranker.rerank(f"{query} {filler}", [f"{filler}{end}", end], payer=payer)
     assert len(long_query) == 2 and all(0 < score <= 1 for score in long_query)
 
-    served = here.models.get_pooled("small", "embedding")
+    served = await here.models.load_pooled("small", "embedding")
     embedder = Embedder(served, Counted(served, here.limiter, here.meter))
     filler = "a dog " * embedder.served.info.max_model_len
     mixed, first, same = await embedder.embed([f"{filler}{end}", filler, "a dog"], "document", payer=payer)
@@ -455,7 +455,7 @@ async def test_the_server_reads_texts_beyond_a_models_context_in_windows(server:
 
 async def test_a_long_text_is_the_mean_of_its_windows(server: Running) -> None:
     here, payer = server.context, Payer("dora", (), None, counted=False)
-    served = here.models.get_pooled("small", "embedding")
+    served = await here.models.load_pooled("small", "embedding")
     embedder = Embedder(served, Counted(served, here.limiter, here.meter))
     half = ("a dog " * served.info.max_model_len)[: 4 * served.info.max_model_len].strip()
     windows = await own_use._windows([f"{half} {half}", "a dog"], 50, _encoding(served.engine))
@@ -508,7 +508,7 @@ async def test_what_the_server_embeds_counts_for_whoever_it_is_done_for(server: 
 
 
 async def test_texts_of_whoever_left_are_dropped(server: Running) -> None:
-    engine = server.context.models.get_pooled("small", "embedding").engine
+    engine = (await server.context.models.load_pooled("small", "embedding")).engine
     long = [TextInput(np.full(120, 9, np.int32))] * 2000
     work = asyncio.ensure_future(engine.pool(long))
     await asyncio.sleep(0)

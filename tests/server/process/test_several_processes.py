@@ -17,6 +17,7 @@ import pytest
 
 from server.config import Config
 from server.process import supervise
+from server.settings import ModelsFile
 from tests.support.postgres import Postgres
 from tests.support.processes import ServerProcess, server_process
 
@@ -242,6 +243,31 @@ def test_a_database_that_cannot_be_shared_is_refused(
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "PostgreSQL" not in told and "postgresql+asyncpg" in told
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (
+            {"engine": "local", "path": "/m", "child": False},
+            "in would be computed in each of them: give child",
+        ),
+        ({"engine": "scripted"}, "in would be computed in each of them: give child = true"),
+        (
+            {"engine": "local", "path": "/m", "memory_bytes": 10},
+            "takes about 10 bytes, and models_memory_bytes",
+        ),
+    ],
+    ids=["child = false", "scripted", "too large"],
+)
+def test_models_that_several_processes_cannot_have_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], entry: Json, told: str
+) -> None:
+    entries = ModelsFile.model_validate({"models": [{"name": "in", **entry}]})
+    db = "postgresql+asyncpg://nobody@127.0.0.1:1/none"
+    config = Config(data=tmp_path, api_server_count=2, db=db, entries=entries, models_memory_bytes=5)
+    assert supervise(config, {}, began=0.0, reread=lambda: config) == 2
+    assert told in (line := capsys.readouterr().err) and line.count("\n") == 1
 
 
 async def test_what_keeps_one_from_starting_ends_all(tmp_path: Path, database: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from server.cli.commands import main
 from server.config import Config, ConfigError, load
-from server.model_registry import build_pooling
+from server.model_registry import build_others
 from server.settings import read_entries
 
 TWO = """
@@ -60,11 +60,14 @@ def test_an_entry_has_settings_of_its_own(tmp_path: Path) -> None:
     assert config.model_copy(update={"model": "other"}).serves_own_model
 
 
-@pytest.mark.parametrize("use", ["embedding", "rerank", "classification"])
-def test_a_model_for_vectors_or_scores_is_all_that_its_process_has(tmp_path: Path, use: str) -> None:
+@pytest.mark.parametrize("use", ["embedding", "rerank", "classification", "speech"])
+def test_a_model_that_generates_nothing_is_all_that_its_process_has(tmp_path: Path, use: str) -> None:
+    (tmp_path / "antiphon.toml").write_text(
+        'speech_model = ["/models/ear"]\nrerank_model = ["/models/rank"]\n'
+    )
     config = written(tmp_path, f'[[models]]\nname = "vec"\npath = "/models/vec"\nuse = "{use}"\n')
     child = Config(**config.of_entry(config.entries.models[0]).dumped())
-    assert len(build_pooling(child)) == 1
+    assert len(build_others(child)) == 1
     assert config.serves_own_model, "it generates nothing, so the shipped model does"
 
 

@@ -68,7 +68,7 @@ async def _post(
 
 async def _expected(server: Running, wave: Any, **asked: Any) -> str:
     """What the engine itself hears in a short sound."""
-    engine = server.context.models.get_speech("whisper-1").engine
+    engine = (await server.context.models.load_speech("whisper-1")).engine
     text = await engine.read(Window(wave.tobytes(), temperatures=(0.5,), **asked))
     return "".join(segment.text for segment in text.segments).strip()
 
@@ -237,7 +237,7 @@ async def test_fields_without_effect_are_named(client: httpx.AsyncClient) -> Non
 async def test_a_repeat_with_the_same_key_gets_the_same_reply(
     client: httpx.AsyncClient, server: Running
 ) -> None:
-    engine = server.context.models.get_speech("whisper-1").engine
+    engine = (await server.context.models.load_speech("whisper-1")).engine
     client.headers["idempotency-key"] = "heard-once"
     try:
         first = await _post(
@@ -256,7 +256,7 @@ async def test_a_repeat_with_the_same_key_gets_the_same_reply(
 
 
 async def test_who_leaves_ends_the_work(server: Running, client: httpx.AsyncClient) -> None:
-    engine = server.context.models.get_speech("whisper-1").engine
+    engine = (await server.context.models.load_speech("whisper-1")).engine
     before = engine.stats().windows_total
     request = {"data": {"model": "whisper-1", "stream": "true"}, "files": {"file": ("a.wav", LONG)}}
     async with client.stream("POST", PATH, **request) as reply:
@@ -272,7 +272,7 @@ async def test_who_leaves_ends_the_work(server: Running, client: httpx.AsyncClie
 async def test_requests_wait_for_nobody_else(server: Running, client: httpx.AsyncClient) -> None:
     """While a long sound is heard, others are answered."""
     long = asyncio.create_task(_post(client, file=LONG))
-    engine = server.context.models.get_speech("whisper-1").engine
+    engine = (await server.context.models.load_speech("whisper-1")).engine
     while not engine.stats().windows_waiting:
         await asyncio.sleep(0.005)
     assert (await client.get("/v1/models")).status_code == 200

@@ -14,8 +14,9 @@ import pytest
 from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
+from engine import ScriptedEngine
 from server.errors import ApiError
-from server.model_registry import ChildText
+from server.model_registry.children import ChildText
 from server.process.app import create_app
 from server.routes import ROUTERS
 from server.routes.reference import document
@@ -283,6 +284,8 @@ async def test_replies_about_models_fit_the_document(tmp_path: Path, monkeypatch
     loaded: list[bool] = []
 
     async def load(self: ChildText) -> None:
+        self.engine = ScriptedEngine()
+        await self.engine.start()
         loaded.append(True)
 
     async def unload(self: ChildText) -> None:
@@ -290,7 +293,7 @@ async def test_replies_about_models_fit_the_document(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(ChildText, "load", load)
     monkeypatch.setattr(ChildText, "unload", unload)
-    monkeypatch.setattr(ChildText, "is_up", lambda self: bool(loaded))
+    monkeypatch.setattr(ChildText, "state", lambda self: "loaded" if loaded else "unloaded")
     entry = {"name": "far", "engine": "scripted", "child": True, "deprecation_date": "2027-01-31"}
     led = {**entry, "name": "near", "canary": {"to": "far", "percent": 1}, "fallback": ["far"], "idle_s": 9}
     entries = ModelsFile.model_validate({"models": [entry, led]})

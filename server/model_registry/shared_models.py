@@ -1,0 +1,40 @@
+"""The models of the file for several server processes, kept by the process that started these."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from server.config import Config
+from server.loading import Child, Held, Shelf, ShelfHost
+from server.model_registry.children import ChildOfAll
+
+
+class SharedModels:
+    """Loads models in processes of their own when a server process wants them, and unloads what none uses.
+
+    path: of the socket where server processes ask; they find it there once this is started. Raises LoadError
+    for a model that can never have room.
+    """
+
+    def __init__(self, config: Config, path: Path) -> None:
+        self._children: dict[str, Child] = {}
+        self._shelf = Shelf(memory_bytes=config.models_memory_bytes)
+        self._host = ShelfHost(path, self._shelf, self._children)
+        for entry in config.entries:
+            if entry.in_child:
+                own = config.of_entry(entry)
+                child = self._children[entry.id] = Child(entry.id, own)
+                model = ChildOfAll(entry, own, child, self._host)
+                self._shelf.add(Held(entry.id, model, pinned=entry.pin, idle_s=entry.idle_s))
+
+    async def start(self) -> None:
+        """Take what server processes ask."""
+        await self._host.start()
+        self._shelf.start()
+
+    async def close(self) -> None:
+        """End all models' processes."""
+        await self._shelf.close()
+        await self._host.close()
+        await asyncio.gather(*(child.close() for child in self._children.values()))
