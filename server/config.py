@@ -35,6 +35,7 @@ from server.limits import ServedTier, parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
 from server.settings import MODELS_TABLE, Bytes, ModelEntry, ModelsFile, entries_beside, read_entries
 from server.web_settings import WebSettings, read_web_settings
+from storage import MAX_PERSONS
 from tools import Egress, read_rule
 
 THREADED_BYTES = 32 * 1024
@@ -336,6 +337,16 @@ class Config(BaseModel):
     )
     conversation_retention_s: float = _setting(
         0.0, "a conversation that nobody has used for this long goes; 0: kept until deleted", unit="s", ge=0
+    )
+    max_identifiers_per_hour: int = _setting(
+        MAX_PERSONS,
+        "persons of one owner (`safety_identifier`, `user`) for whom usage is told apart in one hour; what "
+        "further ones use counts for the owner alone; 0: nobody is told apart",
+        unit="persons",
+        ge=0,
+    )
+    identifier_usage_s: float = _setting(
+        90 * 86400.0, "what each of them used is kept this long; 0: for ever", unit="s", ge=0
     )
 
     # What it serves

@@ -321,7 +321,9 @@ class ServerLifecycle:
     async def _open_storage(self) -> None:
         runner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         synced = self.config.durability == "power"
-        self._storage = await open_storage(self.config.db, runner=runner, synced=synced)
+        self._storage = await open_storage(
+            self.config.db, runner=runner, synced=synced, max_persons=self.config.max_identifiers_per_hour
+        )
         await self._storage.ensure_owners(sorted({LOCAL_OWNER, *self.keys.owners}), now_us())
         self.keys.attach(self._storage)
 
