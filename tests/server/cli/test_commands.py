@@ -528,6 +528,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "access",
         "port",
         "limits",
+        "sealing",
         "tools",
         "egress",
         "mcp",
@@ -545,6 +546,30 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     several = ["--api-server-count", "2", "--data", str(tmp_path), "--port", "0"]
     assert main(["doctor", "--engine", "scripted", *several]) == 1
     assert "FAIL  database  --api-server-count 2 needs" in capsys.readouterr().out
+
+
+def test_doctor_tells_which_keys_seal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    file = tmp_path / "seals"
+
+    def told(*flags: str) -> list[str]:
+        main(["doctor", "--engine", "scripted", "--port", "0", "--data", str(tmp_path), *flags])
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if line.split()[1] in ("access", "sealing")]
+
+    assert (
+        told()[1]
+        == "ok    sealing   reasoning is sealed by keys that the database holds, a new one every 30 days"
+    )
+    flags = ["--sealing-key-file", str(file)]
+    assert told(*flags)[1].startswith("FAIL") and "cannot be read: No such file" in told(*flags)[1]
+    file.touch(mode=0o600)
+    file.write_text(f"{'4d' * 64}\n{'5e' * 64}\n")
+    access, sealing = told(*flags)
+    assert access.startswith("ok") and sealing.startswith("ok")
+    assert f"of {file}; 1 more open what they sealed" in sealing and "4d4d" not in sealing
+    file.chmod(0o644)
+    assert f"chmod 600 {file}" in told(*flags)[0]
 
 
 def test_limits_without_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
