@@ -33,8 +33,18 @@ from server.event_profiles import Profile
 from server.images import ImagesSettings, read_images_settings
 from server.limits import ServedTier, parse_limits
 from server.mcp_servers import McpSettings, read_mcp_settings
-from server.settings import MODELS_TABLE, Bytes, ModelEntry, ModelsFile, entries_beside, read_entries
+from server.settings import (
+    MODELS_TABLE,
+    Bytes,
+    ModelEntry,
+    ModelsFile,
+    entries_beside,
+    read_entries,
+    read_sealing_key_file,
+    read_sealing_keys,
+)
 from server.web_settings import WebSettings, read_web_settings
+from storage import MAX_PERSONS
 from tools import Egress, read_rule
 
 THREADED_BYTES = 32 * 1024
@@ -155,6 +165,17 @@ def _header_value(value: str) -> str:
     return value
 
 
+def _sealing_keys(values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    read_sealing_keys([value.get_secret_value() for value in values])
+    return values
+
+
+def _instead_of_keys(value: Path | None, info: ValidationInfo) -> Path | None:
+    if value is not None and info.data.get("sealing_key"):
+        raise ValueError("sealing_key gives keys, too: keep one of the two")
+    return value
+
+
 def _beside_a_certificate(value: Path | None, info: ValidationInfo) -> Path | None:
     if value is not None and info.data.get("ssl_certfile") is None:
         raise ValueError("has no effect without ssl_certfile")
@@ -194,8 +215,10 @@ EgressRules = Annotated[tuple[Annotated[str, AfterValidator(_egress_rule)], ...]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
 Prices = Annotated[Names, AfterValidator(_prices)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
+SealingKeys = Annotated[Secrets, AfterValidator(_sealing_keys)]
 Folder = Annotated[Path, BeforeValidator(_path)]
 File = Annotated[Path, BeforeValidator(_path)]
+SealingKeyFile = Annotated[File | None, AfterValidator(_instead_of_keys)]
 TlsFile = Annotated[File | None, AfterValidator(_beside_a_certificate)]
 
 
@@ -336,6 +359,16 @@ class Config(BaseModel):
     )
     conversation_retention_s: float = _setting(
         0.0, "a conversation that nobody has used for this long goes; 0: kept until deleted", unit="s", ge=0
+    )
+    max_identifiers_per_hour: int = _setting(
+        MAX_PERSONS,
+        "persons of one owner (`safety_identifier`, `user`) for whom usage is told apart in one hour; what "
+        "further ones use counts for the owner alone; 0: nobody is told apart",
+        unit="persons",
+        ge=0,
+    )
+    identifier_usage_s: float = _setting(
+        90 * 86400.0, "what each of them used is kept this long; 0: for ever", unit="s", ge=0
     )
 
     # What it serves
@@ -812,7 +845,19 @@ class Config(BaseModel):
 
     # What it hands out sealed
     sealing_key_s: float = _setting(
-        30 * 86400.0, "a key seals reasoning this long; it opens what it sealed for ever", unit="s", gt=0
+        30 * 86400.0,
+        "a key that the database holds seals reasoning this long; it opens what it sealed for ever",
+        unit="s",
+        gt=0,
+    )
+    sealing_key: SealingKeys = _setting(
+        (),
+        "a key of 128 hexadecimal digits that seals reasoning in place of those of the database (repeatable: "
+        "the first seals, all open); other users of this machine can read flags, so --sealing-key-file is "
+        "safer",
+    )
+    sealing_key_file: SealingKeyFile = _setting(
+        None, "file of such keys, one a line, the first of which seals; # begins a comment"
     )
 
     # What it says
@@ -878,7 +923,7 @@ class Config(BaseModel):
         found = {}
         for name in Config.model_fields:
             value = getattr(self, name)
-            secret = name.endswith("api_key") or name == "db" or name in NO_SETTINGS
+            secret = name.endswith(("api_key", "sealing_key")) or name == "db" or name in NO_SETTINGS
             if not secret and (name == "data" or value != getattr(_DEFAULTS, name)):
                 found[name] = [*value] if isinstance(value, tuple) else value
         return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
@@ -890,6 +935,13 @@ class Config(BaseModel):
     def secrets(self) -> list[str]:
         """The configured keys, in the clear."""
         return [key.get_secret_value() for key in self.api_key]
+
+    def sealing_keys(self) -> tuple[bytes, ...]:
+        """The operator's keys, of which the first seals and all open; none where the database has its own.
+        Reads the file; ValueError where that cannot be used."""
+        if self.sealing_key_file is not None:
+            return read_sealing_key_file(self.sealing_key_file)
+        return read_sealing_keys([key.get_secret_value() for key in self.sealing_key])
 
     @property
     def egress_policy(self) -> Egress:

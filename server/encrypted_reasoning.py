@@ -30,6 +30,7 @@ from server.clock import now_us
 from server.config import THREADED_BYTES
 from server.items import COMPACTION, ITEM_TYPES, SEALED, Compacted, Private, with_private
 from server.schema import Item, refuse
+from server.settings import SECRET_BYTES
 from server.threads import aside, in_large_request
 from storage import SealingKey
 
@@ -45,8 +46,12 @@ INCLUDE = "reasoning.encrypted_content"
 FRESH_S = 5.0
 """How long the keys are believed: one that another process has made seals here within this time."""
 
-SECRET_BYTES = 64
 VERSION = 1
+
+GIVEN = 1 << 31
+"""Keys of the operator have numbers from here on, which are digests of them; those of the database count up
+from 1."""
+
 _HEAD = struct.Struct(">BI16sH")  # version, number of the key, salt, bytes of the model's name, which follows
 
 PRIVATE_HALF = "\0private half"
@@ -85,14 +90,31 @@ class Seal:
 
 
 class Sealing:
-    """The keys of this process's database. The first is made when somebody asks for sealed reasoning."""
+    """The keys that seal here: the operator's, or else those of this process's database, the first of which
+    is made when somebody asks for sealed reasoning. Those of the database open in any case."""
 
-    def __init__(self, storage: Storage, max_age_s: float) -> None:
-        """max_age_s: after so many seconds another key seals; old ones go on opening."""
+    def __init__(self, storage: Storage, max_age_s: float, given: Sequence[bytes] = ()) -> None:
+        """max_age_s: after so many seconds another key of the database seals; old ones go on opening. given:
+        as `give` takes them."""
         self._storage = storage
         self._max_age_us = int(max_age_s * 1e6)
         self._keys: Mapping[int, SealingKey] = {}
         self._stale_at = 0.0
+        self._given: Sequence[SealingKey] = ()
+        self.give(given)
+
+    def give(self, secrets: Sequence[bytes]) -> bool:
+        """Have these keys of the operator open, and the first of them seal, in place of those that were given
+        before; where there are none, the database's seal. True where they are others than before."""
+        before, self._given = self._given, given_keys(secrets)
+        stored = {number: key for number, key in self._keys.items() if number < GIVEN}
+        self._keys = {**stored, **{key.number: key for key in self._given}}
+        return self._given != before
+
+    @property
+    def given(self) -> Sequence[SealingKey]:
+        """The operator's keys; the first one seals."""
+        return self._given
 
     async def by(self, include: Collection[str], model: str) -> SealedBy | None:
         """What a new run is sealed by, if its `include` asks for that. Raises StorageUnavailable."""
@@ -100,6 +122,8 @@ class Sealing:
 
     async def key(self) -> SealingKey:
         """The key that seals now, made if none does. Raises StorageUnavailable."""
+        if self._given:
+            return self._given[0]
         if not self._keys or asyncio.get_running_loop().time() >= self._stale_at:
             await self._read()
         newest = self._keys.get(max(self._keys, default=0))
@@ -108,7 +132,12 @@ class Sealing:
         return newest
 
     async def rotate(self, by: Actor) -> SealingKey:
-        """Have a new key seal from now on: here at once, elsewhere within FRESH_S."""
+        """Have a new key of the database seal from now on: here at once, elsewhere within FRESH_S. ValueError
+        where the operator's keys seal."""
+        if self._given:
+            raise ValueError(
+                "sealing_key or sealing_key_file gives the keys that seal: put a new one first there"
+            )
         await self._read()
         return await self._make(by)
 
@@ -204,8 +233,18 @@ class Sealing:
         return await aside(long, work)
 
     async def _read(self) -> None:
-        self._keys = {key.number: key for key in await self._storage.sealing_keys()}
+        self._keys = {key.number: key for key in (*await self._storage.sealing_keys(), *self._given)}
         self._stale_at = asyncio.get_running_loop().time() + FRESH_S
+
+
+def given_keys(secrets: Sequence[bytes]) -> tuple[SealingKey, ...]:
+    """Keys of the operator, under numbers that every server gives them alike, whatever others it has."""
+    return tuple(SealingKey(_number_of(secret), secret, created_at=0) for secret in secrets)
+
+
+def _number_of(secret: bytes) -> int:
+    digest = blake2b(secret, digest_size=4, person=b"sealing key").digest()
+    return GIVEN | int.from_bytes(digest)
 
 
 # ------------------------------------------------------------------------------------------------------------

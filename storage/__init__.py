@@ -39,6 +39,7 @@ from storage.prompts import DefaultVersion, PromptChange, StoredPrompt, StoredPr
 from storage.records import (
     COMMIT_SECONDS,
     ECHO_MARK,
+    MAX_PERSONS,
     PROGRESS_EVENTS,
     TERMINAL_STATUSES,
     UNSURE,
@@ -165,6 +166,7 @@ __all__ = [
     "ECHO_MARK",
     "MAX_BATCH_ATTEMPTS",
     "MAX_CHUNKS",
+    "MAX_PERSONS",
     "PATIENCE_S",
     "POSITION_BITS",
     "PROGRESS_EVENTS",
@@ -309,17 +311,22 @@ __all__ = [
 ]
 
 
-async def open_storage(url: str, *, runner: str, lock: bool = True, synced: bool = False) -> Storage:
+async def open_storage(
+    url: str, *, runner: str, lock: bool = True, synced: bool = False, max_persons: int = MAX_PERSONS
+) -> Storage:
     """Opens the database at `url`; one that is not there is made, an older one is migrated.
 
     url: sqlite+aiosqlite:///PATH, whose folder is taken, or postgresql+asyncpg://USER:PASSWORD@HOST/NAME,
     which other processes may have open too. runner: the name under which this process owns runs. lock=False
     is for tests of two openers: without it, nobody knows that other owners are dead. synced: running text
-    reaches the disk before it is shown, like everything else. FolderHeld, SchemaTooNew, StorageUnavailable;
-    ValueError for a URL of another kind.
+    reaches the disk before it is shown, like everything else. max_persons: of how many persons of an owner it
+    is told, in one hour, what each of them used. FolderHeld, SchemaTooNew, StorageUnavailable; ValueError for
+    a URL of another kind.
     """
     door = await asyncio.to_thread(import_module, "storage.storage")
-    storage: Storage = await door.Storage.open(url, runner=runner, lock=lock, synced=synced)
+    storage: Storage = await door.Storage.open(
+        url, runner=runner, lock=lock, synced=synced, max_persons=max_persons
+    )
     return storage
 
 

@@ -137,10 +137,15 @@ class Notice:
     created_at: int
 
 
+MAX_PERSONS = 1000
+"""Of one owner, whose usage is told apart within one hour, unless whoever opens storage says otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """What usage is counted by. key_id: of the API key, None without one. tier: the service tier. kind: of
-    use, as the paths under `/v1/organization/usage` name them. batch: whether a batch asked for it."""
+    use, as the paths under `/v1/organization/usage` name them. batch: whether a batch asked for it. person: a
+    digest of the person for whom its client asked, None without one."""
 
     owner: str
     key_id: str | None
@@ -148,6 +153,7 @@ class Account:
     tier: str
     kind: str = "completions"
     batch: bool = False
+    person: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -687,7 +693,7 @@ class AuditState:
     broken: int | None
 
 
-Dimension = Literal["owner", "key_id", "model", "tier", "batch"]
+Dimension = Literal["owner", "key_id", "model", "tier", "batch", "person"]
 """What usage of one kind can be told apart by."""
 
 
@@ -695,7 +701,8 @@ Dimension = Literal["owner", "key_id", "model", "tier", "batch"]
 class UsageFilter:
     """Which usage is asked for: of one kind, from `since` to before `before`, in microseconds.
 
-    An empty tuple, or None, asks for any.
+    An empty tuple, or None, asks for any. Where persons are asked for, or told apart, both ends are whole
+    hours.
     """
 
     kind: str
@@ -705,6 +712,7 @@ class UsageFilter:
     key_ids: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     batch: bool | None = None
+    persons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from storage.queries import (
 )
 from storage.queries.keys import api_keys, audit, owners, quotas, sealing_keys, usage
 from storage.records import (
+    MAX_PERSONS,
     Appended,
     AuditEntry,
     AuditFilter,
@@ -109,12 +110,22 @@ class Storage:
     those on prompt templates. imports: those that put back what an export holds.
     """
 
-    def __init__(self, url: str, database: Database, writing: Writing, runner: str, *, synced: bool) -> None:
+    def __init__(
+        self,
+        url: str,
+        database: Database,
+        writing: Writing,
+        runner: str,
+        *,
+        synced: bool,
+        max_persons: int,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.url = url
         self.runner = runner
         self._synced = synced
         self._shard = usage.shard_of(runner)
+        self._counting = usage.Counting(self._shard, usage.Persons(max_persons))
         self._database = database
         self._hints = database.hints()
         self._dead: asyncio.Future[BaseException] = loop.create_future()
@@ -125,7 +136,7 @@ class Storage:
         self.files = Files(self._read, self._write, self.blobs, removed=(remove_from_stores,))
         self.imports = Imports(self._read, self._write)
         self.containers = Containers(
-            self._read, self._write, self.blobs, partial(usage.add, shard=self._shard)
+            self._read, self._write, self.blobs, partial(usage.add, counting=self._counting)
         )
         # set whenever something has ended with a notice: deliveries may be due
         self.announced = asyncio.Event()
@@ -145,7 +156,9 @@ class Storage:
         )
 
     @classmethod
-    async def open(cls, url: str, *, runner: str, lock: bool = True, synced: bool = False) -> Storage:
+    async def open(
+        cls, url: str, *, runner: str, lock: bool = True, synced: bool = False, max_persons: int = MAX_PERSONS
+    ) -> Storage:
         """See `storage.open_storage`."""
 
         def prepare() -> tuple[Database, Writing]:
@@ -161,7 +174,7 @@ class Storage:
                 raise
 
         opened, writing = await asyncio.to_thread(prepare)
-        return cls(url, opened, writing, runner, synced=synced)
+        return cls(url, opened, writing, runner, synced=synced, max_persons=max_persons)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -267,7 +280,9 @@ class Storage:
     def _append(self, batch: Sequence[RunAppend]) -> asyncio.Future[Appended]:
         durable = self._synced or any(one.durable for one in batch)
         return self._writer.submit(
-            partial(runs.append, batch=batch, shard=self._shard), durable=durable, retry_until_available=True
+            partial(runs.append, batch=batch, counting=self._counting),
+            durable=durable,
+            retry_until_available=True,
         )
 
     async def claim(self, response_id: str, models: OfModels | None = None) -> RunClaim | None:
@@ -452,7 +467,7 @@ class Storage:
         return await self._write(job)
 
     def _settle(self, spending: Spending | None) -> responses.Settle | None:
-        return None if spending is None else partial(usage.settle, spending=spending, shard=self._shard)
+        return None if spending is None else partial(usage.settle, spending=spending, counting=self._counting)
 
     async def fork_response(
         self, owner: str, id: str, new: NewResponseFork, request: KeyedRequest | None = None
@@ -745,7 +760,7 @@ class Storage:
 
     async def add_usage(self, spent: Sequence[Spent]) -> None:
         """Counts what was used by requests of which nothing is stored; a run's end counts its own."""
-        await self._write(partial(usage.add, spent=tuple(spent), shard=self._shard))
+        await self._write(partial(usage.add, spent=tuple(spent), counting=self._counting))
 
     async def usage_sums(
         self, wanted: UsageFilter, by: tuple[Dimension, ...], width: int
@@ -757,6 +772,11 @@ class Storage:
         """Puts together in hours what was counted by minutes in hours that ended by `before`, some of it at a
         time; returns how many rows went, 0 when there are no more."""
         return await self._write_late(partial(usage.fold, before=before))
+
+    async def forget_person_usage(self, before: int) -> int:
+        """Removes some of what persons used in hours that began before this time; returns how many rows went,
+        0 when there are no more. The sums of their owners stay."""
+        return await self._write_late(partial(usage.forget, before=before))
 
     # -- rate limits -----------------------------------------------------------------------------------------
 

@@ -356,6 +356,29 @@ usage = Table(
     sqlite_with_rowid=False,
 )
 
+# The same by the hour for each person whom clients name, by a digest; it is among `usage`, too. Clients make
+# names up as they like, so only so many persons of an owner have rows of one hour, and rows go with time.
+person_usage = Table(
+    "person_usage",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("person", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("tier", Text, primary_key=True),
+    Column("batch", Boolean, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Index("person_usage_by_time", "start"),
+    sqlite_with_rowid=False,
+)
+
 # The tenants. A row comes with an owner's first key; rows of data name their owner without it. limits: a JSON
 # object that the server writes and reads. archived_at: since then it takes no keys.
 owners = Table(

@@ -31,6 +31,7 @@ AuditType = Literal[
     "model.unloaded",
     "mcp_servers.updated",
     "given_keys.updated",
+    "given_sealing_keys.updated",
     "admin.accessed",
     "tool_call.approved",
     "run.cancelled",

@@ -519,8 +519,16 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         action="append",
-        choices=("owner", "key", "model", "tier", "day"),
+        choices=("owner", "key", "model", "tier", "identifier", "day"),
         help="a sum for each of these (repeatable; default: owner and model)",
+    )
+    parser.add_argument(
+        "--identifier",
+        action="append",
+        default=[],
+        metavar="WHO",
+        help="only what this person of the owner used, by the `safety_identifier` or `user` of requests "
+        "(repeatable)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(parser, only=("data", "db", "price", "currency"))

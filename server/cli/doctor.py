@@ -27,6 +27,7 @@ from server import __version__
 from server.access import LOCAL_OWNER
 from server.admin import address_file, keys
 from server.config import FILE_NAME, Config, masked
+from server.encrypted_reasoning import given_keys
 from server.limits import NONE, changed, load_limits, parse_limits
 from server.mcp_servers import server_of
 from server.model_registry import build_engine, build_pooling, build_speech, expected_bytes
@@ -133,7 +134,7 @@ async def _access(config: Config) -> Finding:
 
 def _openings(config: Config) -> Iterator[Finding]:
     files = [file] if _holds_secrets(file := config.data / FILE_NAME) else []
-    files += [config.api_key_file] if config.api_key_file is not None else []
+    files += [file for file in (config.api_key_file, config.sealing_key_file) if file is not None]
     key = config.ssl_keyfile or config.ssl_certfile
     files += [key] if key is not None else []
     files += sorted(config.data.glob("server-*.json"))
@@ -157,7 +158,9 @@ def _openings(config: Config) -> Iterator[Finding]:
             yield "note", f"other users can look into {folder}: chmod 700 {shlex.quote(str(folder))}"
 
 
-_SECRET = re.compile(r"^\s*((upstream_)?api_key|headers)\s*[.=]|^\s*\[[^]]*\bheaders\s*\]", re.MULTILINE)
+_SECRET = re.compile(
+    r"^\s*((upstream_)?api_key|sealing_key|headers)\s*[.=]|^\s*\[[^]]*\bheaders\s*\]", re.MULTILINE
+)
 """A key in `antiphon.toml`, or headers in `tools.toml`."""
 
 
@@ -220,6 +223,20 @@ async def _limits(config: Config) -> Finding:
         change = f"antiphon owners limits {LOCAL_OWNER} --limit NAME=VALUE"
         return "ok", f"whoever comes is the owner {LOCAL_OWNER}, without limits: {change}"
     return "ok", f"whoever comes is the owner {LOCAL_OWNER}: {keys.shown_limits({'limits': in_force})}"
+
+
+async def _sealing(config: Config) -> Finding:
+    """Which keys seal what clients keep."""
+    try:
+        given = given_keys(config.sealing_keys())
+    except ValueError as exc:
+        return "FAIL", str(exc)
+    if not given:
+        days = f"{config.sealing_key_s / 86400:g}"
+        return "ok", f"reasoning is sealed by keys that the database holds, a new one every {days} days"
+    source = "sealing_key" if config.sealing_key_file is None else str(config.sealing_key_file)
+    besides = f"; {len(given) - 1} more open what they sealed" if given[1:] else ""
+    return "ok", f"reasoning is sealed by key {given[0].number} of {source}{besides}"
 
 
 async def _tools(config: Config) -> Finding:
@@ -460,6 +477,7 @@ CHECKS: dict[str, Check] = {
     "access": _access,
     "port": _port,
     "limits": _limits,
+    "sealing": _sealing,
     "tools": _tools,
     "egress": _egress,
     "mcp": _mcp,

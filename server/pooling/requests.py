@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.ignored import ignore, unread
+from server.ignored import unread
 from server.schema import check_length, missing, mistyped, refuse, shorten
 
 MAX_INPUTS = 2048
@@ -14,6 +14,9 @@ MAX_TOKENS = 300_000
 """Of all inputs of a request together, as the official API has it."""
 MAX_CHARACTERS = 16 * MAX_TOKENS
 """The same before it is known how many tokens they are; hardly a token has more."""
+
+MAX_USER = 1024
+"""Characters of a `user`, as elsewhere."""
 
 INT32 = 1 << 31
 
@@ -35,6 +38,7 @@ POOLING_FIELDS = (*EMBEDDING_FIELDS, *EMBEDDING_EXTENSIONS)
 class EmbeddingsRequest:
     """single: the input was one text, so its path has no index. dimensions: None for the model's own.
     purpose: what `input_type`, `task` or `prompt_name` says, and the field. truncate: as `cut_of` takes it.
+    user: for whom the client asks.
     """
 
     model: str | None
@@ -44,6 +48,7 @@ class EmbeddingsRequest:
     dimensions: int | None = None
     purpose: tuple[str, str] | None = None
     truncate: int | None = None
+    user: str | None = None
 
     def path(self, index: int) -> str:
         """Where an input stands in the body."""
@@ -103,8 +108,9 @@ def parse_embeddings(body: Mapping[str, Any]) -> EmbeddingsRequest:
             message = f"Unknown parameter: '{shorten(name)}'. This endpoint takes {', '.join(known)}."
             refuse(shorten(name), message, "unknown_parameter")
     inputs, single = _inputs(body)
-    if read_text(body, "user") is not None:
-        ignore("user")
+    user = read_text(body, "user")
+    if user is not None:
+        check_length("user", len(user), "string", most=MAX_USER)
     return EmbeddingsRequest(
         read_text(body, "model"),
         inputs,
@@ -113,6 +119,7 @@ def parse_embeddings(body: Mapping[str, Any]) -> EmbeddingsRequest:
         read_whole(body, "dimensions", least=1),
         _purpose(body),
         read_whole(body, "truncate_prompt_tokens", least=-1),
+        user,
     )
 
 

@@ -14,7 +14,7 @@ from server.limits import Limiter, Subject
 from server.model_registry import PooledModel
 from server.pooling.requests import MAX_CHARACTERS, MAX_TOKENS
 from server.schema import refuse
-from server.telemetry import current
+from server.telemetry import current, note_end_user
 from server.usage import Meter
 from storage import Account, Counts
 
@@ -44,7 +44,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request's work. waiting: awaits something for as long as the client is there."""
+    """A request's work. waiting: awaits something for as long as the client is there. user: for whom the
+    client says that it asks."""
 
     served: PooledModel
     principal: Principal
@@ -52,6 +53,7 @@ class Work:
     limiter: Limiter
     meter: Meter
     waiting: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+    user: str | None = None
 
     async def do(
         self,
@@ -66,7 +68,8 @@ class Work:
         who, served = self.principal, self.served
         require_use(who, served.allowed_as)
         check_length_of_all(words, path)
-        visit = await self.limiter.enter(self.subjects, served.name)
+        person = note_end_user(who.owner, self.user)
+        visit = await self.limiter.enter(self.subjects, served.name, person)
         with ExitStack() as stack:
             stack.callback(visit.leave)
             # Before anything is done for it: a refusal must cost next to nothing.
@@ -93,7 +96,7 @@ class Work:
                 )
             )
             visit.used = lambda: (num_tokens - cached, 0)
-        account = Account(who.owner, who.key_id, served.name, "default", kind="embeddings")
+        account = Account(who.owner, who.key_id, served.name, "default", kind="embeddings", person=person)
         self.meter.spend(account, Counts(requests=1, input_tokens=num_tokens, cached_tokens=cached))
         if (record := current.get()) is not None:
             record.model, record.prompt_tokens, record.cached_tokens = served.name, num_tokens, cached

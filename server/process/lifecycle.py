@@ -142,12 +142,13 @@ class ServerLifecycle:
         """Open storage and load the model, side by side; then take up what an earlier process left.
 
         key_required: without a key that would be accepted this is Refused, before the model is loaded.
-        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, the engine's LoadError, KeyFileError
-        or Refused; whatever had started is closed again by `close`.
+        Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, the engine's LoadError, KeyFileError,
+        ValueError for a file of sealing keys, or Refused; whatever had started is closed again by `close`.
         """
         from server.runs import Runs
 
         self.keys.reload()
+        sealing_keys = self.config.sealing_keys()
         registry = await self._read_registry() if self._registry is None else self._registry
         self._registry = registry
         found = await self._find_sandbox()
@@ -161,7 +162,7 @@ class ServerLifecycle:
                 group.create_task(self._start_engine())
         assert self._storage is not None
         models = self._served()
-        sealing = Sealing(self._storage, self.config.sealing_key_s)
+        sealing = Sealing(self._storage, self.config.sealing_key_s, sealing_keys)
         self._retention = Retention(self._storage, self.config)
         quota = Quota(
             self._storage,
@@ -280,6 +281,10 @@ class ServerLifecycle:
             return self.telemetry.exposition()
         return await self._seat.metrics(self.telemetry)
 
+    def give_sealing_keys(self, secrets: Sequence[bytes]) -> bool:
+        """Have other keys of the operator seal and open; True where they are others than before."""
+        return self.context is not None and self.context.sealing.give(secrets)
+
     def limit_owners(self, words: Sequence[str]) -> None:
         """Have other limits hold for every owner, as the setting `owner_limit` has them."""
         if self.context is not None:
@@ -310,6 +315,7 @@ class ServerLifecycle:
                 models=self.context.models,
                 mcp=self.config.mcp,
                 api_keys=self.keys.given,
+                sealing_keys=[key.number for key in self.context.sealing.given],
                 limits=self.context.limiter.defaults.given(),
             )
         except StorageUnavailable as error:
@@ -318,7 +324,9 @@ class ServerLifecycle:
     async def _open_storage(self) -> None:
         runner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         synced = self.config.durability == "power"
-        self._storage = await open_storage(self.config.db, runner=runner, synced=synced)
+        self._storage = await open_storage(
+            self.config.db, runner=runner, synced=synced, max_persons=self.config.max_identifiers_per_hour
+        )
         await self._storage.ensure_owners(sorted({LOCAL_OWNER, *self.keys.owners}), now_us())
         self.keys.attach(self._storage)
 

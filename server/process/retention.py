@@ -1,6 +1,6 @@
 """Sweeps the database at intervals, at an easy pace: has storage remove what the limits no longer cover, and
-files that have expired, put old usage together in hours, forget who was served what by an empty queue, and
-measure what owners store."""
+files that have expired, put old usage together in hours, forget what persons used long ago, forget who was
+served what by an empty queue, and measure what owners store."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ class Retention:
     def __init__(self, storage: Storage, config: Config) -> None:
         self._storage = storage
         self._limits = limits(config)
+        self._person_usage_age = _us(config.identifier_usage_s)
         self._total = Swept()
         self._files = SweptFiles()
         self._num_completions = 0
@@ -135,6 +136,9 @@ class Retention:
                 await pace.rest()
         while await self._storage.fold_usage(now_us() - _us(USAGE_MINUTES_S)):
             await pace.rest()
+        if self._person_usage_age:
+            while await self._storage.forget_person_usage(now_us() - self._person_usage_age):
+                await pace.rest()
         while await self._storage.forget_shares():
             await pace.rest()
         await self._forget()

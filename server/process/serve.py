@@ -242,11 +242,17 @@ class _Process:
         done = [
             *self._reload_certificates(new, failed),
             *self._reload_log_level(new),
-            *(given := [*self._reload_keys(new, life, failed), *self._reload_limits(new, life)]),
+            *(
+                given := [
+                    *self._reload_keys(new, life, failed),
+                    *self._reload_sealing_keys(new, life, failed),
+                    *self._reload_limits(new, life),
+                ]
+            ),
         ]
         if given:
             life.settings_changed()
-        taken = {"log_level", "api_key"}
+        taken = {"log_level", "api_key", "sealing_key", "sealing_key_file"}
         waiting = [
             name
             for name in Config.model_fields
@@ -289,6 +295,16 @@ class _Process:
                 yield "the file of keys was read again"
         except KeyFileError as error:
             failed.append(f"the keys stay as they were: {error}")
+
+    def _reload_sealing_keys(self, new: Config, life: ServerLifecycle, failed: list[str]) -> Iterator[str]:
+        try:
+            given = new.sealing_keys()
+        except ValueError as error:
+            failed.append(f"the sealing keys stay as they were: {error}")
+            return
+        if life.give_sealing_keys(given):
+            seal = "the first of which seals" if given else "so that those of the database seal"
+            yield f"sealing keys of the settings: {len(given)}, {seal}"
 
     def _reload_limits(self, new: Config, life: ServerLifecycle) -> Iterator[str]:
         if new.owner_limit != self._config.owner_limit:

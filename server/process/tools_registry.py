@@ -61,7 +61,7 @@ def read_images(config: Config) -> dict[str, ToolSpec]:
 
 def _secrets(config: Config) -> Iterator[Path | None]:
     """What no code of a model may read."""
-    yield from (config.data, config.db_file, config.api_key_file, config.tools)
+    yield from (config.data, config.db_file, config.api_key_file, config.sealing_key_file, config.tools)
     yield config.ssl_keyfile or config.ssl_certfile
 
 

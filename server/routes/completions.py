@@ -55,7 +55,7 @@ from server.stateless import (
     runs_tools,
     start_tool_run,
 )
-from server.telemetry import Telemetry, end_user
+from server.telemetry import Telemetry, note_end_user
 from server.usage import Meter
 from server.vector_stores import Payer
 
@@ -78,6 +78,7 @@ class _Prepare(Protocol[Asked]):
         /,
         *,
         principal: Principal,
+        person: str | None,
         telemetry: Telemetry,
         meter: Meter,
     ) -> Completion: ...
@@ -166,7 +167,7 @@ async def answer(
     served = await chosen_model(request, asked.model, getattr(asked, "prompt_cache_key", None))
     headers = here.models.headers(served.name)
     subjects = limited(request, served.name)
-    person = end_user(owner, asked.safety_identifier or asked.user)
+    person = note_end_user(owner, asked.safety_identifier or asked.user)
     visit = await here.limiter.enter(subjects, served.name, person)
     async with AsyncExitStack() as stack:
         stack.callback(visit.leave)
@@ -174,7 +175,9 @@ async def answer(
             stack.enter_context(here.limiter.stream(subjects))
         # Before anything is done for it: a refusal must cost next to nothing.
         place = stack.enter_context(served.engine.admission.enter(owner, weight))
-        preparing = prepare(asked, served, place, principal=who, telemetry=here.telemetry, meter=here.meter)
+        preparing = prepare(
+            asked, served, place, principal=who, person=person, telemetry=here.telemetry, meter=here.meter
+        )
         completion = await while_connected(request, preparing)
         visit.used = completion.usage.limited
         visit.bring(place, completion.tokens()[0])

@@ -100,7 +100,14 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     "api_key_ids": (_LIST, "Only of these keys."),
     "models": (_LIST, "Only of these models."),
     "line_items": (_LIST, "Only of these lines."),
-    "group_by": (_LIST, "What results are told apart by."),
+    "safety_identifiers": (
+        {"type": "array", "items": {"type": "string", "pattern": "^[0-9a-f]{16}$"}},
+        "An extension. Only for these persons, by the digests that results have as `safety_identifier`.",
+    ),
+    "group_by": (
+        _LIST,
+        "What results are told apart by. `safety_identifier` is an extension, for hours and days.",
+    ),
     "start_time": (_WHOLE, "Where the first bucket begins, in Unix seconds."),
     "end_time": (_WHOLE, "Where the last bucket ends, in Unix seconds; now, where there is none."),
     "bucket_width": ({"enum": ["1m", "1h", "1d"], "default": "1d"}, "How long a bucket is."),

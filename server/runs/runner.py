@@ -96,7 +96,7 @@ from server.runs.planning import (
 )
 from server.schema import LEAD, check_sizes
 from server.schema import echo as response_echo
-from server.telemetry import current, end_user
+from server.telemetry import current, note_end_user
 from server.threads import aside, in_large_request
 from server.vector_stores import usable_stores
 from storage import (
@@ -341,7 +341,7 @@ class Runs:
             raise EngineUnavailable("The engine is away.")
         with tools.named():
             await self._require_stores(principal.owner, tools.tools)
-        person = end_user(principal.owner, request.safety_identifier or request.user)
+        person = note_end_user(principal.owner, request.safety_identifier or request.user)
         visit = await self._limiter.enter(principal.subjects, served.name, person)
         with self._naming(request.request_id) as name, ExitStack() as stack:
             stack.callback(visit.leave)
@@ -1112,13 +1112,17 @@ def _approvals(planned: Planned, by: Actor) -> tuple[AuditEntry, ...]:
     if not wanted:  # mostly; and the context is all of the history
         return ()
     asked = (item for item in planned.context if asks_approval(item) and key_of(item) in wanted)
-    return tuple(_approval(item, plan.response_id, plan.owner, by) for item in asked)
+    return tuple(_approval(item, plan, by) for item in asked)
 
 
-def _approval(request: Item, response_id: str, owner: str, by: Actor) -> AuditEntry:
-    """The entry of one approval. response_id: of the response that makes the call."""
-    said = {name: request[name] for name in ("server_label", "name") if name in request}
-    return by.did("tool_call.approved", str(key_of(request)), owner, response_id=response_id, **said)
+def _approval(request: Item, plan: RunPlan, by: Actor) -> AuditEntry:
+    """The entry of one approval. plan: of the response that makes the call."""
+    said: Item = {name: request[name] for name in ("server_label", "name") if name in request}
+    if plan.end_user is not None:
+        said["safety_identifier"] = plan.end_user
+    return by.did(
+        "tool_call.approved", str(key_of(request)), plan.owner, response_id=plan.response_id, **said
+    )
 
 
 def _pending(stored: StoredResponse) -> dict[str, str]:
@@ -1169,10 +1173,11 @@ def _tool_outputs(stored: StoredResponse, items: Sequence[Item], by: Actor) -> l
     """Outputs as storage takes them, with what the audit log is to tell of approvals."""
     made = [orjson.loads(item.body) for item in stored.output]
     calls = {link_of(item): item for item in made if is_client_call(item)}
+    plan = RunPlan.load(stored.plan)
     return [
         replace(
             _tool_output(item),
-            audit=_approval(calls[link_of(item)], stored.id, stored.owner, by) if approves(item) else None,
+            audit=_approval(calls[link_of(item)], plan, by) if approves(item) else None,
         )
         for item in items
     ]

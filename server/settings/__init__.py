@@ -1,13 +1,15 @@
-"""Settings that are tables of a file: how such a table is read, and the models of `models.toml`."""
+"""Settings that are more than one value: tables of a file, the models of `models.toml`, keys that seal."""
 
 from __future__ import annotations
 
 from server.settings.models_file import TABLE as MODELS_TABLE
 from server.settings.models_file import Canary, ModelEntry, ModelsFile, entries_beside, read_entries
+from server.settings.sealing_keys import SECRET_BYTES, read_sealing_key_file, read_sealing_keys
 from server.settings.table import Address, Bytes, SettingsTable, read_table
 
 __all__ = [
     "MODELS_TABLE",
+    "SECRET_BYTES",
     "Address",
     "Bytes",
     "Canary",
@@ -16,5 +18,7 @@ __all__ = [
     "SettingsTable",
     "entries_beside",
     "read_entries",
+    "read_sealing_key_file",
+    "read_sealing_keys",
     "read_table",
 ]

@@ -63,7 +63,7 @@ from server.stateless.choices import (
     new_head,
     prompt_requests,
 )
-from server.telemetry import Telemetry, note_end_user
+from server.telemetry import Telemetry
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
 from storage import Account
@@ -75,16 +75,16 @@ async def prepare_chat(
     place: Place,
     *,
     principal: Principal,
+    person: str | None,
     telemetry: Telemetry,
     meter: Meter,
 ) -> Completion:
-    """Render the prompt, once for all choices, and resolve everything else. Raises ApiError 400 and 403, and
-    RequestError."""
+    """Render the prompt, once for all choices, and resolve everything else. person: a digest of the person
+    for whom the client asks. Raises ApiError 400 and 403, and RequestError."""
     require_use(principal, served.allowed_as, request.tools)
     name_unused_key(request.cache_salt, request.prompt_cache_key, served.caps)
     owner = principal.owner
     request = admitted(principal.service, request)
-    note_end_user(owner, request.safety_identifier or request.user)
     await aside(in_large_request(), check_modalities, request, served)
     check_logprobs(request.sampling.logprobs, served)
     check_logprobs(request.prompt_logprobs, served, "prompt_logprobs")
@@ -96,7 +96,7 @@ async def prepare_chat(
     prompt = await _as_asked(prompt, request, served)
     much = in_large_request() or len(prompt.ids) > THREADED_TOKENS
     return await aside(
-        much, _completion, request, served, place, offered, prompt, echo, principal, telemetry, meter
+        much, _completion, request, served, place, offered, prompt, echo, principal, person, telemetry, meter
     )
 
 
@@ -108,6 +108,7 @@ def _completion(
     prompt: Prompt,
     echo: str | None,
     principal: Principal,
+    person: str | None,
     telemetry: Telemetry,
     meter: Meter,
 ) -> Completion:
@@ -153,6 +154,7 @@ def _completion(
             served.name,
             request.service_tier or "default",
             batch=principal.batch,
+            person=person,
         ),
         requests=_scored_once(prompt_requests(asked, served, request.search, request.n), request),
         writers=[

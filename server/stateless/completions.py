@@ -44,7 +44,7 @@ from server.stateless.choices import (
     prompt_requests,
     prompt_scores,
 )
-from server.telemetry import Telemetry, note_end_user
+from server.telemetry import Telemetry
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
 from storage import Account
@@ -56,15 +56,16 @@ async def prepare_completion(
     place: Place,
     *,
     principal: Principal,
+    person: str | None,
     telemetry: Telemetry,
     meter: Meter,
 ) -> Completion:
-    """Tokenize every prompt and resolve everything else. Raises ApiError 400 and 403, and RequestError."""
+    """Tokenize every prompt and resolve everything else. person: as `prepare_chat` takes it. Raises ApiError
+    400 and 403, and RequestError."""
     require_use(principal, served.allowed_as)
     owner, service = principal.owner, principal.service
     named = request.service_tier is not None or request.priority is not None
     request = admitted(service, request)
-    note_end_user(owner, request.safety_identifier or request.user)
     check_logprobs(request.logprobs, served)
     check_logprobs(request.prompt_logprobs, served, "prompt_logprobs")
     check_search(request.search, served)
@@ -127,6 +128,7 @@ async def prepare_completion(
             served.name,
             request.service_tier or "default",
             batch=principal.batch,
+            person=person,
         ),
         requests=requests,
         writers=writers,

@@ -26,13 +26,14 @@ async def prepare_generation(
     place: Place,
     *,
     principal: Principal,
+    person: str | None,
     telemetry: Telemetry,
     meter: Meter,
 ) -> Completion:
     """Resolve everything that is asked for. Raises ApiError 400 and 403, and RequestError."""
     with words_of_generation():
         completion = await prepare_completion(
-            request, served, place, principal=principal, telemetry=telemetry, meter=meter
+            request, served, place, principal=principal, person=person, telemetry=telemetry, meter=meter
         )
     return replace(
         completion,

@@ -105,6 +105,7 @@ async def prepare_message(
     place: Place,
     *,
     principal: Principal,
+    person: str | None,
     telemetry: Telemetry,
     meter: Meter,
     sealing: Sealing,
@@ -113,7 +114,7 @@ async def prepare_message(
     chat = await aside(in_large_request(), _asked, request, served)
     with words_of_messages():
         completion = await prepare_chat(
-            chat, served, place, principal=principal, telemetry=telemetry, meter=meter
+            chat, served, place, principal=principal, person=person, telemetry=telemetry, meter=meter
         )
     seal = None
     if request.display is not None:

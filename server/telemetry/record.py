@@ -27,8 +27,9 @@ def read_traceparent(value: str) -> str | None:
 
 
 def end_user(owner: str, said: str | None) -> str | None:
-    """What the log calls a person whom a client names: it can be found again by who knows the identifier, and
-    nobody else learns it there. Persons of two owners are two; None where nobody is named."""
+    """What the log, usage and the audit log call a person whom a client names: it can be found again by who
+    knows the identifier, and nobody else learns it there. Persons of two owners are two; None where nobody is
+    named."""
     if not said:
         return None
     return blake2b(said.encode(), digest_size=8, key=blake2b(owner.encode()).digest()).hexdigest()
@@ -119,7 +120,9 @@ current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 """The record of the request that this task works for; None where it works for none."""
 
 
-def note_end_user(owner: str, said: str | None) -> None:
-    """Have the log of the current request tell for whom its client asks."""
+def note_end_user(owner: str, said: str | None) -> str | None:
+    """Have the log of the current request tell for whom its client asks; returns the digest (`end_user`)."""
+    person = end_user(owner, said)
     if (record := current.get()) is not None:
-        record.end_user = end_user(owner, said)
+        record.end_user = person
+    return person

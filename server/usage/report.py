@@ -17,6 +17,7 @@ from server.usage.prices import Prices
 from storage import Dimension, Storage, UsageFilter, UsageSum
 
 SECOND = 1_000_000
+MINUTE, HOUR = 60, 3600
 
 WIDTHS: Mapping[str, tuple[int, int, int]] = {
     "1m": (60, 60, 1440),
@@ -35,6 +36,7 @@ DIMENSIONS: Mapping[str, Dimension] = {
     "batch": "batch",
     "service_tier": "tier",
     "vector_store_id": "model",  # of a search, which is counted under its store
+    "safety_identifier": "person",  # an extension: the official `user_id` is of somebody who has API keys
 }
 """What a group is told apart by here. Whatever else the official API groups by has one value, or none."""
 
@@ -46,9 +48,13 @@ class Kind:
 
     object: str
     counted: Mapping[str, str]
-    group_by: tuple[str, ...] = ("project_id", "user_id", "api_key_id", "model")
+    group_by: tuple[str, ...] = ("project_id", "user_id", "api_key_id", "model", "safety_identifier")
 
 
+_OF_ANSWERS = (
+    *("project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"),
+    "safety_identifier",
+)
 _TOKENS = {"input_tokens": "input_tokens", "num_model_requests": "requests"}
 
 KINDS: Mapping[str, Kind] = {
@@ -60,19 +66,19 @@ KINDS: Mapping[str, Kind] = {
             "output_tokens": "output_tokens",
             "output_reasoning_tokens": "reasoning_tokens",  # an extension
         },
-        ("project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"),
+        _OF_ANSWERS,
     ),
     "embeddings": Kind("organization.usage.embeddings.result", _TOKENS),
     "moderations": Kind("organization.usage.moderations.result", _TOKENS),
     "decisions": Kind(
         "organization.usage.decisions.result",
         {},
-        ("project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"),
+        _OF_ANSWERS,
     ),
     "images": Kind(
         "organization.usage.images.result",
         {"images": "requests", "num_model_requests": "requests"},
-        ("project_id", "user_id", "api_key_id", "model", "size", "source"),
+        ("project_id", "user_id", "api_key_id", "model", "size", "source", "safety_identifier"),
     ),
     "audio_speeches": Kind("organization.usage.audio_speeches.result", {}),
     "audio_transcriptions": Kind(
@@ -87,19 +93,19 @@ KINDS: Mapping[str, Kind] = {
     "file_search_calls": Kind(
         "organization.usage.file_searches.result",
         {"num_requests": "requests"},
-        ("project_id", "user_id", "api_key_id", "vector_store_id"),
+        ("project_id", "user_id", "api_key_id", "vector_store_id", "safety_identifier"),
     ),
     "web_search_calls": Kind(
         "organization.usage.web_searches.result",
         {"num_requests": "requests", "num_model_requests": "requests"},
-        ("project_id", "user_id", "api_key_id", "model", "context_level", "api_source"),
+        ("project_id", "user_id", "api_key_id", "model", "context_level", "api_source", "safety_identifier"),
     ),
 }
 """By the last part of their paths. Of a kind that counts nothing, every bucket is empty."""
 
 _PAGE = re.compile(r"page_([0-9]{1,12})", re.ASCII)
 
-COSTS_GROUP_BY = ("project_id", "user_id", "line_item", "api_key_id", "api_source")
+COSTS_GROUP_BY = ("project_id", "user_id", "line_item", "api_key_id", "api_source", "safety_identifier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,12 @@ class Asked:
     models: tuple[str, ...] = ()
     batch: bool | None = None
     line_items: tuple[str, ...] = ()
+    persons: tuple[str, ...] = ()
+
+    @property
+    def by_person(self) -> bool:
+        """Whether persons are told apart, or looked for: what they used is counted by the hour."""
+        return bool(self.persons) or "safety_identifier" in self.group_by
 
     def at(self, page: str) -> Asked:
         """The page of this name, which an earlier one says under `next_page`. ValueError for what is none."""
@@ -137,18 +149,22 @@ class Asked:
         return list(range(first, self.end, self.width)[: self.limit])
 
     def filter(self, kind: str) -> UsageFilter:
-        """What storage is asked for: the page's buckets. Ends count as the minute that they lie in, rounded
-        down; the minute of now is in an open range."""
+        """What storage is asked for: the page's buckets. Ends count as the minute, or with persons the hour,
+        that they lie in, rounded down; that of now is in an open range."""
         since = max(self.first, self.start)
         before = min(self.starts()[-1] + self.width, self.end)
+        unit = HOUR if self.by_person else MINUTE
+        if self.open:
+            before += unit - 1
         return UsageFilter(
             kind=kind,
-            since=(since - since % 60) * SECOND,
-            before=(before if self.open else before - before % 60) * SECOND,
+            since=(since - since % unit) * SECOND,
+            before=(before - before % unit) * SECOND,
             owners=self.owners,
             key_ids=self.key_ids,
             models=self.models,
             batch=self.batch,
+            persons=self.persons,
         )
 
 
@@ -174,7 +190,7 @@ async def _stores_page(storage: Storage, row: Kind, asked: Asked) -> dict[str, A
     are still there."""
     starts, width = asked.starts(), asked.width
     kept: dict[str | None, dict[int, int]] = {}
-    if not (asked.nothing or asked.key_ids or asked.models):
+    if not (asked.nothing or asked.key_ids or asked.models or asked.persons):
         before = min(starts[-1] + width, asked.end + width)
         for owner, start, size in await storage.vector_stores.kept_bytes(
             asked.owners, before * SECOND, width * SECOND

@@ -178,10 +178,10 @@ def _place(response_id: str, direction: str, position: int, owner: str, item_id:
 # Append
 
 
-def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> Appended:
+def append(conn: Connection, batch: Sequence[RunAppend], counting: usage.Counting) -> Appended:
     """Writes what many runs add, in one transaction.
 
-    shard: in which what they used is counted, for usage and for the queue.
+    counting: how what they used is counted, for usage and for the queue.
 
     What is refused is RunLost, or ValueError for a gap in the numbers. Raises what a bad row raises; then
     nothing is written.
@@ -209,7 +209,7 @@ def append(conn: Connection, batch: Sequence[RunAppend], shard: int = 0) -> Appe
             rest.append(one)
     if growing:
         many(conn, _ADVANCE, _ADVANCE_NAMES, events.write(conn, growing))
-    return Appended(refused, _append_rest(conn, rest, shard) if rest else ())
+    return Appended(refused, _append_rest(conn, rest, counting) if rest else ())
 
 
 def _has_rest(one: RunAppend) -> bool:
@@ -218,7 +218,7 @@ def _has_rest(one: RunAppend) -> bool:
     return bool(changed or one.closed or one.finish or one.park or one.effects)
 
 
-def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> Sequence[str]:
+def _append_rest(conn: Connection, rest: Sequence[RunAppend], counting: usage.Counting) -> Sequence[str]:
     """Everything of the appends that is not records; returns the digests of contents whose rows went."""
     rows = {row[0]: row for row in by_keys(conn, _rows, [one.response_id for one in rest])}
     owners: dict[str, str] = {id: owner for id, owner, _, _ in rows.values()}
@@ -253,9 +253,9 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend], shard: int) -> Seq
         _finish(conn, ending, owners)
         # At last, so that other processes wait for these rows as short as can be.
         spent = [(rows[id], end.spent) for id, end in ending if end.spent is not None]
-        usage.add(conn, [used for _, used in spent], shard)
+        usage.add(conn, [used for _, used in spent], counting)
         contested = [(priority, owner, used.served) for (_, owner, priority, others), used in spent if others]
-        queue.charge(conn, contested, shard)
+        queue.charge(conn, contested, counting.shard)
     return gone
 
 

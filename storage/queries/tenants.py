@@ -29,6 +29,7 @@ from storage.tables import (
     deliveries,
     idempotency,
     metadata,
+    person_usage,
     queue_shares,
     responses,
     webhooks,
@@ -143,6 +144,7 @@ async def purge(
         (deliveries, deliveries.c.owner == owner),
         (webhooks, webhooks.c.owner == owner),
         (queue_shares, queue_shares.c.owner == owner),
+        (person_usage, person_usage.c.owner == owner),  # the owner's own sums stay, and name nobody
         (idempotency, and_(idempotency.c.owner == owner, idempotency.c.created_at <= now)),
     )
     for table, where in rest:

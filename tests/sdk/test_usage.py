@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
+import openai
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, PermissionDeniedError
 
 from server.access import ADMIN, OPERATOR
 from server.admin import keys
 from server.clock import now_us
+from server.telemetry import end_user
 from server.usage import KINDS
 from storage import Account, Counts, Spent
 from tests.sdk.test_admin import MODEL, client_of
@@ -175,6 +177,68 @@ async def test_groups_and_filters(running: Running) -> None:
     for kind in KINDS.keys() - {"completions", "embeddings"}:
         empty = await getattr(usage, kind)(start_time=START, end_time=START + DAY, group_by=["project_id"])
         assert [bucket.results for bucket in empty.data] == [[]], kind
+
+
+async def test_persons_are_told_apart_by_digests(running: Running) -> None:
+    _, admin = await key_of(running, ADMIN)
+    ann_id, ann = await key_of(running, owner="ann")
+    since = now_us() // 1_000_000 - 60
+    for person in ("carol", "carol", "dan", None):
+        await ann.responses.create(model=MODEL, input="say one", safety_identifier=person or openai.omit)
+    await ann.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "say one"}], user="carol"
+    )
+    carol = end_user("ann", "carol")
+    apart: Any = {"group_by[]": "safety_identifier"}
+
+    async def found(sdk: AsyncOpenAI, query: Any, **asked: Any) -> list[Any]:
+        page: Any = await sdk.admin.organization.usage.completions(
+            start_time=since, extra_query=query, **asked
+        )
+        return [result for bucket in page.data for result in bucket.results]
+
+    results = await found(ann, apart)
+    told = {one.safety_identifier: one.num_model_requests for one in results}
+    assert told == {None: 1, carol: 3, end_user("ann", "dan"): 1}
+    assert {one.safety_identifier for one in await found(admin, {})} == {None}
+    [one] = await found(admin, {"safety_identifiers[]": carol}, group_by=["project_id", "api_key_id"])
+    assert (one.project_id, one.api_key_id, one.num_model_requests) == ("ann", ann_id, 3)
+    [one] = await found(admin, {"safety_identifiers": [carol, "0" * 16]})
+    assert one.num_model_requests == 3
+    _, bob = await key_of(running, owner="bob")
+    assert await found(bob, {"safety_identifiers[]": carol}) == []
+    page: Any = await admin.admin.organization.usage.costs(start_time=since, extra_query=apart)
+    costs = {one.safety_identifier: one.amount.value for bucket in page.data for one in bucket.results}
+    assert costs.keys() == told.keys() and costs[carol] > costs[None] > 0
+
+    usage = admin.admin.organization.usage.completions
+    for param, width, query in (
+        ("bucket_width", "1m", apart),
+        ("bucket_width", "1m", {"safety_identifiers[]": carol}),
+        ("safety_identifiers", "1h", {"safety_identifiers[]": "carol"}),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            await usage(start_time=since, bucket_width=cast(Any, width), extra_query=query)
+        assert refused.value.param == param, query
+
+
+async def test_ranges_with_persons_count_whole_hours_once(running: Running) -> None:
+    for at in (1800, 3599, 3600, 5400):
+        await note(running, START + at, person="0123456789abcdef")
+        await note(running, START + at)
+    _, admin = await key_of(running, ADMIN)
+    apart: Any = {"group_by[]": "safety_identifier"}
+    ends = ((0, 1800), (1800, 3600), (3600, 5000), (5000, 7200))
+    counted = []
+    for begin, end in ends:
+        page: Any = await admin.admin.organization.usage.completions(
+            start_time=START + begin, end_time=START + end, bucket_width="1h", extra_query=apart
+        )
+        counted.append(
+            [(one.safety_identifier, one.num_model_requests) for each in page.data for one in each.results]
+        )
+    both = [(None, 2), ("0123456789abcdef", 2)]
+    assert counted == [[], both, [], both]
 
 
 async def test_costs(running: Running, tmp_path: Path) -> None:

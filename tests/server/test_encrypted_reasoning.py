@@ -25,6 +25,7 @@ from server.config import Config
 from server.encrypted_reasoning import INCLUDE, Sealing
 from server.errors import ApiError
 from server.items import private_of
+from server.settings import SECRET_BYTES
 from storage import AuditEntry, SealingKey, Storage, open_storage
 from tests.server.runs.execution.test_continuation import left, saying
 from tests.support.postgres import Postgres
@@ -293,7 +294,7 @@ async def test_no_byte_of_a_seal_can_be_changed() -> None:
 @settings(deadline=None)
 @given(st.one_of(st.text(), st.binary().map(lambda data: base64.urlsafe_b64encode(data).decode())))
 def test_nothing_that_this_server_did_not_make_opens(content: str) -> None:
-    keys = {1: SealingKey(1, b"k" * encrypted_reasoning.SECRET_BYTES, 0)}
+    keys = {1: SealingKey(1, b"k" * SECRET_BYTES, 0)}
     assert encrypted_reasoning._key_number(content) >= 0
     with pytest.raises(ValueError, match=r"make it|no key|changed"):
         encrypted_reasoning._open(keys, "ann", content)
@@ -392,7 +393,7 @@ async def test_a_key_is_replaced_at_its_age(monkeypatch: pytest.MonkeyPatch) -> 
         now += 31_000_000
     assert numbers == [1, 1, 2, 2, 3]
     assert len({key.secret for key in table.keys.values()}) == 3
-    assert {len(key.secret) for key in table.keys.values()} == {encrypted_reasoning.SECRET_BYTES}
+    assert {len(key.secret) for key in table.keys.values()} == {SECRET_BYTES}
 
 
 async def test_keys_are_not_read_for_every_request() -> None:
@@ -527,3 +528,146 @@ async def test_a_run_whose_key_is_lost_ends(tmp_path: Path) -> None:
         done = await Api(client).ended(response_id)
         assert done["status"] == "failed" and "differently" in done["error"]["message"]
         assert (await Api(client).replay(response_id)).startswith(seen)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Keys of the operator
+
+ONE, TWO = "1a" * 64, "2b" * 64
+
+
+async def test_a_given_key_seals_and_is_in_no_database(tmp_path: Path) -> None:
+    """So what is sealed opens wherever the key is, and a copy of the database does not open it."""
+    async with running_app(tmp_path / "a", sealing_key=(ONE,)) as server, http_client(server) as client:
+        first = await Api(client).create("think hm then say one", store=False, **ASKED)
+        assert key_of(first) >= encrypted_reasoning.GIVEN
+        assert await server.context.storage.sealing_keys() == ()
+    again = [thought(sealed(first)), user("say two")]
+    engine = ScriptedEngine()
+    async with (
+        running_app(tmp_path / "b", engine, sealing_key=(ONE,)) as server,
+        http_client(server) as client,
+    ):
+        await Api(client).create(again)
+        assert "<think>\nhm\n</think>" in prompts(engine)[-1]
+    async with running_app(tmp_path / "a") as server, http_client(server) as client:
+        error = await Api(client).refused(400, again)
+        assert error["code"] == "invalid_encrypted_content" and "no key" in error["message"]
+
+
+async def test_given_keys_are_rotated_by_their_order(tmp_path: Path) -> None:
+    """What each has sealed stays open as long as it is there, and so does what the database's keys sealed."""
+    made: list[Json] = []
+    keys: tuple[str, ...]
+    for keys in ((), (ONE,), (ONE, TWO), (TWO, ONE)):
+        async with running_app(tmp_path, sealing_key=keys) as server, http_client(server) as client:
+            made.append(await Api(client).create(f"think {len(made)} then say one", store=False, **ASKED))
+    numbers = [key_of(response) for response in made]
+    assert (
+        numbers[0] == 1 and numbers[1] == numbers[2] != numbers[3] and numbers[3] >= encrypted_reasoning.GIVEN
+    )
+    thoughts = [thought(sealed(response)) for response in made]
+    engine = ScriptedEngine()
+    async with (
+        running_app(tmp_path, engine, sealing_key=(TWO, ONE)) as server,
+        http_client(server) as client,
+    ):
+        await Api(client).create([*thoughts, user("say x")])
+        assert "<think>\n0\n\n1\n\n2\n\n3\n</think>" in prompts(engine)[-1]
+    async with running_app(tmp_path, sealing_key=(TWO,)) as server, http_client(server) as client:
+        error = await Api(client).refused(400, [*thoughts, user("say x")])
+        assert error["param"] == "input[1].encrypted_content" and "no key" in error["message"]
+
+
+async def test_keys_are_given_to_a_server_that_runs(room: Room) -> None:
+    first = await room.api.create("think one then say one", **ASKED)
+    sealing = room.server.context.sealing
+    assert sealing.give([bytes.fromhex(ONE)]) and not sealing.give([bytes.fromhex(ONE)])
+    second = await room.api.create("think two then say two", **ASKED)
+    await room.api.create([thought(sealed(first)), thought(sealed(second)), user("say three")])
+    assert sealing.give(())
+    third = await room.api.create("think three then say three", **ASKED)
+    assert [key_of(response) for response in (first, third)] == [1, 1]
+    await room.api.refused(400, [thought(sealed(second)), user("say three")])
+
+
+@pytest.mark.parametrize("after", [1, WORDS - 6])
+async def test_a_run_goes_on_with_the_given_key_that_it_began_with(tmp_path: Path, after: int) -> None:
+    gate = Gate()
+    response_id, seen = await left(
+        tmp_path,
+        saying(THINKING, gate, after),
+        gate,
+        tools=[LENIENT],
+        settings={"sealing_key": (ONE,)},
+        **ASKED,
+    )
+    engine = ScriptedEngine(saying(THINKING))
+    async with (
+        running_app(tmp_path, engine, sealing_key=(TWO, ONE)) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        done = await api.ended(response_id)
+        assert done["status"] == "completed"
+        assert (await api.replay(response_id)).startswith(seen)
+        assert key_of(done) == encrypted_reasoning.given_keys([bytes.fromhex(ONE)])[0].number
+
+
+async def test_compactions_signatures_and_tickets_are_sealed_by_it_too(tmp_path: Path) -> None:
+    number = encrypted_reasoning.given_keys([bytes.fromhex(ONE)])[0].number
+    async with running_app(tmp_path, sealing_key=(ONE,)) as server, http_client(server) as client:
+        said = {"role": "user", "content": "think hm then say one"}
+        compacted = await Api(client).create([said, {"type": "compaction_trigger"}])
+        [item] = compacted["output"]
+        name = server.context.models.first.name
+        body = {"model": name, "messages": [said], "max_tokens": 50, "thinking": {"type": "adaptive"}}
+        message = (await client.post("/v1/messages", json=body)).json()
+        ticket = (await client.post("/v1/ws_tickets")).json()
+        seals = [
+            item["encrypted_content"],
+            message["content"][0]["signature"],
+            ticket["ticket"].rpartition(".")[2],
+        ]
+        assert [encrypted_reasoning._key_number(seal) for seal in seals] == [number] * 3
+        assert await server.context.storage.sealing_keys() == ()
+
+
+def test_the_command_shows_given_keys_and_leaves_their_rotation_to_the_operator(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "seals"
+    data = ["--data", str(tmp_path)]
+    assert main(["sealing", "rotate", *data]) == 0
+    file.write_text(f"{ONE}\n{TWO}\n")
+    (tmp_path / "antiphon.toml").write_text(f"sealing_key_file = {str(file)!r}\n")
+    capsys.readouterr()
+    assert main(["sealing", "list", *data]) == 0
+    rows = [line.split()[1:3] for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["USE", "opens", "seals", "opens"]
+    assert [row[1] for row in rows[2:]] == ["by", "by"]
+    assert main(["sealing", "rotate", *data]) == 2
+    assert "sealing_key_file gives the keys that seal" in capsys.readouterr().err
+
+
+async def test_a_running_server_refuses_to_rotate_what_the_settings_give(tmp_path: Path) -> None:
+    async with (
+        running_app(tmp_path, sealing_key=(ONE,)) as server,
+        http_client(server, authorization=f"Bearer {server.life.admin_token}") as client,
+    ):
+        reply = await client.post("/admin/sealing_keys")
+        assert reply.status_code == 400 and "put a new one first" in reply.json()["error"]["message"]
+        [listed] = (await client.get("/admin/sealing_keys")).json()["data"]
+        assert (listed["created_at"], listed["seals"]) == (None, True)
+
+
+@pytest.mark.parametrize("written", ["12345", None])
+async def test_a_server_whose_key_file_is_of_no_use_does_not_start(
+    tmp_path: Path, written: str | None
+) -> None:
+    file = tmp_path / "seals"
+    if written is not None:
+        file.write_text(written)
+    with pytest.raises(ValueError, match="the file of sealing keys"):
+        async with running_app(tmp_path, sealing_key_file=file):
+            pass

@@ -65,7 +65,7 @@ ELSEWHERE = {
     "add_sealing_key", "sealing_keys",  # the server's own
     "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",
     "owner_known", "live_runs", "run_owner", "response_owner",  # the administrator's
-    "cancel_run", "usage_sums",
+    "cancel_run", "usage_sums", "forget_person_usage",
     "add_usage", "fold_usage", "move_quotas", "sweep_quotas",  # of the caller, or of no owner
     "create_conversation", "get_items", "usage",  # name only the caller's own rows; below
     "begin_request", "complete_request", "find_request", "release_request",  # the same; test_idempotency

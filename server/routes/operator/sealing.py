@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from server.access import OPERATOR_ONLY
 from server.admin import sealing_keys
+from server.errors import ApiError
 from server.http import actor, context, json_reply, read_body
 from server.routes.documented import needs
 
@@ -21,12 +22,16 @@ router = APIRouter(prefix=sealing_keys.PATH, include_in_schema=False)
 @router.get("", **needs(OPERATOR_ONLY))
 async def list_sealing_keys(request: Request) -> Response:
     """All keys, never their secrets."""
-    return json_reply(orjson.dumps(await sealing_keys.listed(context(request).storage)))
+    here = context(request)
+    return json_reply(orjson.dumps(await sealing_keys.listed(here.storage, here.sealing.given)))
 
 
 @router.post("", **needs(OPERATOR_ONLY))
 async def make_sealing_key(request: Request) -> Response:
     """Have a new key seal from now on."""
     await read_body(request, allow_empty=True, only=())
-    key = await context(request).sealing.rotate(actor(request))
+    try:
+        key = await context(request).sealing.rotate(actor(request))
+    except ValueError as error:
+        raise ApiError(400, str(error)) from None
     return json_reply(orjson.dumps(sealing_keys.as_json(key, seals=True)))

@@ -5,6 +5,8 @@ An administrator's key sees all projects; every other key that may read usage se
 
 from __future__ import annotations
 
+import re
+
 import orjson
 from fastapi import APIRouter
 from starlette.datastructures import QueryParams
@@ -34,8 +36,13 @@ router = APIRouter(prefix="/v1/organization")
 
 MAX_SECONDS = 10**11
 
+HOUR = 3600
+
+_DIGEST = re.compile(r"[0-9a-f]{16}", re.ASCII)
+"""What `server.telemetry.end_user` gives."""
+
 RANGE = ("start_time", "end_time", "page")
-FILTERS = ("group_by", "project_ids", "api_key_ids", "models")
+FILTERS = ("group_by", "project_ids", "api_key_ids", "models", "safety_identifiers")
 """Parameters of every query."""
 
 NOBODY_HAS = ("user_ids", "vector_store_ids", "context_levels", "sizes", "sources")
@@ -105,12 +112,29 @@ def _wanted(
         models=asked.listed(query, "models"),
         batch=None if batch is None else batch == "true",
         line_items=asked.listed(query, "line_items"),
+        persons=_persons(query),
     )
+    if whole.by_person and width < HOUR:
+        message = "Invalid 'bucket_width': what persons use is counted by the hour, so it is '1h' or '1d'."
+        refuse("bucket_width", message)
     page = query_text(query, "page")
     try:
         return whole if page is None else whole.at(page)
     except ValueError as error:
         refuse("page", f"Invalid 'page': {error}.")
+
+
+def _persons(query: QueryParams) -> tuple[str, ...]:
+    """The digests of persons. ApiError 400 for what is none: identifiers as clients send them have no place
+    in URLs, which proxies write down."""
+    found = asked.listed(query, "safety_identifiers")
+    if not all(map(_DIGEST.fullmatch, found)):
+        message = (
+            "Invalid 'safety_identifiers': expected digests of 16 hexadecimal digits, as results of "
+            "'group_by=safety_identifier' and log lines have them, not identifiers as requests have them."
+        )
+        refuse("safety_identifiers", message)
+    return found
 
 
 def _group_by(query: QueryParams, groups: tuple[str, ...]) -> tuple[str, ...]:

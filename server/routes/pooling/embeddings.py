@@ -40,8 +40,8 @@ MANY_NUMBERS = 100_000
 """Numbers of a reply above this are written in a thread; each takes some 0.1 us."""
 
 
-def work_of(request: Request, served: PooledModel) -> Work:
-    """What a request asks of a model, for whoever makes it."""
+def work_of(request: Request, served: PooledModel, user: str | None = None) -> Work:
+    """What a request asks of a model, for whoever makes it. user: for whom it says that it asks."""
     here = context(request)
     return Work(
         served,
@@ -50,6 +50,7 @@ def work_of(request: Request, served: PooledModel) -> Work:
         here.limiter,
         here.meter,
         partial(while_connected, request),
+        user,
     )
 
 
@@ -60,7 +61,7 @@ async def create_embeddings(request: Request) -> Response:
     served = await chosen_pooled(request, asked.model, "embedding")
     prompt, cut = prompt_of(served.info, asked.purpose), cut_of(served.info, asked.truncate)
     cut_vectors([], served.info, asked.dimensions)  # refused before anything is computed
-    done = await work_of(request, served).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
+    done = await work_of(request, served, asked.user).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
     much = len(done.rows) * served.info.dimensions > MANY_NUMBERS
 
     def write() -> bytes:
@@ -130,7 +131,7 @@ async def create_pooling(request: Request) -> Response:
         served = await chosen_pooled(request, asked.model, "embedding", "classification")
     prompt, cut = prompt_of(served.info, asked.purpose), cut_of(served.info, asked.truncate)
     cut_vectors([], served.info, asked.dimensions)
-    done = await work_of(request, served).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
+    done = await work_of(request, served, asked.user).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
     much = len(done.rows) * max(served.info.dimensions, 1) > MANY_NUMBERS
 
     def write() -> bytes:

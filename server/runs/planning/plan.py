@@ -106,9 +106,9 @@ class RunPlan:
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
     prompt: the template that its request named, filled. own_id: its client chose its id. tells_messages: its
     end tells the messages that it was made of. moderation: its model, and the mode of each half
-    (`server.moderation`). end_user: a digest of what its client calls the person that asks, for the log.
-    compaction: what it is to compact, None where nothing. image_options: how its images are processed, as far
-    as that is its choice.
+    (`server.moderation`). end_user: a digest of what its client calls the person that asks, for usage
+    and logs. compaction: what it is to compact, None where nothing. image_options: how its images are
+    processed, as far as that is its choice.
     """
 
     response_id: str

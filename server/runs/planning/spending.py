@@ -16,7 +16,6 @@ def spent(plan: RunPlan, progress: Progress, at: int) -> Spent | None:
     """What a run used that ended at `at` (microseconds), whichever way; None where no generation began."""
     if not progress.generations:
         return None
-    account = Account(plan.owner, plan.key_id, plan.model, tier_of(plan.priority), batch=plan.batch)
     counts = Counts(
         requests=1,
         input_tokens=progress.input_tokens,
@@ -24,7 +23,13 @@ def spent(plan: RunPlan, progress: Progress, at: int) -> Spent | None:
         output_tokens=progress.output_tokens,
         reasoning_tokens=progress.reasoning_tokens,
     )
-    return Spent(at, account, counts, served=_served(counts) / plan.weight)
+    return Spent(at, _account(plan, plan.model), counts, served=_served(counts) / plan.weight)
+
+
+def _account(plan: RunPlan, model: str, kind: str = "completions") -> Account:
+    return Account(
+        plan.owner, plan.key_id, model, tier_of(plan.priority), kind, plan.batch, person=plan.end_user
+    )
 
 
 def _served(counts: Counts) -> float:
@@ -34,8 +39,7 @@ def _served(counts: Counts) -> float:
 
 def used_by_tool(plan: RunPlan, kind: str, model: str, at: int) -> Spent:
     """One call of a tool that has a model of its own, as usage of a kind, at `at` (microseconds)."""
-    account = Account(plan.owner, plan.key_id, model, tier_of(plan.priority), kind, plan.batch)
-    return Spent(at, account, Counts(requests=1))
+    return Spent(at, _account(plan, model, kind), Counts(requests=1))
 
 
 def spent_so_far(plan: bytes, log: Sequence[tuple[int, bytes | None]]) -> Spent | None:

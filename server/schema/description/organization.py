@@ -246,6 +246,11 @@ def _books() -> dict[str, Schema]:
     """The audit log, usage and costs."""
     counted = ("input_tokens", "input_cached_tokens", "output_tokens", "output_reasoning_tokens")
     groups = ("project_id", "user_id", "api_key_id", "model", "service_tier", "line_item", "api_source")
+    person = {
+        **STRING,
+        "description": "An extension. A digest of the person whom requests named by `safety_identifier` or "
+        "`user`; null for requests that named nobody, or somebody who is not told apart.",
+    }
     return {
         "AuditLog": of(
             {
@@ -277,6 +282,7 @@ def _books() -> dict[str, Schema]:
                 **dict.fromkeys((*counted, "num_model_requests", "num_sessions", "num_requests"), INTEGER),
                 **dict.fromkeys(groups, STRING),
                 "batch": BOOLEAN,
+                "safety_identifier": person,
             },
         ),
         "UsagePage": _buckets("UsageResult"),
@@ -289,6 +295,7 @@ def _books() -> dict[str, Schema]:
                 "quantity": NUMBER,
                 "quantity_unit": STRING,
                 **dict.fromkeys(("project_id", "user_id", "api_key_id", "line_item", "api_source"), STRING),
+                "safety_identifier": person,
             },
         ),
         "CostsPage": _buckets("CostsResult"),

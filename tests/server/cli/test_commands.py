@@ -26,6 +26,7 @@ import pytest
 from server import __version__
 from server.cli.commands import COMMANDS, main
 from server.config import SUBJECTS, settings
+from server.telemetry import end_user
 from storage import open_storage
 from tests.support.mcp_servers import stdio_command
 from tests.support.processes import server_process
@@ -426,15 +427,16 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
 
     async def write() -> None:
         storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
-        for owner, key, model, at in (
-            ("ann", "key_a", "m", today),
-            ("ann", "key_a", "n", today - day),
-            ("bob", None, "m", today - 40 * day),
-            ("bob", None, "m", today),
+        for owner, key, model, at, person in (
+            ("ann", "key_a", "m", today, end_user("ann", "carol")),
+            ("ann", "key_a", "n", today - day, None),
+            ("bob", None, "m", today - 40 * day, end_user("bob", "carol")),
+            ("bob", None, "m", today, None),
         ):
             counts = Counts(1, 1_000_000, 400_000, 10, 3)
             tier = "flex" if model == "n" else "default"
-            await storage.add_usage([Spent(at, Account(owner, key, model, tier), counts)])
+            account = Account(owner, key, model, tier, person=person)
+            await storage.add_usage([Spent(at, account, counts)])
         await storage.close()
 
     asyncio.run(write())
@@ -444,7 +446,7 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
         return capsys.readouterr().out
 
     def sums(*args: str) -> list[tuple[object, ...]]:
-        names = ("owner", "key", "model", "tier", "day", "requests")
+        names = ("owner", "key", "model", "tier", "identifier", "day", "requests")
         return [tuple(row[name] for name in names if name in row) for row in json.loads(ran(*args, "--json"))]
 
     lines = ran().splitlines()
@@ -454,6 +456,17 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
     assert sums("--by", "owner", "--since", "60d") == [("ann", 2), ("bob", 2)]
     assert sums("--by", "key", "--owner", "bob") == [(None, 1)]
     assert sums("--by", "tier") == [("default", 2), ("flex", 1)]
+    carol = end_user("ann", "carol")
+    assert sums("--by", "owner", "--by", "identifier") == [
+        ("ann", None, 1),
+        ("ann", carol, 1),
+        ("bob", None, 1),
+    ]
+    assert ["ann", carol, "1"] in [
+        line.split()[:3] for line in ran("--by", "owner", "--by", "identifier").splitlines()
+    ]
+    assert sums("--by", "model", "--owner", "ann", "--identifier", "carol") == [("m", 1)]
+    assert sums("--by", "owner", "--owner", "bob", "--identifier", "carol", "--since", "60d") == [("bob", 1)]
     shown = datetime.fromtimestamp(today / 1e6, UTC).strftime("%Y-%m-%d")
     assert sums("--by", "day", "--by", "model", "--since", shown) == [("m", shown, 2)]
     assert sums("--by", "model", "--until", shown) == [("n", 1)]
@@ -468,6 +481,7 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
         (["--since", "2026-13-01"], "no time"),
         (["--since", "1d", "--until", "2d"], "later than"),
         (["--price", "m=1/2"], "MODEL=INPUT/CACHED/OUTPUT"),
+        (["--identifier", "carol"], "needs --owner"),
     ):
         assert main(["usage", *refused, *data]) == 2, refused
         assert says in capsys.readouterr().err, refused
@@ -514,6 +528,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "access",
         "port",
         "limits",
+        "sealing",
         "tools",
         "egress",
         "mcp",
@@ -531,6 +546,30 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     several = ["--api-server-count", "2", "--data", str(tmp_path), "--port", "0"]
     assert main(["doctor", "--engine", "scripted", *several]) == 1
     assert "FAIL  database  --api-server-count 2 needs" in capsys.readouterr().out
+
+
+def test_doctor_tells_which_keys_seal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    file = tmp_path / "seals"
+
+    def told(*flags: str) -> list[str]:
+        main(["doctor", "--engine", "scripted", "--port", "0", "--data", str(tmp_path), *flags])
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if line.split()[1] in ("access", "sealing")]
+
+    assert (
+        told()[1]
+        == "ok    sealing   reasoning is sealed by keys that the database holds, a new one every 30 days"
+    )
+    flags = ["--sealing-key-file", str(file)]
+    assert told(*flags)[1].startswith("FAIL") and "cannot be read: No such file" in told(*flags)[1]
+    file.touch(mode=0o600)
+    file.write_text(f"{'4d' * 64}\n{'5e' * 64}\n")
+    access, sealing = told(*flags)
+    assert access.startswith("ok") and sealing.startswith("ok")
+    assert f"of {file}; 1 more open what they sealed" in sealing and "4d4d" not in sealing
+    file.chmod(0o644)
+    assert f"chmod 600 {file}" in told(*flags)[0]
 
 
 def test_limits_without_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

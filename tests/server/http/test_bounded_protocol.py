@@ -586,7 +586,7 @@ async def test_sighup_reloads_and_harms_nothing(tmp_path: Path) -> None:
             seen = await anext(chunks)
             settings.write_text(
                 'api_key = ["new-key", "kept-key"]\ntick_s = 0.05\nlog_level = "debug"\n'
-                'owner_limit = ["tokens_per_day=9"]\n'
+                f'owner_limit = ["tokens_per_day=9"]\nsealing_key = ["{"3c" * 64}"]\n'
             )
             server.signal(signal.SIGHUP)
             told = await server.logs("SIGHUP")
@@ -594,7 +594,8 @@ async def test_sighup_reloads_and_harms_nothing(tmp_path: Path) -> None:
                 seen += chunk
         assert b"event: response.completed" in seen
         assert "log_level is now debug" in told and "1 added, 1 removed" in told
-        assert "-key" not in told
+        assert "-key" not in told and "3c3c" not in told
+        assert "sealing keys of the settings: 1, the first of which seals" in told
         assert "owner_limit is now tokens_per_day=9" in told and "restart" not in told
         body = {"input": "count 40"}
         assert (await client.post("/v1/responses", json=body, headers=kept)).status_code == 429

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +19,7 @@ import pytest
 import pytest_asyncio
 
 from engine import TextInput
+from server.access.keys import owner_of_flag_key
 from server.config import Config
 from server.errors import ApiError
 from server.limits import LimitSet, Subject
@@ -25,6 +27,7 @@ from server.model_registry import build_pooling
 from server.pooling import Embedder, Reranker, embedder_of, own_use, reranker_of
 from server.pooling.own_use import Counted
 from server.pooling.work import prompt_of
+from server.telemetry import end_user
 from server.vector_stores import Payer
 from tests.support.batching import line
 from tests.support.pooling_checkpoints import make_classifier, make_embedder
@@ -400,6 +403,27 @@ async def test_tokens_count_for_limits_usage_and_metrics(server: Running, client
     rows = [row for row in GUIDE.read_text("utf-8").splitlines() if row.startswith("| `antiphon_pooling_")]
     explained = re.findall(r"`(?:antiphon_pooling)?_(\w+)`", "".join(row.split("|")[1] for row in rows))
     assert sorted(shown) == sorted(explained)
+
+
+async def test_vectors_count_for_the_person_whom_they_are_for(
+    server: Running, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    from storage import UsageFilter
+
+    caplog.set_level(logging.INFO)
+    for path, body in (("/v1/embeddings", {"user": "ann"}), ("/pooling", {"user": "ann"}), ("/pooling", {})):
+        reply = await client.post(path, json={"model": "small", "input": "a dog", **body})
+        assert reply.status_code == 200 and "x-antiphon-ignored" not in reply.headers
+    await server.context.meter.flush()
+    ann = end_user(owner_of_flag_key("sk-one"), "ann")
+    assert ann is not None
+    wanted = UsageFilter("embeddings", 0, 1 << 62, persons=(ann,))
+    [sum] = await server.context.storage.usage_sums(wanted, (), 1 << 62)
+    assert sum.counts.requests == 2 and sum.counts.input_tokens > 0
+    told = [getattr(record, "safety_identifier", None) for record in caplog.records]
+    assert told.count(ann) == 2
+    long = await client.post("/v1/embeddings", json={"model": "small", "input": "a", "user": "u" * 1025})
+    assert validate_error(long.json())["param"] == "user"
 
 
 def _embeddings(since_s: int) -> Any:

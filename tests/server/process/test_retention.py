@@ -249,3 +249,16 @@ async def test_old_usage_is_kept_by_the_hour(server_app: Running) -> None:
     await sweep(server_app)
     sums = await storage.usage_sums(UsageFilter("completions", 0, now_us()), (), minute)
     assert [(one.start, one.counts.requests) for one in sums] == [(begin, 2), *((at, 1) for at in times[2:])]
+
+
+@pytest.mark.parametrize(("kept_s", "requests"), [(86400.0, [1]), (0.0, [2])])
+async def test_what_persons_used_goes_with_time(tmp_path: Path, kept_s: float, requests: list[int]) -> None:
+    async with running_app(tmp_path, identifier_usage_s=kept_s) as server:
+        storage, account = server.context.storage, Account("ann", None, "m", "default", person="p")
+        now = now_us()
+        await storage.add_usage([Spent(at, account, Counts(1)) for at in (now, now - 2 * 86_400_000_000)])
+        await sweep(server)
+        for persons, expected in ((("p",), requests), ((), [2])):
+            wanted = UsageFilter("completions", 0, now + 3_600_000_000, persons=persons)
+            sums = await storage.usage_sums(wanted, (), 1 << 62)
+            assert [one.counts.requests for one in sums] == expected

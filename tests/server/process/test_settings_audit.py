@@ -14,7 +14,10 @@ from storage import AuditFilter
 from tests.support.making import query
 from tests.support.running import Running, running_app
 
-TYPES = ("models.updated", "mcp_servers.updated", "given_keys.updated", "rate_limit.updated")
+TYPES = (
+    *("models.updated", "mcp_servers.updated", "given_keys.updated", "given_sealing_keys.updated"),
+    "rate_limit.updated",
+)
 TOKEN = "a-secret-token"
 
 
@@ -59,10 +62,12 @@ async def test_servers_keys_and_limits_of_the_settings_are_told_without_secrets(
     settings: dict[str, Any] = {
         "mcp": mcp("mcp-files", "/srv"),
         "api_key": ("sk-given-1",),
+        "sealing_key": ("5e" * 64, "6f" * 64),
         "owner_limit": ("requests_per_minute=60",),
     }
     async with running_app(tmp_path, **settings) as running:
-        limits, keys, servers, _ = await told(running)
+        limits, seals, keys, servers, _ = await told(running)
+        assert seals[0] == "given_sealing_keys.updated" and [*seals[1].values()] == ["seals", "opens"]
         assert limits == ("rate_limit.updated", {"requests_per_minute": 60})
         assert keys == ("given_keys.updated", running.life.keys.given) and len(keys[1]) == 1
         assert {name: server["reaches"] for name, server in servers[1].items()} == {
@@ -85,8 +90,10 @@ async def test_servers_keys_and_limits_of_the_settings_are_told_without_secrets(
     async with running_app(tmp_path) as running:
         assert [(action, said) for action, said in await told(running) if not said] == [
             ("rate_limit.updated", {}),
+            ("given_sealing_keys.updated", {}),
             ("given_keys.updated", {}),
             ("mcp_servers.updated", {}),
         ]
     everything = str(query(database, "SELECT details FROM audit"))
     assert TOKEN not in everything and "hidden" not in everything and "sk-given" not in everything
+    assert "5e5e" not in everything

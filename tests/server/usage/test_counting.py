@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from server.clock import now_us
+from server.telemetry import end_user
 from server.usage import Meter
-from storage import Account, Counts, Spent, StorageUnavailable
+from storage import Account, Counts, Spent, StorageUnavailable, UsageFilter
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, gated, gated_at
 from tests.support.usage import told, used
@@ -107,6 +109,51 @@ async def test_tools_of_the_server_are_turns_too(tmp_path: Path) -> None:
         assert len(done["usage"]["output_tokens_per_turn"]) == 2
         assert done["usage"]["output_tokens_details"]["tool_output_tokens"] > 0
         assert await used(server) == told(done), "a response is one request, however many turns it has"
+
+
+async def test_persons_are_counted_wherever_they_are_named(tmp_path: Path) -> None:
+    """Once each, for stored responses, for unstored ones, and for what is never stored."""
+    turn = {"role": "user", "content": "say one"}
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        said = {"messages": [turn], "max_tokens": 9, "model": server.context.models.first.name}
+        for path, body in (
+            ("/v1/responses", {"input": "say one", "safety_identifier": "ann"}),
+            ("/v1/responses", {"input": "say one", "store": False, "user": "ann"}),
+            ("/v1/responses", {"input": "say one", "user": "bob"}),
+            ("/v1/responses", {"input": "say one"}),
+            ("/v1/chat/completions", {"messages": [turn], "safety_identifier": "ann", "user": "bob"}),
+            ("/v1/chat/completions", {"messages": [turn], "user": "bob", "n": 2}),
+            ("/v1/completions", {"prompt": "say one", "user": "ann"}),
+            ("/v1/messages", {**said, "metadata": {"user_id": "ann"}}),
+            ("/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}}),
+        ):
+            reply = await client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+        assert await used_by_persons(server) == {"ann": 5, "bob": 2, None: 2}
+        assert (await used(server)).requests == 9
+
+
+async def test_a_run_that_goes_on_after_a_restart_counts_for_its_person(tmp_path: Path) -> None:
+    asked = {"tools": [WEATHER], "await_tool_outputs": True, "background": True, "safety_identifier": "ann"}
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create(call(), **asked)
+        while not (found := await api.get(begun["id"])).get("pending_tool_calls"):
+            await asyncio.sleep(0.01)
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        await api.outputs(begun["id"], {calls(found)[0]["call_id"]: "sunny"})
+        await api.ended(begun["id"])
+        assert await used_by_persons(server) == {"ann": 1}
+
+
+async def used_by_persons(server: Running) -> dict[str | None, int]:
+    """Requests by the persons whom the tests name."""
+    await server.context.meter.flush()
+    names: dict[object, str | None] = {end_user("local", name): name for name in ("ann", "bob")}
+    wanted = UsageFilter("completions", 0, now_us() + 3_600_000_000)
+    sums = await server.context.storage.usage_sums(wanted, ("person",), 1 << 62)
+    return {names.get(one.by["person"]): one.counts.requests for one in sums}
 
 
 CHAT = {"messages": [{"role": "user", "content": "think hm then say one two"}]}

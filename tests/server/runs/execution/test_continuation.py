@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,12 @@ async def uninterrupted(folder: Path, script: Any, **asked: Any) -> bytes:
         return (await Api(client).stream("hi", **asked)).raw
 
 
-async def left(folder: Path, script: Any, gate: Gate, **asked: Any) -> tuple[str, bytes]:
+async def left(
+    folder: Path, script: Any, gate: Gate, *, settings: Mapping[str, Any] | None = None, **asked: Any
+) -> tuple[str, bytes]:
     """A run that its process leaves at the gate: its id, and what its client saw of it."""
     async with (
-        live_app(folder, ScriptedEngine(script)) as server,
+        live_app(folder, ScriptedEngine(script), **(settings or {})) as server,
         http_client(server) as client,
         Api(client).open("hi", **asked) as live,
     ):

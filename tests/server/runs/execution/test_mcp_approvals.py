@@ -15,6 +15,7 @@ import pytest
 
 from engine import ScriptedEngine
 from server.mcp_servers import read_mcp_settings
+from server.telemetry import end_user
 from storage import AuditFilter
 from tests.server.runs.execution.test_mcp_servers import DESK, LOOK_UP, kinds, settings
 from tests.support import wire
@@ -719,7 +720,7 @@ async def test_an_approval_is_in_the_audit_log(tmp_path: Path, store: bool) -> N
         chain: Json = {"previous_response_id": first["id"]}
         if not store:
             chain, items = {"store": False}, [*first["output"], *items]
-        second = await here.api.create(items, tools=[ASKING], **chain)
+        second = await here.api.create(items, tools=[ASKING], safety_identifier="ann", **chain)
         wanted = AuditFilter(actions=("tool_call.approved",))
         [entry] = (
             await here.running.context.storage.list_audit(wanted, limit=9, after=None, before=None)
@@ -729,16 +730,20 @@ async def test_an_approval_is_in_the_audit_log(tmp_path: Path, store: bool) -> N
         "response_id": second["id"],
         "server_label": "desk",
         "name": "book",
+        "safety_identifier": end_user("local", "ann"),
     }
 
 
 async def test_an_approval_of_a_waiting_run_is_in_the_audit_log_once(tmp_path: Path) -> None:
     async with desk(tmp_path) as here:
-        begun = await here.api.create(BOOK, tools=[ASKING], await_tool_outputs=True, background=True)
+        asked: Json = {"await_tool_outputs": True, "background": True, "user": "ann"}
+        begun = await here.api.create(BOOK, tools=[ASKING], **asked)
         [request] = requests(await parked(here.api, begun["id"]))
         for _ in range(2):
             here.api.response(await fed(here, begun["id"], approve(request["id"])))
         await here.api.ended(begun["id"])
         wanted = AuditFilter(actions=("tool_call.approved",))
         page = await here.running.context.storage.list_audit(wanted, limit=9, after=None, before=None)
-    assert [entry.entry.target for entry in page.data] == [request["id"]]
+    [entry] = page.data
+    assert entry.entry.target == request["id"]
+    assert json.loads(entry.entry.details)["safety_identifier"] == end_user("local", "ann")

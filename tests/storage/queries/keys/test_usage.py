@@ -193,3 +193,132 @@ async def test_two_processes_write_one_minute(database_url: str, monkeypatch: py
     finally:
         for storage in opened:
             await storage.close()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Persons
+
+
+async def by_person(storage: Storage, **asked: Any) -> dict[Any, int]:
+    """Requests by owner, person and model."""
+    found = await sums(storage, "owner", "person", "model", **asked)
+    return {tuple(one.by.values()): one.counts.requests for one in found}
+
+
+async def test_persons_are_told_apart_and_the_sums_of_owners_stay(storage: Storage) -> None:
+    await storage.add_usage(
+        [
+            spent(),
+            spent(person="ann"),
+            spent(NOON + MINUTE, person="ann"),
+            spent(person="ann", model="n", key_id="k", batch=True),
+            spent(person="bob"),
+            spent(owner=OTHER, person="ann"),
+            spent(person="ann", kind="embeddings"),
+        ]
+    )
+    assert await sums(storage) == (UsageSum(0, {}, times(6)),)
+    apart = {
+        (OWNER, None, "m"): 1,
+        (OWNER, "ann", "m"): 2,
+        (OWNER, "ann", "n"): 1,
+        (OWNER, "bob", "m"): 1,
+        (OTHER, "ann", "m"): 1,
+    }
+    assert await by_person(storage) == apart
+    assert (await sums(storage, "person", owners=(OTHER,))) == (UsageSum(0, {"person": "ann"}, ONE),)
+    assert await by_person(storage, persons=("ann",), owners=(OWNER,)) == {
+        (OWNER, "ann", "m"): 2,
+        (OWNER, "ann", "n"): 1,
+    }
+    assert await sums(storage, persons=("ann", "bob"), batch=False) == (UsageSum(0, {}, times(4)),)
+    assert await sums(storage, persons=("ann",), key_ids=("k",), models=("n",)) == (UsageSum(0, {}, ONE),)
+    assert await sums(storage, persons=("carol",)) == ()
+    while await storage.fold_usage(DAY):
+        pass
+    assert await by_person(storage) == apart
+
+
+async def test_persons_are_counted_by_the_hour(storage: Storage) -> None:
+    for at in (NOON - 1, NOON, NOON + HOUR - 1, NOON + HOUR):
+        await storage.add_usage([spent(at), spent(at, person="ann")])
+    found = await sums(storage, "person", width=HOUR, persons=("ann",))
+    assert [(one.start, one.counts.requests) for one in found] == [
+        (NOON - HOUR, 1),
+        (NOON, 2),
+        (NOON + HOUR, 1),
+    ]
+    apart = await sums(storage, "person", since=NOON, before=NOON + HOUR)
+    assert {one.by["person"]: one.counts for one in apart} == {None: times(2), "ann": times(2)}
+
+
+async def test_a_run_counts_once_for_its_person(storage: Storage, database_url: str) -> None:
+    claim = await storage.start_response(new("r1"))
+    ending = replace(finish(), spent=spent(person="ann"))
+    append = RunAppend("r1", claim.fence, records=(record(2),), finish=ending)
+    assert await storage.append([append]) == {}
+    assert isinstance((await storage.append([append]))["r1"], RunLost)
+    assert await sums(storage) == await sums(storage, persons=("ann",)) == (UsageSum(0, {}, ONE),)
+    assert query(database_url, "SELECT count(*) FROM person_usage") == [(1,)]
+
+
+async def test_only_so_many_persons_of_an_hour_are_told_apart(database_url: str) -> None:
+    storage = await open_storage(database_url, runner=RUNNER, max_persons=3)
+    try:
+        await storage.add_usage([spent(person=f"p{number}") for number in range(2)])
+        await storage.add_usage([spent(person=f"p{number}") for number in (5, 1, 4)])
+        await storage.add_usage([spent(person=f"p{number}") for number in (4, 0)])
+        await storage.add_usage([spent(owner=OTHER, person="p4"), spent(NOON + HOUR, person="p4")])
+        assert await by_person(storage) == {
+            (OWNER, "p0", "m"): 2,
+            (OWNER, "p1", "m"): 2,
+            (OWNER, "p5", "m"): 1,
+            (OWNER, "p4", "m"): 1,  # in the next hour
+            (OWNER, None, "m"): 2,
+            (OTHER, "p4", "m"): 1,
+        }
+        assert await sums(storage) == (UsageSum(0, {}, times(9)),)
+        assert query(database_url, "SELECT count(*) FROM person_usage") == [(5,)]
+        before = await by_person(storage)
+    finally:
+        await storage.close()
+    again = await open_storage(database_url, runner="another", max_persons=4)
+    try:
+        await again.add_usage([spent(person=person) for person in ("p7", "p4", "p0", "p9")])
+        after = await by_person(again)
+        assert {of: num - before.get(of, 0) for of, num in after.items() if num != before.get(of)} == {
+            (OWNER, "p0", "m"): 1,
+            (OWNER, "p7", "m"): 1,
+            (OWNER, None, "m"): 2,
+        }
+    finally:
+        await again.close()
+
+
+async def test_a_bound_of_none_tells_nobody_apart(database_url: str) -> None:
+    storage = await open_storage(database_url, runner=RUNNER, max_persons=0)
+    try:
+        await storage.add_usage([spent(person="ann")])
+        assert await by_person(storage) == {(OWNER, None, "m"): 1}
+    finally:
+        await storage.close()
+
+
+async def test_persons_are_forgotten_with_time_and_by_a_purge(storage: Storage) -> None:
+    for at in (NOON, NOON + HOUR):
+        await storage.add_usage([spent(at, person="ann"), spent(at, owner=OTHER, person="ann")])
+    assert await storage.forget_person_usage(NOON + HOUR) == 2
+    assert await storage.forget_person_usage(NOON + HOUR) == 0
+    assert await by_person(storage) == {
+        (OWNER, None, "m"): 1,
+        (OWNER, "ann", "m"): 1,
+        (OTHER, None, "m"): 1,
+        (OTHER, "ann", "m"): 1,
+    }
+    async for _ in storage.purge(OWNER, now(), entry=None):
+        pass
+    assert await by_person(storage) == {
+        (OWNER, None, "m"): 2,
+        (OTHER, None, "m"): 1,
+        (OTHER, "ann", "m"): 1,
+    }
