@@ -205,8 +205,21 @@ _INPUT_TOKENS: Mapping[str, Rule] = {
     "personality": _refused(),
 }
 
+_UNMODERATED = _elsewhere(
+    "Nothing is moderated here: POST /v1/responses and /v1/chat/completions do that, and "
+    "POST /v1/moderations judges any text."
+)
+
+# These two APIs keep nothing of what they are asked.
+_ON_THEIR_OWN: Mapping[str, Rule] = {
+    **_each(_elsewhere("POST /v1/responses goes on from stored turns."), "previous_response_id conversation"),
+    "background": _elsewhere("POST /v1/responses makes answers in the background.", False),
+    "moderation": _UNMODERATED,
+}
+
 _COMPACT: Mapping[str, Rule] = {
     **_CHAT_WORDS,
+    "moderation": _UNMODERATED,
     **_each(HONOURED, "model input instructions previous_response_id prompt_cache_key service_tier"),
     **_each(HINT, "prompt_cache_retention prompt_cache_options client_metadata"),
     **_each(EXTENSION, "cache_salt priority chat_template_kwargs"),
@@ -256,8 +269,13 @@ _CHAT: Mapping[str, Rule] = {
 }
 
 _COMPLETIONS: Mapping[str, Rule] = {
+    **_ON_THEIR_OWN,
     "messages": _elsewhere("Send a 'prompt', or POST /v1/chat/completions."),
     "input": _renamed("prompt"),
+    "instructions": _elsewhere("Begin the 'prompt' with them, or POST /v1/chat/completions."),
+    "tools": _elsewhere("A prompt has no place for tools: POST /v1/chat/completions.", []),
+    "tool_choice": _elsewhere("A prompt has no place for tools: POST /v1/chat/completions.", "none", "auto"),
+    "text": _renamed("response_format"),
     "max_output_tokens": _renamed("max_tokens"),
     "max_completion_tokens": _renamed("max_tokens"),
     **_EXTENSIONS,
@@ -278,6 +296,11 @@ _COMPLETIONS: Mapping[str, Rule] = {
 
 # Of the Messages API. Prompts are kept for later ones whether or not a request asks for it.
 _COUNT_TOKENS: Mapping[str, Rule] = {
+    **_ON_THEIR_OWN,
+    "input": _renamed("messages"),
+    "prompt": _renamed("messages"),
+    "instructions": _renamed("system"),
+    **_each(_renamed("output_config.format"), "response_format text"),
     **_each(
         HONOURED,
         "model messages system tools tool_choice thinking output_config output_format cache_control",
@@ -288,6 +311,8 @@ _COUNT_TOKENS: Mapping[str, Rule] = {
 
 _MESSAGES: Mapping[str, Rule] = {
     **_COUNT_TOKENS,
+    **_each(_renamed("max_tokens"), "max_output_tokens max_completion_tokens"),
+    "stop": _renamed("stop_sequences"),
     **_each(
         HONOURED,
         "max_tokens stop_sequences stream temperature top_p top_k metadata service_tier speed",

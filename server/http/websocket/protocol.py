@@ -78,7 +78,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         replied to, which cannot be done before that answer: so they wait, and no more is read meanwhile.
         """
         if self.close_sent or self.transport.is_closing():
-            if self.handshake_complete and self.conn.state is State.CLOSING:
+            is_ending = self.handshake_complete and self.conn.state is State.CLOSING
+            if is_ending and self.conn.parser_exc is None:  # behind a broken frame all is thrown away
                 super().data_received(data)  # perhaps the client's close, which is waited for
             return
         if self.handshake_initiated and not self.handshake_complete:

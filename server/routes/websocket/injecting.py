@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from server.http import actor, limited, principal
 from server.items import identifier
 from server.routes.responses import new_id
 from server.routes.websocket.frames import error_frame, own_frame
+from server.routes.websocket.lanes import Lane
 from server.routes.websocket.requests import asked_by, one_request
 from server.routes.websocket.session import Session
 from server.runs.planning import TERMINAL
@@ -30,19 +31,27 @@ async def inject(connection: Session, body: dict[str, Any], held: ExitStack) -> 
     at the end."""
     response_id = body.get("response_id")
     lane = connection.lane_of(response_id) if isinstance(response_id, str) else None
+    # The events that come of it are told after it.
+    async with nullcontext() if lane is None else lane.sending:
+        with held, suppress(WebSocketDisconnect):
+            await connection.send(await _told(connection, body, lane))
+
+
+async def _told(connection: Session, body: dict[str, Any], lane: Lane | None) -> str:
+    """Feed a waiting response. Returns the frame that tells what came of it. lane: of the response, if it is
+    one of this connection."""
+    response_id = body.get("response_id")
     place = (0, None) if lane is None else (lane.last_seq, lane.stream_id)
-    with held, suppress(WebSocketDisconnect):
-        failure: str | None = None
-        with one_request(connection, "response.inject") as told:
-            failure = await _fed(connection, body)
-        if told.error is not None:
-            await connection.send(error_frame(told.error, place[1]))
-        elif failure is None:
-            await connection.send(own_frame("response.inject.created", *place, response_id=response_id))
-        else:
-            error = {"code": failure, "message": _FAILURES[failure]}
-            fields: dict[str, Any] = {"response_id": response_id, "input": body.get("input"), "error": error}
-            await connection.send(own_frame("response.inject.failed", *place, **fields))
+    failure: str | None = None
+    with one_request(connection, "response.inject") as told:
+        failure = await _fed(connection, body)
+    if told.error is not None:
+        return error_frame(told.error, place[1])
+    if failure is None:
+        return own_frame("response.inject.created", *place, response_id=response_id)
+    error = {"code": failure, "message": _FAILURES[failure]}
+    fields: dict[str, Any] = {"response_id": response_id, "input": body.get("input"), "error": error}
+    return own_frame("response.inject.failed", *place, **fields)
 
 
 _FAILURES = {

@@ -162,10 +162,11 @@ class Turn:
         raise interrupted(started.response_id)
 
     async def _send(self, events: Sequence[tuple[int, bytes]], headers: dict[str, str]) -> None:
-        for number, event in events:
-            await self._connection.send(event_frame(event, self.lane.stream_id, headers))
-            self.lane.last_seq = number
-            headers = {}
+        async with self.lane.sending:
+            for number, event in events:
+                await self._connection.send(event_frame(event, self.lane.stream_id, headers))
+                self.lane.last_seq = number
+                headers = {}
 
     def _headers(self, asked: HTTPConnection, parsed: CreateResponse, ignored: Ignored) -> dict[str, str]:
         """What the headers of a reply over HTTP would say."""

@@ -13,7 +13,8 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame, Opcode
+from websockets.frames import Close, CloseCode, Frame, Opcode
+from websockets.sync.client import connect as blocking_connect
 
 from engine import ScriptedEngine
 from tests.support.lines import line
@@ -85,6 +86,24 @@ async def test_a_frame_that_is_too_large_ends_its_connection_alone(tmp_path: Pat
             await socket.next()
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
         assert text(await other.turn("say hello")) == "hello"
+
+
+async def test_a_client_that_is_still_sending_too_much_hears_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reason(url: str) -> Close | None:
+        address = url.replace("http", "ws", 1) + "/v1/responses"
+        with blocking_connect(address, compression=None, proxy=None) as socket:
+            socket.send("x" * (16 << 20))
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(timeout=10)
+            return closed.value.rcvd
+
+    async with live_app(tmp_path, max_body_bytes=100_000) as running:
+        close = await asyncio.to_thread(reason, running.base_url)
+    assert close is not None and close.code == CloseCode.MESSAGE_TOO_BIG
+    assert "100000 bytes" in close.reason
+    assert not caplog.records
 
 
 async def raw(

@@ -12,6 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from engine import ScriptedEngine
+from server.runs import Runs
 from tests.support import wire
 from tests.support.lines import ENDS, Line, line
 from tests.support.running import Running, http_client, live_app
@@ -185,6 +186,32 @@ async def test_outputs_are_injected_into_a_response_that_waits(live_server: Runn
         assert failed["error"]["code"] == "response_already_completed" and failed["input"] == fed["input"]
         await socket.socket.send(json.dumps({**fed, "response_id": "resp_none"}))
         assert (await socket.next())["error"]["code"] == "response_not_found"
+
+
+async def test_outputs_are_acknowledged_before_what_comes_of_them(
+    live_server: Running, live_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = Runs.feed_outputs
+
+    async def feed_and_finish(runs: Runs, who: Any, stored: Any, outputs: Any, *, by: Any) -> Any:
+        """Feed, and come back only once the response has gone on to its end."""
+        fed = await feed(runs, who, stored, outputs, by=by)
+        await Api(live_client).ended(stored.id)
+        return fed
+
+    monkeypatch.setattr(Runs, "feed_outputs", feed_and_finish)
+    async with line(live_server.base_url) as socket:
+        await socket.ask(call(), tools=[WEATHER], await_tool_outputs=True)
+        item = (await socket.until("response.output_item.done"))["item"]
+        response_id = socket.frames[0]["response"]["id"]
+        fed = {"type": "response.inject", "response_id": response_id, "input": [answer(item["call_id"])]}
+        await socket.socket.send(json.dumps(fed))
+        await socket.until(*ENDS)
+    kinds = [frame["type"] for frame in socket.frames]
+    at = kinds.index("response.inject.created")
+    assert "response.output_item.added" in kinds[at:], "the answer comes behind the acknowledgement"
+    assert socket.frames[at]["sequence_number"] == socket.frames[at - 1]["sequence_number"]
+    assert socket.frames[at + 1]["sequence_number"] == socket.frames[at]["sequence_number"] + 1
 
 
 async def test_steering_is_refused_in_its_own_words(live_server: Running) -> None:
