@@ -128,7 +128,9 @@ async def test_forks_of_conversations_say_again_what_they_were_forked_from(
             assert (await http.get(f"/v1/conversations/{fork['id']}")).json() == fork
         assert "forked_from" not in (await http.get(f"/v1/conversations/{orphan['id']}")).json()
         assert await run(running, "export", "--owner", "local") == 0
-        told = {line["conversation"]["id"]: line for line in of(lines(capsys.readouterr().out), "conversation")}
+        told = {
+            line["conversation"]["id"]: line for line in of(lines(capsys.readouterr().out), "conversation")
+        }
         assert told[twig["id"]]["conversation"]["forked_from"] == twig["forked_from"]
         # A fork has all of its items of its own: it outlives what it was forked from, and keeps no more.
         seed = (await api.conversation_items(trunk))[0]["id"]
