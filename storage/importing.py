@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, insert, select, update
 
@@ -60,8 +60,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ImportedConversation:
-    """A conversation with all of its items. head: the position that the next item takes. Times are
-    microseconds; metadata is a JSON object."""
+    """A conversation with all of its items, those that it had from its parent included. head: the position
+    that the next item takes. parent_id, parent_item: as in `StoredConversation`; a parent that is not there
+    is forgotten. Times are microseconds; metadata is a JSON object."""
 
     id: str
     created_at: int
@@ -71,6 +72,8 @@ class ImportedConversation:
     archived_at: int | None
     head: int
     places: Sequence[Place]
+    parent_id: str | None = None
+    parent_item: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,7 @@ def put_conversation(conn: Connection, owner: str, new: ImportedConversation) ->
         "used_at": new.used_at,
         "title": new.title,
         "archived_at": new.archived_at,
+        **_parent(conn, owner, new),
     }
     conn.execute(insert(conversations), row)
     rows = [
@@ -161,6 +165,16 @@ def put_conversation(conn: Connection, owner: str, new: ImportedConversation) ->
     if rows:
         conn.execute(insert(conversation_items), rows)
     return True
+
+
+def _parent(conn: Connection, owner: str, new: ImportedConversation) -> dict[str, Any]:
+    """The columns that say what a conversation was forked from. It shares no positions with its parent."""
+    there = select(conversations.c.id).where(
+        conversations.c.id == new.parent_id, conversations.c.owner == owner
+    )
+    if conn.execute(there).first() is None:
+        return {}
+    return {"parent_id": new.parent_id, "parent_head": 0, "parent_item": new.parent_item}
 
 
 def put_response(conn: Connection, owner: str, new: ImportedResponse) -> bool:

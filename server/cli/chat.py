@@ -38,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "from, and where nobody can pick the latest is taken",
     )
     history.add_argument(
-        "--conversation", default=None, metavar="ID", help="keep turns in this conversation; `new` makes one"
+        "--conversation",
+        default=None,
+        metavar="ID",
+        help="keep turns in this conversation; `new` says which one it makes",
     )
     history.add_argument("--previous", default=None, metavar="ID", help="go on after this response")
     parser.add_argument("--tools", action="store_true", help="offer the tools that the server runs itself")

@@ -755,7 +755,7 @@ COMMANDS = {
             "antiphon chat antiphon-tiny        the same with this model",
             "antiphon chat --resume             pick one of the latest, and go on with it",
             "antiphon chat --resume conv_...    go on with a conversation, or after a response",
-            "antiphon chat --conversation new   keep all turns in a conversation of the server",
+            "antiphon chat --conversation new   begin one, and print its id",
             "antiphon chat --previous resp_...  go on after a response",
             "antiphon chat --url http://gpu:8000 --model sql --instructions 'Be brief.'",
         ),

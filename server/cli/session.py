@@ -23,6 +23,9 @@ RETRY_S = 0.25  # before the first resume; doubled for each further one, up to 4
 LOST_S = 600.0
 """How long a chat waits for a server that has gone in the middle of an answer; Ctrl-C ends it sooner."""
 
+TITLE_LENGTH = 80
+"""Characters of a conversation's title; the console has as many."""
+
 AWAY = (502, 503, 504)
 """What a server that starts says, and a proxy before one that has gone."""
 
@@ -54,6 +57,7 @@ class Session:
         self._approve = approve
         self._previous: str | None = None
         self._conversation: str | None = None
+        self._left: list[dict[str, Any]] = []
         self._requests: list[dict[str, Any]] = []
         self._style = PLAIN
         self._named_model = options.model is not None
@@ -63,20 +67,18 @@ class Session:
         self.tools: bool = options.tools
 
     def begin(self, *, anew: bool = False) -> None:
-        """Find the model, and what is to be gone on from. anew: what was said before is left behind."""
-        self._previous = None
+        """Find the model, and what is to be gone on from: where that is nothing, the first turn makes a
+        conversation. anew: what was said before is left behind."""
+        self._previous = self._conversation = None
+        self._left = []
         if not self.model:
             self.model = self.models()[0]
         conversation, previous = self._options.conversation, self._options.previous
-        if conversation == "new" or (conversation and anew):
-            self._conversation = read_json(self._http.post("/v1/conversations", json={}))["id"]
-            self._print(f"conversation {self._conversation}\n", DIM)
-        elif conversation:
+        if conversation and conversation != "new" and not anew:
             self._conversation = read_json(self._http.get(f"/v1/conversations/{conversation}"))["id"]
+            self._look_at_newest()
         elif previous and not anew:
             self._previous = read_json(self._http.get(f"/v1/responses/{previous}"))["id"]
-        elif anew:
-            self._conversation = None
         self._print("", PLAIN)
 
     def models(self) -> list[str]:
@@ -106,21 +108,23 @@ class Session:
         """Take up a conversation, or what led to a response; what was said last is shown. A response that is
         still being made is followed to its end. Raises ChatError."""
         self._previous = self._conversation = None
+        self._left = []
         if id.startswith("conv_"):
             self._conversation = read_json(self._http.get(f"/v1/conversations/{id}"))["id"]
             query = {"limit": "10", "order": "desc"}
             items = read_json(self._http.get(f"/v1/conversations/{id}/items", params=query))["data"][::-1]
-            self._show_past(items)
+            under_way = self._look_at_newest()
+            self._show_past([*items, *self._left])
             self._requests = _unanswered(items)
-            if (response_id := self._under_way(id)) is not None:
-                self._turn(self._events(response_id=response_id))
+            if under_way is not None:
+                self._turn(self._events(response_id=under_way))
             self._answer_requests()
             return
         response = read_json(self._http.get(f"/v1/responses/{id}"))
         self._previous = response["id"]
         if response.get("conversation"):
             self._conversation = response["conversation"]["id"]
-        items = read_json(self._http.get(f"/v1/responses/{id}/input_items", params={"order": "asc"}))["data"]
+        items = self._input_of(id)
         if response["status"] in TERMINAL_STATUSES:
             self._show_past([*items, *response["output"]])
             self._requests = _unanswered(response["output"])
@@ -129,12 +133,25 @@ class Session:
             self._turn(self._events(response_id=id))
         self._answer_requests()
 
-    def _under_way(self, conversation: str) -> str | None:
-        """The response of a conversation that is being made, if one is."""
-        query = {"status": "in_progress", "limit": "100"}
+    def _look_at_newest(self) -> str | None:
+        """The response of the conversation that is being made, if one is. A turn that was stopped is no part
+        of its conversation: the next one takes it along."""
+        query = {"conversation": self._conversation or "", "limit": "1"}
         page = read_json(self._http.get("/v1/responses", params=query))["data"]
-        of_it = (one["id"] for one in page if (one.get("conversation") or {}).get("id") == conversation)
-        return next(of_it, None)
+        if not page:
+            return None
+        (newest,) = page
+        if newest["status"] == "cancelled":
+            self._left = [*self._input_of(newest["id"]), *newest["output"]]
+        return None if newest["status"] in TERMINAL_STATUSES else str(newest["id"])
+
+    def _input_of(self, id: str) -> list[dict[str, Any]]:
+        """What a response was asked, without what came before it."""
+        query = {"limit": "100", "order": "asc"}
+        found: list[dict[str, Any]] = read_json(
+            self._http.get(f"/v1/responses/{id}/input_items", params=query)
+        )["data"]
+        return found
 
     def command_to_return(self) -> str | None:
         """The command line that goes on where this session stands; None where nothing was said."""
@@ -157,12 +174,30 @@ class Session:
 
     def say(self, text: str) -> bool:
         """One turn: send, show what comes, remember the response to go on from. False where it failed."""
+        if self._conversation is None and self._previous is None:
+            self._make_conversation(text)
         went_well = self._turn(self._events(self._body(text)))
         return self._answer_requests() and went_well
+
+    def _make_conversation(self, text: str) -> None:
+        """Have the turns kept in a conversation, which is named after the first of them."""
+        title = " ".join(text.split())[:TITLE_LENGTH]
+        try:
+            made = read_json(self._http.post("/v1/conversations", json={"title": title}))
+        except ChatError as refused:
+            if refused.status != 403:
+                raise
+            return  # the key may make responses alone: they follow each other without a conversation
+        self._conversation = made["id"]
+        if self._options.conversation == "new":
+            self._print(f"conversation {self._conversation}\n", DIM)
 
     # -- turns -----------------------------------------------------------------------------------------------
 
     def _body(self, input: str | list[dict[str, Any]]) -> dict[str, Any]:
+        if self._left:
+            said = [{"role": "user", "content": input}] if isinstance(input, str) else input
+            input = [*({"type": "item_reference", "id": item["id"]} for item in self._left), *said]
         body: dict[str, Any] = {"model": self.model, "input": input, "stream": True, "store": True}
         if self.instructions:
             body["instructions"] = self.instructions
@@ -182,7 +217,9 @@ class Session:
         try:
             for event in events:
                 failed = failed or event["type"] == "response.failed"
-                response_id = response_id or event.get("response", {}).get("id", "")
+                if not response_id:
+                    response_id = event.get("response", {}).get("id", "")
+                    self._left = []
                 self._show(event)
         except KeyboardInterrupt:
             self._stop(response_id)
@@ -198,7 +235,9 @@ class Session:
             return
         try:
             self._http.post(f"/v1/responses/{response_id}/cancel")
-        except httpx.HTTPError:
+            if self._conversation:
+                self._look_at_newest()
+        except (httpx.HTTPError, ChatError):
             self._print("\n(left; the server could not be told to stop)\n", DIM)
         else:
             self._print("\n(stopped)\n", DIM)

@@ -290,6 +290,7 @@ def _conversation(line: Line, owner: str) -> ImportedConversation:
     shown, kept = line["conversation"], line["kept"]
     items = _items(line["items"], kept["items"])
     places = [Place(int(at), item, came) for (at, came), item in zip(kept["places"], items, strict=True)]
+    parent = shown.get("forked_from") or {"conversation_id": None, "after": None}
     return ImportedConversation(
         shown["id"],
         int(kept["created_at"]),
@@ -299,6 +300,8 @@ def _conversation(line: Line, owner: str) -> ImportedConversation:
         kept["archived_at"],
         int(kept["head"]),
         places,
+        parent["conversation_id"],
+        parent["after"],
     )
 
 

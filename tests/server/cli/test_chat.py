@@ -110,7 +110,30 @@ async def test_a_conversation_is_made_and_kept(live_server: Running) -> None:
     assert await talk(live_server, "say two", argv=("--conversation", made)) == "two\n"
     async with httpx.AsyncClient(base_url=live_server.base_url) as client:
         listed = await client.get(f"/v1/conversations/{made}/items")
-    assert len(listed.json()["data"]) == 4
+        shown = (await client.get(f"/v1/conversations/{made}")).json()
+    assert len(listed.json()["data"]) == 4 and shown["title"] == "say one"
+
+
+async def test_a_chat_is_a_conversation_named_after_its_first_turn(live_server: Running) -> None:
+    await talk(live_server, f"say {'ab ' * 60}\n  c", "say two", "/new", "say three")
+    async with httpx.AsyncClient(base_url=live_server.base_url) as client:
+        listed = (await client.get("/v1/conversations?order=asc")).json()["data"]
+        responses = (await client.get("/v1/responses?order=asc")).json()["data"]
+    assert [one["title"] for one in listed] == [f"say {'ab ' * 60}"[:80], "say three"]
+    of = [one["conversation"]["id"] for one in responses]
+    assert of == [listed[0]["id"], listed[0]["id"], listed[1]["id"]]
+
+
+async def test_a_key_for_responses_alone_has_a_chat_too(live_server: Running) -> None:
+    class NoConversations(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/v1/conversations":
+                return httpx.Response(403, json={"error": {"message": "not with this key"}})
+            return super().handle_request(request)
+
+    assert await talk(live_server, "say one", "say two", transport=NoConversations()) == "one\ntwo\n"
+    lengths = [len(request.prompt_ids) for request in prompts(live_server)]
+    assert lengths[1] > lengths[0]
 
 
 async def test_instructions_reasoning_and_tools_are_shown(live_server: Running) -> None:
@@ -245,7 +268,7 @@ async def test_pasted_lines_are_one_turn_and_leaving_says_how_to_come_back(live_
     request, _ = prompts(live_server)
     engine = live_server.context.models.get(None).engine
     assert "say one\nsay two" in await engine.detokenize(request.prompt_ids)
-    assert command.startswith(f"antiphon chat --url {live_server.base_url}/v1 --previous resp_")
+    assert command.startswith(f"antiphon chat --url {live_server.base_url}/v1 --conversation conv_")
 
 
 async def test_an_interrupt_clears_the_line(live_server: Running) -> None:
@@ -276,7 +299,6 @@ async def test_no_colour_is_left_for_the_prompt(live_server: Running) -> None:
         with httpx.Client(base_url=live_server.base_url, timeout=20) as http:
             session = Session(http, options("--conversation", "new"), out, colour=True)
             session.begin()
-            assert out.getvalue().endswith(PLAIN)
             session.say("fail the dog ate it")
 
     await asyncio.to_thread(run)

@@ -20,7 +20,7 @@ from server.cli.session import Session, call_words, text_of
 from server.cli.terminal import MOST_TURNS, History
 from server.mcp_servers import McpSettings
 from tests.server.cli.test_chat import options, prompts, terminal
-from tests.support.running import Running, live_app
+from tests.support.running import Running, http_client, live_app
 from tests.support.talk import Gate, gated_at
 
 
@@ -63,14 +63,17 @@ async def test_the_latest_is_gone_on_with_and_its_end_is_shown(live_server: Runn
 
 
 async def test_one_is_picked_from_a_list(live_server: Running) -> None:
-    await talk(live_server, "say one", argv=("--conversation", "new"))
-    await talk(live_server, "say two", "say three")
+    await talk(live_server, "say one", "say nothing more")
+    async with httpx.AsyncClient(base_url=live_server.base_url) as client:
+        first = (await client.post("/v1/responses", json={"input": "say two"})).json()["id"]
+        body = {"input": "say three", "previous_response_id": first}
+        await client.post("/v1/responses", json=body)
     printed = await talk(live_server, argv=("--resume",), ask=typed("9", "2"))
     rows = [line for line in printed.splitlines() if line[:3].strip().isdigit()]
     assert len(rows) == 2, "what was gone on from is no choice, and neither is a turn of a conversation"
     assert "resp_" in rows[0] and rows[0].endswith("say three")
     assert "conv_" in rows[1] and rows[1].endswith("say one")
-    assert printed.endswith("> say one\none\n")
+    assert printed.endswith("> say nothing more\nnothing more\n")
 
 
 async def test_where_nothing_is_stored_there_is_nothing_to_resume(live_server: Running) -> None:
@@ -112,7 +115,7 @@ async def test_commands(live_server: Running, capsys: pytest.CaptureFixture[str]
     assert "Be brief." in told.out and "no instructions" in told.out
     assert "there is no model 'nobody'; there are antiphon-scripted" in told.err
     assert "nothing was said yet" in told.err
-    assert made.startswith("one\n(forked: resp_") and "never" not in made
+    assert made.startswith("one\n(forked: conv_") and "never" not in made
     assert made.endswith("> say two\ntwo\n")
 
 
@@ -147,6 +150,7 @@ async def test_a_server_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatc
     end = '{"type":"response.completed","sequence_number":1,"response":{"id":"resp_1"}}'
     replies: Iterator[httpx.Response | Exception] = iter(
         [
+            httpx.Response(200, json={"id": "conv_1"}),
             httpx.ReadError("cut before anything came"),
             httpx.Response(200, text=f"data: {event}\n\n"),
             httpx.ConnectError("refused"),
@@ -166,8 +170,8 @@ async def test_a_server_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatc
     out = io.StringIO()
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as http:
         assert Session(http, options("m"), out, colour=False).say("hello")
-    assert [request.method for request in asked] == ["POST", "POST", "GET", "GET", "GET"]
-    assert len({request.headers["idempotency-key"] for request in asked[:2]}) == 1
+    assert [request.method for request in asked] == ["POST", "POST", "POST", "GET", "GET", "GET"]
+    assert len({request.headers["idempotency-key"] for request in asked[1:3]}) == 1
     assert asked[-1].url.params["starting_after"] == "0"
     assert out.getvalue().count("connection lost") == 2
 
@@ -223,7 +227,34 @@ async def test_ctrl_c_ends_the_answer_and_not_the_chat(tmp_path: Path) -> None:
         await asyncio.to_thread(run)
         async with httpx.AsyncClient(base_url=server.base_url) as client:
             listed = (await client.get("/v1/responses")).json()["data"]
+            path = f"/v1/conversations/{listed[0]['conversation']['id']}/items?order=asc"
+            items = (await client.get(path)).json()["data"]
     assert [one["status"] for one in listed] == ["completed", "cancelled"]
+    said = [text_of(item) for item in items]
+    assert (
+        said[0] == "tick 50\ncount 1000"
+        and said[1].startswith("1 2 3")
+        and said[2:] == ["say after", "after"]
+    )
+
+
+async def test_a_stopped_turn_is_taken_along_when_its_conversation_is_taken_up(tmp_path: Path) -> None:
+    gate = Gate()
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated_at(gate, "hold"))) as server,
+        http_client(server) as http,
+    ):
+        conversation = (await http.post("/v1/conversations", json={})).json()["id"]
+        body = {"input": "hold\nsay never", "background": True, "conversation": conversation}
+        made = (await http.post("/v1/responses", json=body)).json()["id"]
+        await gate.reached.wait()
+        await http.post(f"/v1/responses/{made}/cancel")
+        printed = await talk(server, "say on", argv=("--resume", conversation))
+        again = await talk(server, "say more", argv=("--conversation", conversation))
+        items = (await http.get(f"/v1/conversations/{conversation}/items?order=asc")).json()["data"]
+    assert printed == "> hold\nsay never\non\n" and again == "more\n"
+    texts = [text_of(item) for item in items]
+    assert texts == ["hold\nsay never", "say on", "on", "say more", "more"]
 
 
 def test_what_would_steer_a_terminal_is_not_printed() -> None:

@@ -106,6 +106,42 @@ async def test_everything_comes_back_and_can_be_gone_on_from(
     assert again_exported == [line for line in of(exported, "response") if line["response"]["id"] in ids]
 
 
+async def test_forks_of_conversations_say_again_what_they_were_forked_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, target = tmp_path / "local.jsonl", tmp_path / "b"
+    async with live_app(tmp_path / "a") as running, http_client(running) as http:
+        api = Api(http)
+        trunk, gone = [await api.conversation({"role": "user", "content": "seed"}) for _ in range(2)]
+        branch = (await http.post(f"/v1/conversations/{trunk}/fork", json={})).json()
+        orphan = (await http.post(f"/v1/conversations/{gone}/fork", json={})).json()
+        twig = (await http.post(f"/v1/conversations/{branch['id']}/fork", json={})).json()
+        await http.delete(f"/v1/conversations/{gone}")
+        capsys.readouterr()
+        assert await run(running, "export", "--owner", "local") == 0
+        file.write_text(capsys.readouterr().out)
+    await asyncio.to_thread(imported, capsys, str(file), "--data", str(target))
+
+    async with live_app(target) as running, http_client(running) as http:
+        api = Api(http)
+        for fork in (branch, twig):
+            assert (await http.get(f"/v1/conversations/{fork['id']}")).json() == fork
+        assert "forked_from" not in (await http.get(f"/v1/conversations/{orphan['id']}")).json()
+        assert await run(running, "export", "--owner", "local") == 0
+        told = {
+            line["conversation"]["id"]: line for line in of(lines(capsys.readouterr().out), "conversation")
+        }
+        assert told[twig["id"]]["conversation"]["forked_from"] == twig["forked_from"]
+        # A fork has all of its items of its own: it outlives what it was forked from, and keeps no more.
+        seed = (await api.conversation_items(trunk))[0]["id"]
+        await http.delete(f"/v1/conversations/{trunk}/items/{seed}")
+        assert [item["id"] for item in await api.conversation_items(twig["id"])] == [seed]
+        await http.delete(f"/v1/conversations/{trunk}")
+        await http.delete(f"/v1/conversations/{branch['id']}")
+        await api.create("say on", conversation=twig["id"])
+        assert len(await api.conversation_items(twig["id"])) == 3
+
+
 async def test_another_owner_gets_it_where_the_first_has_it_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
