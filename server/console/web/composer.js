@@ -46,6 +46,9 @@ function functionsOf(text) {
   }
 }
 
+/** Whether a key that was pressed where one writes sends what stands there: Enter, without Shift. */
+export const isSending = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+
 export function Composer({ send, working, stop, canStop, disabled, settings, keep, draft }) {
   const [text, setText] = useState("");
   const [files, setFiles] = useState([]);
@@ -102,7 +105,7 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
     area.current?.focus();
   };
   const keys = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    if (isSending(event)) submit(event);
   };
   const dropped = (event) => {
     event.preventDefault();

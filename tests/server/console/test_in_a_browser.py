@@ -297,8 +297,19 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     first = page.url
     page.locator(".turn.user").nth(1).hover()
     page.locator("[aria-label='Edit and fork']").nth(1).click()
+    page.wait_for_selector(".editing textarea:focus")
+    page.keyboard.press("Escape")
+    assert page.locator(".editing").count() == 0
+    page.locator("[aria-label='Edit and fork']").nth(1).click()
+    page.wait_for_selector(".editing textarea:focus")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("n")  # a letter of a shortcut, which is written here
+    assert page.input_value(".editing textarea") == "say twon"
     page.fill(".editing textarea", "say three")
-    page.click("text=Send in a fork")
+    page.keyboard.press("Shift+Enter")
+    assert page.input_value(".editing textarea") == "say three\n"
+    page.fill(".editing textarea", "say three")
+    page.keyboard.press("Enter")
     page.wait_for_url(lambda url: url != first)
     says(page, "three")
     until(page, "document.querySelectorAll('.turn.user').length === 2")
@@ -309,6 +320,13 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     says(page, "three")
     page.goto(first)
     says(page, "two")
+    # The first message, too, is edited in a fork.
+    page.locator("[aria-label='Edit and fork']").nth(0).click()
+    page.fill(".editing textarea", "say four")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".chip >> text=forked")
+    says(page, "four")
+    assert page.locator(".turn.user").all_inner_texts() == ["say four"]
     tree = visit.page("#/conversations", ".tree li")
     assert tree.locator(".tree li[style*='--depth: 2']").count() >= 1
 

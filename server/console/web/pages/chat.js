@@ -7,7 +7,7 @@ import { isOutput, textOf } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
-import { Composer, useSettings } from "../composer.js";
+import { Composer, isSending, useSettings } from "../composer.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
@@ -163,9 +163,9 @@ function Thread({ id, list }) {
     const items = found.items;
     const at = items.findIndex((each) => each.id === item.id);
     const before = content ? items[at - 1] : items[at];
-    const made = before
-      ? await post(`v1/conversations/${id}/fork`, { after: before.id })
-      : await post("v1/conversations", { title: titleOf(content) });
+    const made = await post(`v1/conversations/${id}/fork`, { after: (before ?? item).id });
+    // A fork begins behind an item: one that begins before the first is made behind it, and the item taken out.
+    if (!before) await remove(`v1/conversations/${made.id}/items/${item.id}`);
     begin(made.id, settings.body(), content ? [{ type: "message", role: "user", content }] : []);
     go("chat", made.id);
   };
@@ -177,6 +177,9 @@ function Thread({ id, list }) {
   };
 
   const working = turn && !turn.ended;
+  // What has ended is shown once: as it was written until it is loaded, and as it is stored from then on.
+  const stored = turn?.ended && found?.newest?.id === turn.id && hasEnded(found.newest);
+  const live = stored ? null : turn;
   const title = found?.conversation.title || (id ? "Untitled" : "New chat");
   return html`<section class="thread" aria-labelledby="title">
     <header class="thread-head">
@@ -195,8 +198,8 @@ function Thread({ id, list }) {
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
       ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} />`}
-      ${found?.left && !turn && html`<${Left} left=${found.left} again=${again} />`}
-      ${turn && html`<${Live} turn=${turn} redraw=${redraw} again=${again} />`}
+      ${found?.left && !live && html`<${Left} left=${found.left} again=${again} />`}
+      ${live && html`<${Live} turn=${live} redraw=${redraw} again=${again} />`}
       ${error && html`<${Failure} error=${error} />`}
     <//>
     <${Composer}
@@ -300,6 +303,7 @@ function Turns({ found, editing, edit, branch, id, working }) {
         editing=${editing === first.id}
         edit=${edit}
         branch=${branch}
+
         disabled=${working}
       />`;
     }
@@ -339,40 +343,44 @@ function Meta({ response }) {
   </a>`;
 }
 
-function Said({ item, editing, edit, branch, disabled }) {
-  const [text, setText] = useState("");
-  const words = textOf(item);
-  const begin_ = () => {
-    setText(words);
-    edit(item.id);
-  };
-  const save = (event) => {
+/** A message as it is written anew. */
+function Edited({ item, close, branch }) {
+  const [text, setText] = useState(() => textOf(item));
+  const area = useRef();
+  useEffect(() => {
+    area.current.focus();
+    area.current.setSelectionRange(text.length, text.length);
+  }, []);
+  const save = async (event) => {
     event.preventDefault();
+    if (!text.trim()) return;
     const rest = typeof item.content === "string" ? [] : item.content.filter((part) => part.type !== "input_text").map(again);
-    edit(null);
-    branch(item, [...rest, { type: "input_text", text }]);
+    if (await branch(item, [...rest, { type: "input_text", text }])) close();
   };
   const keys = (event) => {
-    if (event.key === "Escape") edit(null);
-    if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) save(event);
+    if (event.key === "Escape") close();
+    if (isSending(event)) save(event);
   };
-  if (editing) {
-    return html`<form class="turn user editing" onSubmit=${save}>
-      <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
-        <textarea rows="4" ref=${(area) => area && !area.dataset.seen && ((area.dataset.seen = "1"), area.focus())} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}>
-          </textarea></label>
-      <div class="foot">
-        <${Button} onClick=${() => edit(null)}>Cancel<//>
-        <button type="submit" class="button small primary" disabled=${!text.trim()}>Send in a fork</button>
-      </div>
-    </form>`;
-  }
+  return html`<form class="turn user editing" onSubmit=${save}>
+    <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
+      <textarea ref=${area} rows="4" data-unsent value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}>
+        </textarea></label>
+    <div class="foot">
+      <${Button} onClick=${close}>Cancel<//>
+      <button type="submit" class="button small primary" disabled=${!text.trim()}>Send in a fork</button>
+    </div>
+  </form>`;
+}
+
+function Said({ item, editing, edit, branch, disabled }) {
+  const words = textOf(item);
+  if (editing) return html`<${Edited} item=${item} close=${() => edit(null)} branch=${branch} />`;
   return html`<article class=${`turn ${item.role}`} aria-label=${item.role === "user" ? "You" : item.role}>
     ${item.role !== "user" && html`<small class="faint">${item.role}</small>`}
     <div class="bubble"><${Item} item=${item} /></div>
     <footer class="turn-foot">
       <${Copy} text=${words} label="Copy message" />
-      ${item.role === "user" && edit && html`<${Button} icon="edit" kind="quiet" label="Edit and fork" disabled=${disabled} onClick=${begin_} />`}
+      ${item.role === "user" && edit && html`<${Button} icon="edit" kind="quiet" label="Edit and fork" disabled=${disabled} onClick=${() => edit(item.id)} />`}
     </footer>
   </article>`;
 }
