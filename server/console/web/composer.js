@@ -7,6 +7,9 @@ import { notify, useKept, useLoaded, useWatched } from "./state.js";
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
 
+const MODELS_MS = 10_000; // between two looks at which models are loaded
+const MARKS = { unloaded: " (not loaded)", waiting: " (loading)", loading: " (loading)", failed: " (failed to load)" };
+
 const NAMES = { web_search: "Web search", file_search: "File search", code_interpreter: "Python", image_generation: "Images" };
 
 /** How the next turn is to be made: {value, body()}, and what changes it. Kept for this tab. */
@@ -57,7 +60,7 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
   const area = useRef();
   const picker = useRef();
   const owner = useWatched(key);
-  const models = useLoaded(async () => (await get("v1/models")).data.filter((each) => each.max_model_len && !each.pooling), [owner]);
+  const models = useLoaded(async () => (await get("v1/models")).data.filter(generates), [owner], MODELS_MS);
 
   useEffect(() => {
     if (!draft) return;
@@ -147,7 +150,7 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
       <${Options} value=${settings.value} change=${change} />
       <label class="model"><span class="out-of-sight">Model</span>
         <select value=${settings.value.model} onChange=${(event) => change("model", event.target.value)}>
-          ${(models.value ?? []).map((each) => html`<option value=${each.id} selected=${each.id === settings.value.model}>${each.id}</option>`)}
+          ${(models.value ?? []).map((each) => html`<option value=${each.id} selected=${each.id === settings.value.model}>${each.id}${MARKS[each.state] ?? ""}</option>`)}
         </select></label>
       <span class="grow"></span>
       ${working
@@ -158,6 +161,9 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
     </div>
   </form>`;
 }
+
+/** Whether a model answers messages under its own name: another name of a model has that one as its root. */
+const generates = ({ used_for: use, parent, root, id }) => !use && (parent || !root || root === id);
 
 const labelOf = (tool) => (tool.type === "mcp" ? (tool.server_label === "builtin" ? "Built-in tools" : tool.server_label) : NAMES[tool.type] ?? tool.type);
 const same = (one, other) => one.type === other.type && one.server_url === other.server_url;

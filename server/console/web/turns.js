@@ -12,9 +12,10 @@ const listeners = new Set();
 
 /** One response that is being made for a conversation. `input`: the items that it was given. */
 class Turn {
-  constructor(conversation, input) {
+  constructor(conversation, input, model = null) {
     this.conversation = conversation;
     this.input = input;
+    this.model = model; // as it was asked for
     this.id = null;
     this.state = empty();
     this.connection = "live"; // or "reconnecting"
@@ -122,7 +123,7 @@ document.addEventListener("visibilitychange", () => {
 
 /** Begin a turn. body: of the request, without what is said here. */
 export function begin(conversation, body, input) {
-  const turn = new Turn(conversation, input);
+  const turn = new Turn(conversation, input, body.model);
   const whole = {
     ...body,
     ...(input.length ? { input } : {}),

@@ -11,6 +11,7 @@ import { Composer, isSending, useSettings } from "../composer.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
+const LOADING_MS = 1000; // between two looks whether a model is loaded
 const WATCH_MS = 3000; // between two looks for what other tabs and clients did
 
 export function Chat({ id }) {
@@ -402,13 +403,20 @@ function Live({ turn, redraw, again: retry }) {
   return html`${turn.input.map((item, index) => item.type === "message" && html`<${Said} key=${`in${index}`} item=${item} />`)}
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
       ${state.items.map((item, index) => item && html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
-      ${quiet && html`<div class="dots" role="status"><i></i><i></i><i></i>
-        <span class="out-of-sight">${state.status === "queued" ? "Queued" : "Being answered"}</span></div>`}
+      ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
       ${turn.connection === "reconnecting" && html`<div class="notice ask" role="status">The server is away. Reconnecting; the answer goes on where it stopped.</div>`}
       ${turn.error && html`<${Failure} error=${turn.error} />
         <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
       <${Outcome} response=${turn.ended ? state.response : null} />
     </article>`;
+}
+
+/** Nothing has been written yet. model: the one that has not begun; it may have to be loaded first. */
+function Quiet({ model, said }) {
+  const of = useLoaded(() => (model ? get(`v1/models/${model}`) : null), [model], LOADING_MS);
+  const loading = model && of.value?.state && of.value.state !== "loaded";
+  return html`<div class="dots" role="status"><i></i><i></i><i></i>
+    <span class=${loading ? "faint" : "out-of-sight"}>${loading ? `Loading ${of.value.root}…` : said}</span></div>`;
 }
 
 function Outcome({ response }) {
