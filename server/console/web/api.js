@@ -17,6 +17,12 @@ export class ApiError extends Error {
   }
 }
 
+/** What a server says that is starting or ending, as opposed to one of which a part cannot answer now. */
+const PHASES = new Set(["not_ready", "draining", "engine_dead"]);
+
+/** Whether an error says no more than `connection`: that the server is away, or not ready yet. */
+export const isAway = (error) => error instanceof Offline || PHASES.has(error.code);
+
 /** The server could not be reached, or went away in the middle of its answer. */
 export class Offline extends Error {
   constructor() {
@@ -88,9 +94,11 @@ export async function request(method, path, { query, body, form, headers, signal
     lost();
     throw new Offline();
   }
+  const error = reply.ok ? null : new ApiError(reply.status, (await reply.json().catch(() => ({}))).error, after(reply));
+  if (error && isAway(error)) lost("starting");
+  else connection.set("online");
   note(reply);
-  if (reply.ok) return reply;
-  const error = new ApiError(reply.status, (await reply.json().catch(() => ({}))).error, after(reply));
+  if (!error) return reply;
   if (reply.status === 401) refused.set(error.message);
   throw error;
 }
@@ -101,8 +109,6 @@ function after(reply) {
 }
 
 function note(reply) {
-  if (reply.status === 503) lost("starting");
-  else connection.set("online");
   const said = {};
   for (const [name, value] of reply.headers) {
     if (name.startsWith("x-ratelimit-")) said[name] = value;

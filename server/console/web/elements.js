@@ -1,6 +1,7 @@
 // The small parts that all pages are made of: icons, buttons, states, times, dialogs, JSON.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.module.js";
+import { isAway } from "./api.js";
 import { copyText } from "./markdown.js";
 
 const PATHS = {
@@ -143,13 +144,14 @@ export const Empty = ({ icon, title, children }) => html`<div class="empty">
   <p>${children}</p>
 </div>`;
 
-export const Failure = ({ error }) => html`<div class="failure" role="alert">
+/** What went wrong. That the server is away is said once, above every page. */
+export const Failure = ({ error }) => !isAway(error) && html`<div class="failure" role="alert">
   <strong>${error.code ?? "Not done"}</strong> ${error.message}
 </div>`;
 
 /** What is loaded, or that it is loading, or why it could not be. */
 export function Loaded({ of, children }) {
-  if (of.value === null && of.error) return html`<${Failure} error=${of.error} />`;
+  if (of.value === null && of.error && !isAway(of.error)) return html`<${Failure} error=${of.error} />`;
   if (of.value === null) return html`<div class="loading" role="status"><i></i><i></i><i></i>
     <span class="out-of-sight">Loading</span></div>`;
   return html`${of.error && html`<${Failure} error=${of.error} />`}${children(of.value)}`;

@@ -65,7 +65,7 @@ function App() {
     <${Navigation} current=${page.name} state=${state} open=${open} />
     ${menu && html`<div class="shade" onClick=${() => setMenu(false)}></div>`}
     <main tabindex="-1" id="main">
-      ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. Trying again."}</div>`}
+      ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. What is shown is loaded, and answers go on, as soon as it is back."}</div>`}
       <${page.view} key=${page.name} id=${at.id} query=${at.query} />
     </main>
     <${Notices} />

@@ -16,6 +16,7 @@ class Turn {
     this.conversation = conversation;
     this.input = input;
     this.model = model; // as it was asked for
+    this.before = null; // the turn that was shown before it, and may not be among what is stored yet
     this.id = null;
     this.state = empty();
     this.connection = "live"; // or "reconnecting"
@@ -46,6 +47,8 @@ class Turn {
 
   async run(reading) {
     const { signal } = this.abort;
+    const before = turns.get(this.conversation);
+    if (before !== this) this.before = before?.ended && !before.error ? before : null;
     turns.set(this.conversation, this);
     tell(this);
     try {

@@ -179,8 +179,9 @@ function Thread({ id, list }) {
 
   const working = turn && !turn.ended;
   // What has ended is shown once: as it was written until it is loaded, and as it is stored from then on.
-  const stored = turn?.ended && found?.newest?.id === turn.id && hasEnded(found.newest);
-  const live = stored ? null : turn;
+  const stored = new Set(found?.responses.filter(hasEnded).map((response) => response.id));
+  const live = [];
+  for (let each = turn; each && !stored.has(each.id); each = each.before) live.unshift(each);
   const title = found?.conversation.title || (id ? "Untitled" : "New chat");
   return html`<section class="thread" aria-labelledby="title">
     <header class="thread-head">
@@ -189,7 +190,6 @@ function Thread({ id, list }) {
       ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}>
         <${Icon} name="fork" />forked</a>`}
       <div class="actions">
-        ${turn?.connection === "reconnecting" && html`<${State} name="reconnecting" />`}
         ${id && html`<${ThreadMenu} conversation=${found?.conversation} reload=${loaded.reload} />`}
       </div>
     </header>
@@ -199,8 +199,8 @@ function Thread({ id, list }) {
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
       ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} />`}
-      ${found?.left && !live && html`<${Left} left=${found.left} again=${again} />`}
-      ${live && html`<${Live} turn=${live} redraw=${redraw} again=${again} />`}
+      ${found?.left && !live.length && html`<${Left} left=${found.left} again=${again} />`}
+      ${live.map((each) => html`<${Live} key=${each} turn=${each} redraw=${redraw} again=${again} />`)}
       ${error && html`<${Failure} error=${error} />`}
     <//>
     <${Composer}
@@ -404,7 +404,6 @@ function Live({ turn, redraw, again: retry }) {
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
       ${state.items.map((item, index) => item && html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
       ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
-      ${turn.connection === "reconnecting" && html`<div class="notice ask" role="status">The server is away. Reconnecting; the answer goes on where it stopped.</div>`}
       ${turn.error && html`<${Failure} error=${turn.error} />
         <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
       <${Outcome} response=${turn.ended ? state.response : null} />

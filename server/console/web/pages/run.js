@@ -75,7 +75,6 @@ export function Run({ id }) {
     wide
     title=${html`<a class="up" href="#/runs">Runs</a> <span class="mono">${id.slice(0, 14)}…</span>`}
     actions=${html`
-      ${events.connection === "reconnecting" && html`<${State} name="reconnecting" />`}
       ${running && html`<${Button} icon="stop" onClick=${cancel}>Cancel<//>`}
       ${response && html`<${Button} icon="fork" onClick=${() => fork()}>Fork<//>`}
       ${response && html`<${Sure} icon="trash" label="Delete run" question="The response, its events and what only it refers to are deleted." onYes=${erase} />`}
@@ -176,7 +175,7 @@ function Timeline({ id, events, replay, fork, after, running }) {
         <button type="submit" class="button small"><span>Replay</span></button>
       </form>
       <input type="search" placeholder="Filter by type" aria-label="Filter events by type" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
-      <span class="faint" role="status">${number(events.rows.length)} events, ${size(bytes)}${events.connection === "reconnecting" ? ", reconnecting" : !events.done ? ", live" : ""}</span>
+      <span class="faint" role="status">${number(events.rows.length)} events, ${size(bytes)}${events.done ? "" : ", live"}</span>
       <${Button} icon="save" kind="quiet" label="Save these events, one a line" onClick=${keep} />
     </div>
     <div class="events" ref=${box} onScroll=${scrolled} onKeyDown=${keys} tabindex="0" role="listbox" aria-label="Events" aria-activedescendant=${picked ? `event-${picked.seq}` : undefined}>
