@@ -20,8 +20,10 @@ export class ApiError extends Error {
 /** What a server says that is starting or ending, as opposed to one of which a part cannot answer now. */
 const PHASES = new Set(["not_ready", "draining", "engine_dead"]);
 
-/** Whether an error says no more than `connection`: that the server is away, or not ready yet. */
-export const isAway = (error) => error instanceof Offline || PHASES.has(error.code);
+const isAway = (error) => error instanceof Offline || PHASES.has(error.code);
+
+/** Whether an error is told above all pages already: by `connection`, or by `refused`. */
+export const isTold = (error) => isAway(error) || error.status === 401;
 
 /** The server could not be reached, or went away in the middle of its answer. */
 export class Offline extends Error {
@@ -51,7 +53,7 @@ export function watched(value) {
 export const connection = watched("online");
 /** The key of this tab; empty where none is needed or none was given. */
 export const key = watched(sessionStorage.getItem(KEY) || "");
-/** Set to the server's words when it has refused a request for want of a good key. */
+/** Set to the server's words when it has refused a request for want of a good key: one was sent, or none was. */
 export const refused = watched(null);
 /** What the latest reply with such headers said of limits, by the headers' names. */
 export const limits = watched({});

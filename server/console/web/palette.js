@@ -47,7 +47,12 @@ export function Palette({ close, commands }) {
     const words = text.toLowerCase().trim();
     if (/^resp_\w+$/.test(words)) return [{ title: `Open run ${words}`, icon: "runs", run: () => go("runs", words) }];
     if (/^conv_\w+$/.test(words)) return [{ title: `Open ${words}`, icon: "chat", run: () => go("chat", words) }];
-    const opened = (talks.value ?? []).map((each) => ({ title: each.title || each.id, icon: "chat", run: () => go("chat", each.id) }));
+    const opened = (talks.value ?? []).map((each) => ({
+      title: each.title || each.id,
+      icon: each.forked_from ? "fork" : "chat",
+      hint: each.forked_from ? "fork" : undefined,
+      run: () => go("chat", each.id),
+    }));
     return [...commands, ...opened].filter((each) => each.title.toLowerCase().includes(words)).slice(0, 40);
   }, [text, talks.value]);
   useEffect(() => setAt(0), [text]);

@@ -97,6 +97,9 @@ export function useRedraw() {
   }, []);
 }
 
+/** The dialog of the frame that is open, by its name, or null. */
+export const dialog = watched(null);
+
 // --- notices
 
 export const notices = watched([]);

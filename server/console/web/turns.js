@@ -22,6 +22,10 @@ class Turn {
     this.connection = "live"; // or "reconnecting"
     this.error = null;
     this.ended = false;
+    /** Resolves when it has begun, to null, or to the error for which it has not. */
+    this.begun = new Promise((resolve) => {
+      this.told = resolve;
+    });
     this.after = -1; // the last event that was seen
     this.abort = new AbortController();
   }
@@ -31,6 +35,7 @@ class Turn {
       signal: this.abort.signal,
       onStart: (id) => {
         this.id = id;
+        this.told(null);
         tell(this);
       },
       onEvent: ({ event }) => {
@@ -57,6 +62,7 @@ class Turn {
       if (signal.aborted) return; // nobody reads on, and the server makes it all the same
       this.error = error;
     }
+    this.told(this.error);
     this.ended = true;
     this.connection = "live";
     tell(this);

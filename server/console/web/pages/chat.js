@@ -2,7 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
 import { get, key, online, post, remove, sleep } from "../api.js";
-import { Ago, Button, Copy, Failure, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
+import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
 import { isOutput, textOf } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
@@ -11,6 +11,7 @@ import { Composer, isSending, useSettings } from "../composer.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
+const LOCKED = "conversation_locked";
 const LOADING_MS = 1000; // between two looks whether a model is loaded
 const WATCH_MS = 3000; // between two looks for what other tabs and clients did
 
@@ -54,7 +55,7 @@ function Conversations({ id }) {
             const busy = turn ? !turn.ended : running.has(each.id);
             return html`<li key=${each.id}>
               <a href=${href("chat", each.id)} aria-current=${each.id === id ? "page" : undefined}>
-                <span class="clip">${each.forked_from && html`<${Icon} name="fork" />`}${each.title || "Untitled"}</span>
+                <span class="clip">${each.forked_from && html`<${ForkMark} />`}${each.title || "Untitled"}</span>
                 ${busy ? html`<i class="pulse" role="img" aria-label="being answered">
                   </i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
               </a>
@@ -151,8 +152,14 @@ function Thread({ id, list }) {
     try {
       let where = id;
       if (!where) where = (await post("v1/conversations", { title: titleOf(content) })).id;
-      begin(where, settings.body(), input);
-      if (!id) go("chat", where);
+      const begun = begin(where, settings.body(), input);
+      if (!id) return go("chat", where);
+      const problem = await begun.begun;
+      if (problem?.code !== LOCKED) return;
+      // Somebody else was first: their turn is shown, and what was written here stays in its box.
+      forget(begun);
+      loaded.reload();
+      throw problem;
     } catch (problem) {
       setError(problem);
       throw problem;
@@ -185,7 +192,7 @@ function Thread({ id, list }) {
   const title = found?.conversation.title || (id ? "Untitled" : "New chat");
   return html`<section class="thread" aria-labelledby="title">
     <header class="thread-head">
-      <${Button} icon="menu" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${list} />
+      <${Button} icon="chat" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${list} />
       <h1 id="title" tabindex="-1" class="clip">${title}</h1>
       ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}>
         <${Icon} name="fork" />forked</a>`}
@@ -201,12 +208,13 @@ function Thread({ id, list }) {
       ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} />`}
       ${found?.left && !live.length && html`<${Left} left=${found.left} again=${again} />`}
       ${live.map((each) => html`<${Live} key=${each} turn=${each} redraw=${redraw} again=${again} />`)}
-      ${error && html`<${Failure} error=${error} />`}
+      ${error && (error.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${error} />`)}
     <//>
     <${Composer}
       send=${send}
       draft=${draft}
       working=${working}
+      waiting=${turn?.pending.size > 0}
       stop=${() => attempt(() => stop(turn))}
       canStop=${Boolean(turn?.id)}
       disabled=${found?.conversation.status === "archived"}
@@ -222,7 +230,7 @@ const titleOf = (content) => {
 };
 
 function Welcome({ pick }) {
-  const ideas = ["Count from 1 to 40.", "What is 12 times 34?", "My name is Anna. Say hello to me.", "Write a table with two rows."];
+  const ideas = ["Count from 1 to 100.", "What can you do?", "My name is Anna. Say hello to me.", "What is the capital of France?"];
   return html`<div class="welcome">
     <h2>What shall we talk about?</h2>
     <p class="faint">The server keeps what is said. Close this tab, end the server, come back: the answer goes on.</p>
@@ -404,11 +412,13 @@ function Live({ turn, redraw, again: retry }) {
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
       ${state.items.map((item, index) => item && html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
       ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
-      ${turn.error && html`<${Failure} error=${turn.error} />
+      ${turn.error && html`${turn.error.code === LOCKED ? html`<${Locked} />` : html`<${Failure} error=${turn.error} />`}
         <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
       <${Outcome} response=${turn.ended ? state.response : null} />
     </article>`;
 }
+
+const Locked = () => html`<div class="notice ask" role="status">Another answer of this conversation is being made.</div>`;
 
 /** Nothing has been written yet. model: the one that has not begun; it may have to be loaded first. */
 function Quiet({ model, said }) {

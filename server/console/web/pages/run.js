@@ -15,24 +15,28 @@ const TABS = ["timeline", "items", "input", "usage", "raw"];
 /** The events of a run from behind `after` on, and what they come to. */
 function useEvents(id, after, turn, whole) {
   const redraw = useRedraw();
-  const [found, set] = useState(() => ({ rows: [], state: empty(), connection: "live", error: null, done: false }));
+  const [found, set] = useState(() => ({ rows: [], state: empty(), error: null, done: false }));
   useEffect(() => {
     const abort = new AbortController();
-    const now = { rows: [], state: empty(), connection: "live", error: null, done: false, began: performance.now() };
+    const now = { rows: [], state: empty(), error: null, done: false };
     set(now);
+    const began = performance.now();
+    let written = Infinity; // the last event that there was when this page began to read
     const handlers = {
       signal: abort.signal,
       onEvent: ({ event, raw, bytes }) => {
-        now.rows.push({ seq: event.sequence_number, type: event.type, at: performance.now() - now.began, bytes, raw });
+        const at = event.sequence_number > written ? performance.now() - began : null;
+        now.rows.push({ seq: event.sequence_number, type: event.type, at, bytes, raw });
         if (after < 0) take(now.state, event);
         redraw();
       },
-      onState: (connection) => {
-        now.connection = connection;
-        redraw();
-      },
     };
-    follow(id, handlers, after)
+    const read = async () => {
+      const newest = await get(`v1/responses/${id}/events`, { order: "desc", limit: 1 }, { signal: abort.signal });
+      written = newest.data[0]?.sequence_number ?? -1;
+      await follow(id, handlers, after);
+    };
+    read()
       .catch((error) => {
         if (!abort.signal.aborted) now.error = error;
       })
@@ -72,7 +76,6 @@ export function Run({ id }) {
   const state = pending.size ? "waiting" : response?.status;
   const running = response && !hasEnded(response);
   return html`<${Page}
-    wide
     title=${html`<a class="up" href="#/runs">Runs</a> <span class="mono">${id.slice(0, 14)}…</span>`}
     actions=${html`
       ${running && html`<${Button} icon="stop" onClick=${cancel}>Cancel<//>`}
@@ -113,7 +116,7 @@ function Facts({ response, state }) {
     ["State", html`<${State} name=${state} />`],
     ["Model", response.model],
     ["Begun", html`<${Ago} at=${response.created_at} />`],
-    ["Took", seconds(lasted)],
+    ["Lasted", html`<span title="From the request to the end, with all that it waited for">${seconds(lasted)}</span>`],
     ["Tokens", response.usage ? `${number(response.usage.input_tokens)} + ${number(response.usage.output_tokens)}` : "–"],
     ["Attempt", response.attempt ?? "–"],
     ["Id", html`<${Id} value=${response.id} />`],
@@ -190,7 +193,7 @@ function Timeline({ id, events, replay, fork, after, running }) {
           onClick=${() => pick(picked === row ? null : row)}
         >
           <span class="seq">${row.seq}</span>
-          <span class="at">${row.at < 1000 ? `${row.at.toFixed(0)} ms` : `${(row.at / 1000).toFixed(2)} s`}</span>
+          <span class="at">${row.at === null ? "" : row.at < 1000 ? `${row.at.toFixed(0)} ms` : `${(row.at / 1000).toFixed(2)} s`}</span>
           <span class="type clip">${row.type.replace(/^response\./, "")}</span>
           <span class="bar" aria-hidden="true"><i style=${{ width: `${Math.max(2, (row.bytes / largest) * 100)}%` }}>
             </i></span>
@@ -206,7 +209,7 @@ function Timeline({ id, events, replay, fork, after, running }) {
       <${Json} value=${picked.raw} label=${`event ${picked.seq}`} />
     </aside>`}
   </div>
-  <p class="faint small-print">The time is that of an event's arrival at this page, from the moment that it began to read; a run that has ended is replayed as fast as the server sends it.</p>`;
+  ${events.rows.some((row) => row.at !== null) && html`<p class="faint small-print">A time is that of an event's arrival at this page, from the moment that it began to read. Events that were there before have none.</p>`}`;
 }
 
 function NoEvents({ error }) {
