@@ -17,6 +17,14 @@ export class ApiError extends Error {
   }
 }
 
+/** What a server says that is starting or ending, as opposed to one of which a part cannot answer now. */
+const PHASES = new Set(["not_ready", "draining", "engine_dead"]);
+
+const isAway = (error) => error instanceof Offline || PHASES.has(error.code);
+
+/** Whether an error is told above all pages already: by `connection`, or by `refused`. */
+export const isTold = (error) => isAway(error) || error.status === 401;
+
 /** The server could not be reached, or went away in the middle of its answer. */
 export class Offline extends Error {
   constructor() {
@@ -45,7 +53,7 @@ export function watched(value) {
 export const connection = watched("online");
 /** The key of this tab; empty where none is needed or none was given. */
 export const key = watched(sessionStorage.getItem(KEY) || "");
-/** Set to the server's words when it has refused a request for want of a good key. */
+/** Set to the server's words when it has refused a request for want of a good key: one was sent, or none was. */
 export const refused = watched(null);
 /** What the latest reply with such headers said of limits, by the headers' names. */
 export const limits = watched({});
@@ -88,9 +96,11 @@ export async function request(method, path, { query, body, form, headers, signal
     lost();
     throw new Offline();
   }
+  const error = reply.ok ? null : new ApiError(reply.status, (await reply.json().catch(() => ({}))).error, after(reply));
+  if (error && isAway(error)) lost("starting");
+  else connection.set("online");
   note(reply);
-  if (reply.ok) return reply;
-  const error = new ApiError(reply.status, (await reply.json().catch(() => ({}))).error, after(reply));
+  if (!error) return reply;
   if (reply.status === 401) refused.set(error.message);
   throw error;
 }
@@ -101,8 +111,6 @@ function after(reply) {
 }
 
 function note(reply) {
-  if (reply.status === 503) lost("starting");
-  else connection.set("online");
   const said = {};
   for (const [name, value] of reply.headers) {
     if (name.startsWith("x-ratelimit-")) said[name] = value;

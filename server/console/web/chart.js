@@ -19,11 +19,12 @@ export function Bars({ columns, names, label, shown }) {
   const top = Math.max(...columns.map((column) => column.parts.reduce((sum, part) => sum + part.value, 0)), 1);
   const width = 100 / Math.max(columns.length, 1);
   return html`<figure class="bars">
+    <p class="bar-top faint">${shown(top)}</p>
     <svg viewBox="0 0 100 40" preserveAspectRatio="none" role="img" aria-label=${label}>
       ${columns.map((column, index) => {
         let y = 40;
         return column.parts.map((part) => {
-          const height = (part.value / top) * 39;
+          const height = (part.value / top) * 40;
           y -= height;
           return html`<rect x=${index * width + width * 0.12} width=${width * 0.76} y=${y} height=${height} class=${`c${names.indexOf(part.name) % 6}`}>
             <title>${`${column.label}: ${part.name} ${shown(part.value)}`}</title></rect>`;

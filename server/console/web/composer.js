@@ -7,6 +7,9 @@ import { notify, useKept, useLoaded, useWatched } from "./state.js";
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
 
+const MODELS_MS = 10_000; // between two looks at which models are loaded
+const MARKS = { unloaded: " (not loaded)", waiting: " (loading)", loading: " (loading)", failed: " (failed to load)" };
+
 const NAMES = { web_search: "Web search", file_search: "File search", code_interpreter: "Python", image_generation: "Images" };
 
 /** How the next turn is to be made: {value, body()}, and what changes it. Kept for this tab. */
@@ -40,21 +43,26 @@ function functionsOf(text) {
   try {
     const given = JSON.parse(text);
     const tools = (Array.isArray(given) ? given : [given]).map((tool) => ({ type: "function", strict: false, ...tool }));
-    return { tools, error: null };
+    if (tools.every((tool) => tool.name)) return { tools, error: null };
+    return { tools: [], error: "Every function needs a name." };
   } catch (error) {
-    return { tools: [], error: error.message };
+    return { tools: [], error: `This is no JSON: ${error.message.replace(/\.$/, "")}.` };
   }
 }
 
-export function Composer({ send, working, stop, canStop, disabled, settings, keep, draft }) {
+/** Whether a key that was pressed where one writes sends what stands there: Enter, without Shift. */
+export const isSending = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+
+export function Composer({ send, working, waiting, stop, canStop, disabled, settings, keep, draft }) {
   const [text, setText] = useState("");
   const [files, setFiles] = useState([]);
   const [sending, setSending] = useState(false);
   const [over, setOver] = useState(false);
+  const [hinted, hint] = useState(false); // Enter was pressed where nothing can be sent
   const area = useRef();
   const picker = useRef();
   const owner = useWatched(key);
-  const models = useLoaded(async () => (await get("v1/models")).data.filter((each) => each.max_model_len && !each.pooling), [owner]);
+  const models = useLoaded(async () => (await get("v1/models")).data.filter(generates), [owner], MODELS_MS);
 
   useEffect(() => {
     if (!draft) return;
@@ -82,11 +90,16 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
       }
     }
   };
-  const waits = files.some((file) => !file.id);
-  const ready = (text.trim() || files.length) && !waits && !working && !sending && !disabled;
+  const broken = functionsOf(settings.value.functions).error;
+  let why = null; // nothing can be sent now
+  if (waiting) why = "The answer waits for you, above. Send this when it has ended.";
+  else if (working || sending) why = "An answer is being made. Send this when it has ended, or stop it.";
+  else if (files.some((file) => !file.id)) why = "A file is still being uploaded.";
+  const ready = (text.trim() || files.length) && !why && !broken && !disabled;
+  useEffect(() => hint(false), [why, text]);
   const submit = async (event) => {
     event?.preventDefault();
-    if (!ready) return;
+    if (!ready) return hint(true);
     const parts = files.map((file) => ({ type: file.image ? "input_image" : "input_file", file_id: file.id }));
     const content = [...parts, ...(text.trim() ? [{ type: "input_text", text }] : [])];
     setSending(true);
@@ -95,14 +108,15 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
     try {
       await send(content);
     } catch {
-      setText(text);
-      setFiles(files);
+      setText((now) => now || text);
+      setFiles((now) => (now.length ? now : files));
     }
     setSending(false);
-    area.current?.focus();
+    if (document.activeElement === document.body) area.current?.focus();
   };
   const keys = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    if (isSending(event)) submit(event);
+    if (event.key === "Escape") area.current.blur();
   };
   const dropped = (event) => {
     event.preventDefault();
@@ -137,6 +151,9 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
       onKeyDown=${keys}
       onPaste=${(event) => event.clipboardData.files.length && (event.preventDefault(), attach([...event.clipboardData.files]))}
     ></textarea>
+    <div role="status">
+      ${broken ? html`<p class="composer-note bad-text">The functions under Tools cannot be sent. ${broken}</p>` : hinted && why && html`<p class="composer-note faint">${why}</p>`}
+    </div>
     <div class="composer-bar">
       <input ref=${picker} type="file" multiple hidden onChange=${(event) => (attach([...event.target.files]), (event.target.value = ""))} />
       <${Button} icon="clip" kind="quiet" label="Attach files" onClick=${() => picker.current.click()} />
@@ -144,7 +161,7 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
       <${Options} value=${settings.value} change=${change} />
       <label class="model"><span class="out-of-sight">Model</span>
         <select value=${settings.value.model} onChange=${(event) => change("model", event.target.value)}>
-          ${(models.value ?? []).map((each) => html`<option value=${each.id} selected=${each.id === settings.value.model}>${each.id}</option>`)}
+          ${(models.value ?? []).map((each) => html`<option value=${each.id} selected=${each.id === settings.value.model}>${each.id}${MARKS[each.state] ?? ""}</option>`)}
         </select></label>
       <span class="grow"></span>
       ${working
@@ -156,6 +173,10 @@ export function Composer({ send, working, stop, canStop, disabled, settings, kee
   </form>`;
 }
 
+/** Whether a model answers messages under its own name: another name of a model has that one as its root. */
+const generates = ({ used_for: use, parent, root, id }) => !use && (parent || !root || root === id);
+
+const SAID = { "builtin:": "What this server brings along: a calculator, notes, and tools of its operator." };
 const labelOf = (tool) => (tool.type === "mcp" ? (tool.server_label === "builtin" ? "Built-in tools" : tool.server_label) : NAMES[tool.type] ?? tool.type);
 const same = (one, other) => one.type === other.type && one.server_url === other.server_url;
 
@@ -178,7 +199,7 @@ function Tools({ value, change }) {
       ${(offered.value ?? []).map(
         ({ tool, available, reason }) => html`<label class="check" title=${reason}>
           <input type="checkbox" disabled=${!available} checked=${chosen.some((each) => same(each, tool))} onChange=${() => toggle(tool)} />
-          <span>${labelOf(tool)}${!available && html`<small class="faint block">${reason}</small>`}</span>
+          <span>${labelOf(tool)}<small class="faint block">${available ? SAID[tool.server_url] : reason}</small></span>
         </label>`,
       )}
       ${searches &&

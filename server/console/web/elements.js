@@ -1,6 +1,7 @@
 // The small parts that all pages are made of: icons, buttons, states, times, dialogs, JSON.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.module.js";
+import { isTold } from "./api.js";
 import { copyText } from "./markdown.js";
 
 const PATHS = {
@@ -44,6 +45,10 @@ const PATHS = {
 export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true" focusable="false">
   <path d=${PATHS[name]} />
 </svg>`;
+
+/** What stands before the title of a fork, which has its parent's. */
+export const ForkMark = () => html`<span title="A fork"><${Icon} name="fork" />
+  <span class="out-of-sight">Fork of</span></span>`;
 
 /** A button. label: what it is called where only its icon is seen. */
 export function Button({ icon, label, children, kind = "", small = true, ...rest }) {
@@ -113,10 +118,11 @@ export function Ago({ at }) {
   return html`<time datetime=${date.toISOString()} title=${date.toLocaleString("en")}>${text}</time>`;
 }
 
+/** A span of time between two times of the API, which are whole seconds. */
 export function seconds(value) {
   if (!Number.isFinite(value)) return "–";
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value.toFixed(1)} s`;
+  if (value < 1) return "under 1 s";
+  if (value < 60) return `${Math.round(value)} s`;
   if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
 }
@@ -143,20 +149,21 @@ export const Empty = ({ icon, title, children }) => html`<div class="empty">
   <p>${children}</p>
 </div>`;
 
-export const Failure = ({ error }) => html`<div class="failure" role="alert">
+/** What went wrong. What is told above all pages is not said again. */
+export const Failure = ({ error }) => !isTold(error) && html`<div class="failure" role="alert">
   <strong>${error.code ?? "Not done"}</strong> ${error.message}
 </div>`;
 
 /** What is loaded, or that it is loading, or why it could not be. */
 export function Loaded({ of, children }) {
-  if (of.value === null && of.error) return html`<${Failure} error=${of.error} />`;
+  if (of.value === null && of.error && !isTold(of.error)) return html`<${Failure} error=${of.error} />`;
   if (of.value === null) return html`<div class="loading" role="status"><i></i><i></i><i></i>
     <span class="out-of-sight">Loading</span></div>`;
   return html`${of.error && html`<${Failure} error=${of.error} />`}${children(of.value)}`;
 }
 
-export function Page({ title, actions, children, wide, note }) {
-  return html`<section class=${`page ${wide ? "wide" : ""}`} aria-labelledby="title">
+export function Page({ title, actions, children, note }) {
+  return html`<section class="page" aria-labelledby="title">
     <header class="page-head">
       <div>
         <h1 id="title" tabindex="-1">${title}</h1>
@@ -175,6 +182,7 @@ export function Dialog({ title, close, children, wide, label }) {
     const dialog = ref.current;
     const before = document.activeElement;
     dialog.showModal();
+    dialog.querySelector("input, textarea, select")?.focus();
     return () => {
       dialog.close();
       before?.focus?.();

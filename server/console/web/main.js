@@ -2,8 +2,8 @@
 
 import { html, render, useEffect, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, refused, request, useKey } from "./api.js";
-import { Button, Dialog, Field, Icon } from "./elements.js";
-import { dismiss, go, href, notices, route, useLoaded, useWatched } from "./state.js";
+import { Button, Dialog, Field, Icon, Page } from "./elements.js";
+import { dialog, dismiss, go, href, notices, route, useLoaded, useWatched } from "./state.js";
 import { Palette, useShortcuts } from "./palette.js";
 import { Chat } from "./pages/chat.js";
 import { Containers } from "./pages/containers.js";
@@ -18,6 +18,8 @@ import { Usage } from "./pages/usage.js";
 import { Waiting } from "./pages/waiting.js";
 
 const WAITING_MS = 5000;
+const FIND = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘K" : "Ctrl K";
+const NEEDED = "This server needs a key.";
 
 /** Every page: its name in the address, what it is called, its icon, the letter behind `g`, what shows it. */
 export const PAGES = [
@@ -33,13 +35,19 @@ export const PAGES = [
   { name: "engine", title: "Engine", icon: "engine", letter: "e", group: "Server", view: Engine },
 ];
 
+const NOWHERE = {
+  title: "Not found",
+  view: () => html`<${Page} title="There is no such page."><p><a href="#/chat">To the chat</a></p><//>`,
+};
+
 function App() {
   const at = useWatched(route);
   const state = useWatched(connection);
   const denied = useWatched(refused);
   const [menu, setMenu] = useState(false);
-  const [dialog, open] = useState(null);
-  const page = PAGES.find((each) => each.name === at.page) ?? PAGES[0];
+  const shown = useWatched(dialog);
+  const open = dialog.set;
+  const page = PAGES.find((each) => each.name === at.page) ?? NOWHERE;
   const commands = commandsOf({ open });
   useShortcuts({
     palette: () => open("palette"),
@@ -53,6 +61,11 @@ function App() {
   useEffect(() => {
     if (denied) open("key");
   }, [denied]);
+  useEffect(() => {
+    const pressed = (event) => event.key === "Escape" && setMenu(false);
+    document.addEventListener("keydown", pressed);
+    return () => document.removeEventListener("keydown", pressed);
+  }, []);
   const close = () => open(null);
   return html`<div class=${`shell ${menu ? "menu-open" : ""}`}>
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.querySelector("main").focus())}>To the content</a>
@@ -65,13 +78,14 @@ function App() {
     <${Navigation} current=${page.name} state=${state} open=${open} />
     ${menu && html`<div class="shade" onClick=${() => setMenu(false)}></div>`}
     <main tabindex="-1" id="main">
-      ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. Trying again."}</div>`}
+      ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. What is shown is loaded, and answers go on, as soon as it is back."}</div>`}
+      ${denied && !shown && html`<div class="banner" role="status">${NEEDED} <${Button} icon="key" onClick=${() => open("key")}>Use a key<//></div>`}
       <${page.view} key=${page.name} id=${at.id} query=${at.query} />
     </main>
     <${Notices} />
-    ${dialog === "key" && html`<${KeyDialog} close=${close} why=${denied} />`}
-    ${dialog === "help" && html`<${Help} close=${close} />`}
-    ${dialog === "palette" && html`<${Palette} close=${close} commands=${commands} />`}
+    ${shown === "key" && html`<${KeyDialog} close=${close} why=${denied} />`}
+    ${shown === "help" && html`<${Help} close=${close} />`}
+    ${shown === "palette" && html`<${Palette} close=${close} commands=${commands} />`}
   </div>`;
 }
 
@@ -91,7 +105,7 @@ function Navigation({ current, state, open }) {
   return html`<nav class="nav" aria-label="Pages">
     <a class="brand" href="#/chat"><img src="console/icon.svg" alt="" width="22" height="22" /><span>Antiphon</span></a>
     <button type="button" class="find" onClick=${() => open("palette")}><${Icon} name="search" /><span>Find</span>
-      <kbd>⌘K</kbd></button>
+      <kbd>${FIND}</kbd></button>
     ${["Talk", "Data", "Server"].map((group) => html`<section aria-labelledby=${`nav-${group}`}>
       <h2 id=${`nav-${group}`}>${group}</h2>
       <ul>
@@ -146,7 +160,7 @@ function Theme() {
 
 function KeyDialog({ close, why }) {
   const [value, setValue] = useState("");
-  const [problem, setProblem] = useState(why);
+  const [problem, setProblem] = useState(key.get() ? why : null);
   const submit = async (event) => {
     event.preventDefault();
     try {
@@ -162,9 +176,9 @@ function KeyDialog({ close, why }) {
   };
   return html`<${Dialog} title="Key" close=${close}>
     <form onSubmit=${submit}>
-      ${problem && html`<p class="notice bad" role="alert">${problem}</p>`}
-      <${Field} label="API key" hint="Kept in this tab alone, until it is closed. A server on this machine may need none.">
-        <input type="password" autocomplete="off" spellcheck="false" autofocus value=${value} onInput=${(event) => setValue(event.target.value)} />
+      ${problem ? html`<p class="notice bad" role="alert">${problem}</p>` : why && html`<p>${NEEDED}</p>`}
+      <${Field} label="API key" hint="Kept in this tab alone, until it is closed.">
+        <input type="password" autocomplete="off" spellcheck="false" value=${value} onInput=${(event) => setValue(event.target.value)} />
       <//>
       <footer>
         ${key.get() && html`<${Button} small=${false} onClick=${() => (useKey(""), close())}>Forget the key<//>`}
@@ -176,13 +190,13 @@ function KeyDialog({ close, why }) {
 
 function Help({ close }) {
   const rows = [
-    ["⌘K or Ctrl K", "Find a page or a command"],
+    [FIND, "Find a page or a command"],
     ["n", "New chat"],
     ["/", "Write a message"],
     ...PAGES.map((page) => [`g ${page.letter}`, page.title]),
     ["Enter", "Send"],
     ["Shift Enter", "A new line"],
-    ["Esc", "Close what is open"],
+    ["Esc", "Close what is open, or leave the message"],
   ];
   return html`<${Dialog} title="Shortcuts" close=${close}>
     <table class="shortcuts"><tbody>${rows.map(([keys, what]) => html`<tr><th scope="row"><kbd>${keys}</kbd></th>

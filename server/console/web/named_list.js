@@ -19,7 +19,7 @@ export function NamedList({ page, path, title, noun, note, columns, empty }) {
     make(false);
     await attempt(async () => go(page, (await post(path, { name })).id));
   };
-  return html`<${Page} title=${title} wide note=${note}
+  return html`<${Page} title=${title} note=${note}
     actions=${html`<${Button} icon="plus" kind="primary" onClick=${() => make(true)}>New ${noun}<//>`}>
     ${making && html`<${Dialog} title=${`New ${noun}`} close=${() => make(false)}>
       <form onSubmit=${submit}><${Field} label="Name"><input name="name" required maxlength="256" /><//>

@@ -20,6 +20,9 @@ export function useShortcuts({ palette, help, pages }) {
         return;
       }
       if (event.metaKey || event.ctrlKey || event.altKey || writes(event.target)) return;
+      // A letter goes to an edit that is open, where a shortcut would throw the edit away.
+      const unsent = event.key.length === 1 && document.querySelector("[data-unsent]");
+      if (unsent) return unsent.focus();
       const page = Date.now() - began.current < SECOND_MS && pages.find((each) => each.letter === event.key);
       began.current = event.key === "g" && !page ? Date.now() : 0;
       if (page) go(page.name);
@@ -44,7 +47,12 @@ export function Palette({ close, commands }) {
     const words = text.toLowerCase().trim();
     if (/^resp_\w+$/.test(words)) return [{ title: `Open run ${words}`, icon: "runs", run: () => go("runs", words) }];
     if (/^conv_\w+$/.test(words)) return [{ title: `Open ${words}`, icon: "chat", run: () => go("chat", words) }];
-    const opened = (talks.value ?? []).map((each) => ({ title: each.title || each.id, icon: "chat", run: () => go("chat", each.id) }));
+    const opened = (talks.value ?? []).map((each) => ({
+      title: each.title || each.id,
+      icon: each.forked_from ? "fork" : "chat",
+      hint: each.forked_from ? "fork" : undefined,
+      run: () => go("chat", each.id),
+    }));
     return [...commands, ...opened].filter((each) => each.title.toLowerCase().includes(words)).slice(0, 40);
   }, [text, talks.value]);
   useEffect(() => setAt(0), [text]);

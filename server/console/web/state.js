@@ -1,7 +1,7 @@
 // What pages share: hooks for watched values, polling and the address, and notices.
 
 import { useCallback, useEffect, useRef, useState } from "./vendor/standalone.module.js";
-import { watched } from "./api.js";
+import { connection, watched } from "./api.js";
 
 /** The value of something watched, in a component. */
 export function useWatched(source) {
@@ -40,7 +40,8 @@ export const replace = (...args) => {
 // --- what a page loads
 
 /** What `load` resolves to: {value, error, loading, reload}; `reload()` tells whether it has worked. every: milliseconds between two loads while the page is
- * seen; 0 loads once. What was loaded stays while it is loaded again. */
+ * seen; 0 loads once. What was loaded stays while it is loaded again; what failed is, once the server can be reached
+ * again. */
 export function useLoaded(load, inputs, every = 0) {
   const [state, set] = useState({ value: null, error: null, loading: true });
   const turn = useRef(0);
@@ -63,9 +64,14 @@ export function useLoaded(load, inputs, every = 0) {
       turn.current++;
     };
   }, [again]);
+  const failed = Boolean(state.error);
+  useEffect(() => {
+    if (!failed) return undefined;
+    return connection.watch((now) => now === "online" && again());
+  }, [again, failed]);
   useEffect(() => {
     if (!every) return undefined;
-    const seen = () => document.visibilityState === "visible";
+    const seen = () => document.visibilityState === "visible" && connection.get() === "online";
     const timer = setInterval(() => seen() && again(), every);
     const back = () => seen() && again();
     document.addEventListener("visibilitychange", back);
@@ -90,6 +96,9 @@ export function useRedraw() {
     });
   }, []);
 }
+
+/** The dialog of the frame that is open, by its name, or null. */
+export const dialog = watched(null);
 
 // --- notices
 

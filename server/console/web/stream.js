@@ -5,6 +5,7 @@ import { ApiError, Offline, idempotencyKey, online, request, sleep } from "./api
 
 export const TERMINAL = ["completed", "incomplete", "failed", "cancelled"];
 const ENDS = new Set(TERMINAL.map((status) => `response.${status}`));
+const LASTING = new Set(["model_not_loaded", "model_unavailable", "file_not_read"]); // 503s for somebody to decide on
 const encoder = new TextEncoder();
 
 /** Events of a reply, one after the other: {event, raw, bytes}. Ends when the reply does. */
@@ -107,7 +108,7 @@ async function read(reply, handlers, seen) {
 async function again(error, handlers) {
   if (handlers.signal?.aborted) return false;
   if (error instanceof Offline) return true;
-  const passing = error instanceof ApiError && (error.status === 503 || error.code === "idempotency_in_progress");
+  const passing = error instanceof ApiError && (error.status === 503 ? !LASTING.has(error.code) : error.code === "idempotency_in_progress");
   if (passing) await sleep(Math.min((error.retryAfter ?? 0.5) * 1000, 2000));
   return passing;
 }

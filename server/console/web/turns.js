@@ -12,14 +12,20 @@ const listeners = new Set();
 
 /** One response that is being made for a conversation. `input`: the items that it was given. */
 class Turn {
-  constructor(conversation, input) {
+  constructor(conversation, input, model = null) {
     this.conversation = conversation;
     this.input = input;
+    this.model = model; // as it was asked for
+    this.before = null; // the turn that was shown before it, and may not be among what is stored yet
     this.id = null;
     this.state = empty();
     this.connection = "live"; // or "reconnecting"
     this.error = null;
     this.ended = false;
+    /** Resolves when it has begun, to null, or to the error for which it has not. */
+    this.begun = new Promise((resolve) => {
+      this.told = resolve;
+    });
     this.after = -1; // the last event that was seen
     this.abort = new AbortController();
   }
@@ -29,6 +35,7 @@ class Turn {
       signal: this.abort.signal,
       onStart: (id) => {
         this.id = id;
+        this.told(null);
         tell(this);
       },
       onEvent: ({ event }) => {
@@ -45,6 +52,8 @@ class Turn {
 
   async run(reading) {
     const { signal } = this.abort;
+    const before = turns.get(this.conversation);
+    if (before !== this) this.before = before?.ended && !before.error ? before : null;
     turns.set(this.conversation, this);
     tell(this);
     try {
@@ -53,6 +62,7 @@ class Turn {
       if (signal.aborted) return; // nobody reads on, and the server makes it all the same
       this.error = error;
     }
+    this.told(this.error);
     this.ended = true;
     this.connection = "live";
     tell(this);
@@ -122,7 +132,7 @@ document.addEventListener("visibilitychange", () => {
 
 /** Begin a turn. body: of the request, without what is said here. */
 export function begin(conversation, body, input) {
-  const turn = new Turn(conversation, input);
+  const turn = new Turn(conversation, input, body.model);
   const whole = {
     ...body,
     ...(input.length ? { input } : {}),

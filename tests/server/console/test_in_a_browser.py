@@ -239,7 +239,7 @@ def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None
     ask(answered, "tick 25\ncount 80")
     begun(answered)
     server.kill()
-    answered.wait_for_selector("text=Reconnecting; the answer goes on")
+    answered.wait_for_selector(".banner >> text=cannot be reached")
     before = answered.inner_text(".turn.assistant .prose")
     assert 10 < len(before) < len(counted(80))
     # A message that is sent now is carried out once there is a server again, and once.
@@ -247,12 +247,23 @@ def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None
     asking.press("#composer", "Enter")
     for page in (asking, runs):
         page.wait_for_selector(".banner >> text=cannot be reached")
+    assert asking.locator(".turn.user").all_inner_texts() == ["say first", "say second"]
+    # A page that is opened now is loaded by itself later, and says once that the server is away.
+    asking.click("nav >> text=Usage")
+    asking.wait_for_selector("h1 >> text=Usage")
+    asking.go_back()
+    asking.wait_for_selector("#composer")
+    assert asking.locator(".failure").count() == 0
     runs.wait_for_selector("nav .connection >> text=Reconnecting")
     server.start()
     server.wait()
     says(answered, counted(80))
     assert answered.locator("text=Reconnecting").count() == 0
     says(asking, "second")
+    asking.wait_for_selector("#title >> text=say first")
+    asking.wait_for_selector(".side-list >> text=say first")
+    asking.wait_for_selector(".model option >> text=scripted", state="attached")
+    assert asking.locator(".turn.user").all_inner_texts() == ["say first", "say second"]
     conversation = re.search(r"conv_\w+", asking.url)
     assert conversation is not None
     items = server.get(f"/v1/conversations/{conversation[0]}/items")["data"]
@@ -297,8 +308,19 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     first = page.url
     page.locator(".turn.user").nth(1).hover()
     page.locator("[aria-label='Edit and fork']").nth(1).click()
+    page.wait_for_selector(".editing textarea:focus")
+    page.keyboard.press("Escape")
+    assert page.locator(".editing").count() == 0
+    page.locator("[aria-label='Edit and fork']").nth(1).click()
+    page.wait_for_selector(".editing textarea:focus")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("n")  # a letter of a shortcut, which is written here
+    assert page.input_value(".editing textarea") == "say twon"
     page.fill(".editing textarea", "say three")
-    page.click("text=Send in a fork")
+    page.keyboard.press("Shift+Enter")
+    assert page.input_value(".editing textarea") == "say three\n"
+    page.fill(".editing textarea", "say three")
+    page.keyboard.press("Enter")
     page.wait_for_url(lambda url: url != first)
     says(page, "three")
     until(page, "document.querySelectorAll('.turn.user').length === 2")
@@ -309,6 +331,13 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     says(page, "three")
     page.goto(first)
     says(page, "two")
+    # The first message, too, is edited in a fork.
+    page.locator("[aria-label='Edit and fork']").nth(0).click()
+    page.fill(".editing textarea", "say four")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".chip >> text=forked")
+    says(page, "four")
+    assert page.locator(".turn.user").all_inner_texts() == ["say four"]
     tree = visit.page("#/conversations", ".tree li")
     assert tree.locator(".tree li[style*='--depth: 2']").count() >= 1
 

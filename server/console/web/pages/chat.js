@@ -2,15 +2,17 @@
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
 import { get, key, online, post, remove, sleep } from "../api.js";
-import { Ago, Button, Copy, Failure, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
+import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
 import { isOutput, textOf } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
-import { Composer, useSettings } from "../composer.js";
+import { Composer, isSending, useSettings } from "../composer.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
+const LOCKED = "conversation_locked";
+const LOADING_MS = 1000; // between two looks whether a model is loaded
 const WATCH_MS = 3000; // between two looks for what other tabs and clients did
 
 export function Chat({ id }) {
@@ -53,7 +55,7 @@ function Conversations({ id }) {
             const busy = turn ? !turn.ended : running.has(each.id);
             return html`<li key=${each.id}>
               <a href=${href("chat", each.id)} aria-current=${each.id === id ? "page" : undefined}>
-                <span class="clip">${each.forked_from && html`<${Icon} name="fork" />`}${each.title || "Untitled"}</span>
+                <span class="clip">${each.forked_from && html`<${ForkMark} />`}${each.title || "Untitled"}</span>
                 ${busy ? html`<i class="pulse" role="img" aria-label="being answered">
                   </i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
               </a>
@@ -150,8 +152,14 @@ function Thread({ id, list }) {
     try {
       let where = id;
       if (!where) where = (await post("v1/conversations", { title: titleOf(content) })).id;
-      begin(where, settings.body(), input);
-      if (!id) go("chat", where);
+      const begun = begin(where, settings.body(), input);
+      if (!id) return go("chat", where);
+      const problem = await begun.begun;
+      if (problem?.code !== LOCKED) return;
+      // Somebody else was first: their turn is shown, and what was written here stays in its box.
+      forget(begun);
+      loaded.reload();
+      throw problem;
     } catch (problem) {
       setError(problem);
       throw problem;
@@ -163,9 +171,9 @@ function Thread({ id, list }) {
     const items = found.items;
     const at = items.findIndex((each) => each.id === item.id);
     const before = content ? items[at - 1] : items[at];
-    const made = before
-      ? await post(`v1/conversations/${id}/fork`, { after: before.id })
-      : await post("v1/conversations", { title: titleOf(content) });
+    const made = await post(`v1/conversations/${id}/fork`, { after: (before ?? item).id });
+    // A fork begins behind an item: one that begins before the first is made behind it, and the item taken out.
+    if (!before) await remove(`v1/conversations/${made.id}/items/${item.id}`);
     begin(made.id, settings.body(), content ? [{ type: "message", role: "user", content }] : []);
     go("chat", made.id);
   };
@@ -177,15 +185,18 @@ function Thread({ id, list }) {
   };
 
   const working = turn && !turn.ended;
+  // What has ended is shown once: as it was written until it is loaded, and as it is stored from then on.
+  const stored = new Set(found?.responses.filter(hasEnded).map((response) => response.id));
+  const live = [];
+  for (let each = turn; each && !stored.has(each.id); each = each.before) live.unshift(each);
   const title = found?.conversation.title || (id ? "Untitled" : "New chat");
   return html`<section class="thread" aria-labelledby="title">
     <header class="thread-head">
-      <${Button} icon="menu" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${list} />
+      <${Button} icon="chat" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${list} />
       <h1 id="title" tabindex="-1" class="clip">${title}</h1>
       ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}>
         <${Icon} name="fork" />forked</a>`}
       <div class="actions">
-        ${turn?.connection === "reconnecting" && html`<${State} name="reconnecting" />`}
         ${id && html`<${ThreadMenu} conversation=${found?.conversation} reload=${loaded.reload} />`}
       </div>
     </header>
@@ -195,14 +206,15 @@ function Thread({ id, list }) {
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
       ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} />`}
-      ${found?.left && !turn && html`<${Left} left=${found.left} again=${again} />`}
-      ${turn && html`<${Live} turn=${turn} redraw=${redraw} again=${again} />`}
-      ${error && html`<${Failure} error=${error} />`}
+      ${found?.left && !live.length && html`<${Left} left=${found.left} again=${again} />`}
+      ${live.map((each) => html`<${Live} key=${each} turn=${each} redraw=${redraw} again=${again} />`)}
+      ${error && (error.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${error} />`)}
     <//>
     <${Composer}
       send=${send}
       draft=${draft}
       working=${working}
+      waiting=${turn?.pending.size > 0}
       stop=${() => attempt(() => stop(turn))}
       canStop=${Boolean(turn?.id)}
       disabled=${found?.conversation.status === "archived"}
@@ -218,7 +230,7 @@ const titleOf = (content) => {
 };
 
 function Welcome({ pick }) {
-  const ideas = ["Count from 1 to 40.", "What is 12 times 34?", "My name is Anna. Say hello to me.", "Write a table with two rows."];
+  const ideas = ["Count from 1 to 100.", "What can you do?", "My name is Anna. Say hello to me.", "What is the capital of France?"];
   return html`<div class="welcome">
     <h2>What shall we talk about?</h2>
     <p class="faint">The server keeps what is said. Close this tab, end the server, come back: the answer goes on.</p>
@@ -300,6 +312,7 @@ function Turns({ found, editing, edit, branch, id, working }) {
         editing=${editing === first.id}
         edit=${edit}
         branch=${branch}
+
         disabled=${working}
       />`;
     }
@@ -339,40 +352,44 @@ function Meta({ response }) {
   </a>`;
 }
 
-function Said({ item, editing, edit, branch, disabled }) {
-  const [text, setText] = useState("");
-  const words = textOf(item);
-  const begin_ = () => {
-    setText(words);
-    edit(item.id);
-  };
-  const save = (event) => {
+/** A message as it is written anew. */
+function Edited({ item, close, branch }) {
+  const [text, setText] = useState(() => textOf(item));
+  const area = useRef();
+  useEffect(() => {
+    area.current.focus();
+    area.current.setSelectionRange(text.length, text.length);
+  }, []);
+  const save = async (event) => {
     event.preventDefault();
+    if (!text.trim()) return;
     const rest = typeof item.content === "string" ? [] : item.content.filter((part) => part.type !== "input_text").map(again);
-    edit(null);
-    branch(item, [...rest, { type: "input_text", text }]);
+    if (await branch(item, [...rest, { type: "input_text", text }])) close();
   };
   const keys = (event) => {
-    if (event.key === "Escape") edit(null);
-    if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) save(event);
+    if (event.key === "Escape") close();
+    if (isSending(event)) save(event);
   };
-  if (editing) {
-    return html`<form class="turn user editing" onSubmit=${save}>
-      <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
-        <textarea rows="4" ref=${(area) => area && !area.dataset.seen && ((area.dataset.seen = "1"), area.focus())} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}>
-          </textarea></label>
-      <div class="foot">
-        <${Button} onClick=${() => edit(null)}>Cancel<//>
-        <button type="submit" class="button small primary" disabled=${!text.trim()}>Send in a fork</button>
-      </div>
-    </form>`;
-  }
+  return html`<form class="turn user editing" onSubmit=${save}>
+    <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
+      <textarea ref=${area} rows="4" data-unsent value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}>
+        </textarea></label>
+    <div class="foot">
+      <${Button} onClick=${close}>Cancel<//>
+      <button type="submit" class="button small primary" disabled=${!text.trim()}>Send in a fork</button>
+    </div>
+  </form>`;
+}
+
+function Said({ item, editing, edit, branch, disabled }) {
+  const words = textOf(item);
+  if (editing) return html`<${Edited} item=${item} close=${() => edit(null)} branch=${branch} />`;
   return html`<article class=${`turn ${item.role}`} aria-label=${item.role === "user" ? "You" : item.role}>
     ${item.role !== "user" && html`<small class="faint">${item.role}</small>`}
     <div class="bubble"><${Item} item=${item} /></div>
     <footer class="turn-foot">
       <${Copy} text=${words} label="Copy message" />
-      ${item.role === "user" && edit && html`<${Button} icon="edit" kind="quiet" label="Edit and fork" disabled=${disabled} onClick=${begin_} />`}
+      ${item.role === "user" && edit && html`<${Button} icon="edit" kind="quiet" label="Edit and fork" disabled=${disabled} onClick=${() => edit(item.id)} />`}
     </footer>
   </article>`;
 }
@@ -394,13 +411,21 @@ function Live({ turn, redraw, again: retry }) {
   return html`${turn.input.map((item, index) => item.type === "message" && html`<${Said} key=${`in${index}`} item=${item} />`)}
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
       ${state.items.map((item, index) => item && html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
-      ${quiet && html`<div class="dots" role="status"><i></i><i></i><i></i>
-        <span class="out-of-sight">${state.status === "queued" ? "Queued" : "Being answered"}</span></div>`}
-      ${turn.connection === "reconnecting" && html`<div class="notice ask" role="status">The server is away. Reconnecting; the answer goes on where it stopped.</div>`}
-      ${turn.error && html`<${Failure} error=${turn.error} />
+      ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
+      ${turn.error && html`${turn.error.code === LOCKED ? html`<${Locked} />` : html`<${Failure} error=${turn.error} />`}
         <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
       <${Outcome} response=${turn.ended ? state.response : null} />
     </article>`;
+}
+
+const Locked = () => html`<div class="notice ask" role="status">Another answer of this conversation is being made.</div>`;
+
+/** Nothing has been written yet. model: the one that has not begun; it may have to be loaded first. */
+function Quiet({ model, said }) {
+  const of = useLoaded(() => (model ? get(`v1/models/${model}`) : null), [model], LOADING_MS);
+  const loading = model && of.value?.state && of.value.state !== "loaded";
+  return html`<div class="dots" role="status"><i></i><i></i><i></i>
+    <span class=${loading ? "faint" : "out-of-sight"}>${loading ? `Loading ${of.value.root}…` : said}</span></div>`;
 }
 
 function Outcome({ response }) {

@@ -35,7 +35,7 @@ function Container({ id }) {
   const take = async (file) => {
     if (await attempt(() => remove(`v1/containers/${id}/files/${file.id}`))) loaded.reload();
   };
-  return html`<${Page} wide title=${html`<a class="up" href="#/containers">Containers</a> ${loaded.value?.container.name ?? ""}`}
+  return html`<${Page} title=${html`<a class="up" href="#/containers">Containers</a> ${loaded.value?.container.name ?? ""}`}
     actions=${html`<${Id} value=${id} />
       <${Sure} icon="trash" label="Delete container" question="The container is deleted with its files." onYes=${erase} />`}>
     <${Loaded} of=${loaded}>

@@ -2,7 +2,7 @@
 
 import { html, useMemo, useState } from "../vendor/standalone.module.js";
 import { all, get, key, post, remove } from "../api.js";
-import { Ago, Button, Empty, Icon, Id, Loaded, Page, State, Sure } from "../elements.js";
+import { Ago, Button, Empty, ForkMark, Icon, Id, Loaded, Page, State, Sure } from "../elements.js";
 import { textOf } from "../fold.js";
 import { brief, nameOf } from "../items.js";
 import { attempt, go, href, useLoaded, useWatched } from "../state.js";
@@ -32,7 +32,7 @@ export function Conversations({ id }) {
   const owner = useWatched(key);
   const [search, setSearch] = useState("");
   const loaded = useLoaded(() => all("v1/conversations", {}, MOST), [owner], 10_000);
-  return html`<${Page} title="Conversations" wide note="Each with what was forked from it. At an item a conversation can be rewound: it goes on from there in a fork, and the first one stays."
+  return html`<${Page} title="Conversations" note="Each with what was forked from it. At an item a conversation can be rewound: it goes on from there in a fork, and the first one stays."
     actions=${html`<input type="search" placeholder="Search" aria-label="Search conversations" value=${search} onInput=${(event) => setSearch(event.target.value)} />`}>
     <${Loaded} of=${loaded}>
       ${(found) => (found.length
@@ -51,7 +51,7 @@ function Tree({ found, search, id }) {
   return html`<ul class="tree" aria-label="Conversations">
     ${shown.map(({ conversation, depth }) => html`<li key=${conversation.id} style=${{ "--depth": search ? 0 : Math.min(depth, 8) }}>
       <a href=${href("conversations", conversation.id)} aria-current=${conversation.id === id ? "true" : undefined}>
-        ${depth > 0 && html`<${Icon} name="fork" />`}
+        ${conversation.forked_from && html`<${ForkMark} />`}
         <span class="clip">${conversation.title || "Untitled"}</span>
         ${conversation.status !== "active" && html`<${State} name=${conversation.status} />`}
         <small class="faint"><${Ago} at=${conversation.updated_at} /></small>

@@ -65,7 +65,7 @@ export function Engine() {
   const last = readings[readings.length - 1];
   const models = [...new Set((last?.figures.get("antiphon_engine_running") ?? []).map((each) => each.labels.model))];
   const want = model ? { model } : {};
-  return html`<${Page} title="Engine" wide note="The last three minutes, read every two seconds, of all owners together."
+  return html`<${Page} title="Engine" note="The last three minutes, read every two seconds, of all owners together."
     actions=${models.length > 1 && html`<label><span class="out-of-sight">Model</span>
       <select onChange=${(event) => setModel(event.target.value)}>
       <option value="">All models</option>${models.map((each) => html`<option value=${each} selected=${each === model}>${each}</option>`)}</select>
@@ -110,7 +110,9 @@ function Charts({ readings, last, want, models }) {
     <div class="panels small">
       ${charts.map(([title, found, unit, show]) => html`<section class="panel-card chart"><header><h2>${title}</h2><p>
         <strong>${show(found[found.length - 1] ?? 0)}</strong> <span class="faint">${unit}</span></p></header>
-        <${Line} values=${found} label=${`${title}: ${show(found[found.length - 1] ?? 0)} ${unit}`} /></section>`)}
+        ${found.some((value) => value > 0)
+          ? html`<${Line} values=${found} label=${`${title}: ${show(found[found.length - 1] ?? 0)} ${unit}`} />`
+          : html`<p class="faint idle">Nothing in the last three minutes.</p>`}</section>`)}
     </div>
     <div class="panels">
       <section class="panel-card"><h2>KV cache in memory</h2>

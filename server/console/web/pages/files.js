@@ -31,7 +31,7 @@ export function Files() {
     onDragLeave=${() => setOver(false)}
     onDrop=${(event) => (event.preventDefault(), setOver(false), bring([...event.dataTransfer.files]))}
   >
-    <${Page} title="Files" note="Drop files anywhere on this page." wide
+    <${Page} title="Files" note="Drop files anywhere on this page."
       actions=${html`<input ref=${picker} type="file" multiple hidden onChange=${(event) => bring([...event.target.files])} />
         <${Button} icon="plus" kind="primary" disabled=${busy > 0} onClick=${() => picker.current.click()}>${busy ? `Uploading ${busy}…` : "Upload"}<//>`}>
       <${Loaded} of=${loaded}>

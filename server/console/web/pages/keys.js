@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/standalone.module.js";
 import { all, key, post, remove } from "../api.js";
 import { Ago, Button, Copy, Dialog, Empty, Field, Id, Loaded, Page, Sure } from "../elements.js";
-import { attempt, useLoaded, useWatched } from "../state.js";
+import { attempt, dialog, useLoaded, useWatched } from "../state.js";
 
 const SCOPES = ["all", "all.read", "responses", "conversations", "chat", "models", "files", "vector_stores", "containers", "batches", "usage", "admin"];
 
@@ -43,10 +43,11 @@ export function Keys() {
   };
   if (denied) {
     return html`<${Page} title="Keys">
-      <${Empty} icon="key" title="For administrators">This page needs a key with the scopes all and admin: antiphon keys create --scope all --scope admin. Use it by the key at the lower left.<//>
+      <${Empty} icon="key" title="For administrators">This page needs a key with the scopes all and admin. Where the server runs, <code>antiphon keys create --owner local --scope all --scope admin</code> makes one. With <code>--owner local</code> it sees what was made without a key as well.<//>
+      <div class="centre"><${Button} icon="key" kind="primary" onClick=${() => dialog.set("key")}>Use a key<//></div>
       <//>`;
   }
-  return html`<${Page} title="Keys" wide note="Who may use this server, and for what."
+  return html`<${Page} title="Keys" note="Who may use this server, and for what."
     actions=${html`<${Button} icon="plus" onClick=${() => make("owner")}>New owner<//>`}>
     ${made && html`<div class="notice good" role="status"><p>This is the only time that the key is shown.</p>
       <div class="row"><code class="secret">${made}</code><${Copy} text=${made} label="Copy the key" />
@@ -77,7 +78,8 @@ export function Keys() {
                     <th scope="col" class="figure hide-narrow">Made</th><th scope="col">
                     <span class="out-of-sight">Actions</span></th></tr></thead>
                   <tbody>${keys.map((each) => html`<tr key=${each.id}>
-                    <td class="main"><span class="clip">${each.name}</span></td>
+                    <td class="main"><span class="clip">${each.name}</span>
+                      <small class="faint show-narrow">${(each.scopes ?? []).join(", ")}</small></td>
                     <td class="mono faint">${each.redacted_value}</td>
                     <td class="faint hide-narrow">${(each.scopes ?? []).join(", ")}</td>
                     <td class="figure faint hide-narrow"><${Ago} at=${each.last_used_at} /></td>

@@ -15,24 +15,28 @@ const TABS = ["timeline", "items", "input", "usage", "raw"];
 /** The events of a run from behind `after` on, and what they come to. */
 function useEvents(id, after, turn, whole) {
   const redraw = useRedraw();
-  const [found, set] = useState(() => ({ rows: [], state: empty(), connection: "live", error: null, done: false }));
+  const [found, set] = useState(() => ({ rows: [], state: empty(), error: null, done: false }));
   useEffect(() => {
     const abort = new AbortController();
-    const now = { rows: [], state: empty(), connection: "live", error: null, done: false, began: performance.now() };
+    const now = { rows: [], state: empty(), error: null, done: false };
     set(now);
+    const began = performance.now();
+    let written = Infinity; // the last event that there was when this page began to read
     const handlers = {
       signal: abort.signal,
       onEvent: ({ event, raw, bytes }) => {
-        now.rows.push({ seq: event.sequence_number, type: event.type, at: performance.now() - now.began, bytes, raw });
+        const at = event.sequence_number > written ? performance.now() - began : null;
+        now.rows.push({ seq: event.sequence_number, type: event.type, at, bytes, raw });
         if (after < 0) take(now.state, event);
         redraw();
       },
-      onState: (connection) => {
-        now.connection = connection;
-        redraw();
-      },
     };
-    follow(id, handlers, after)
+    const read = async () => {
+      const newest = await get(`v1/responses/${id}/events`, { order: "desc", limit: 1 }, { signal: abort.signal });
+      written = newest.data[0]?.sequence_number ?? -1;
+      await follow(id, handlers, after);
+    };
+    read()
       .catch((error) => {
         if (!abort.signal.aborted) now.error = error;
       })
@@ -72,10 +76,8 @@ export function Run({ id }) {
   const state = pending.size ? "waiting" : response?.status;
   const running = response && !hasEnded(response);
   return html`<${Page}
-    wide
     title=${html`<a class="up" href="#/runs">Runs</a> <span class="mono">${id.slice(0, 14)}…</span>`}
     actions=${html`
-      ${events.connection === "reconnecting" && html`<${State} name="reconnecting" />`}
       ${running && html`<${Button} icon="stop" onClick=${cancel}>Cancel<//>`}
       ${response && html`<${Button} icon="fork" onClick=${() => fork()}>Fork<//>`}
       ${response && html`<${Sure} icon="trash" label="Delete run" question="The response, its events and what only it refers to are deleted." onYes=${erase} />`}
@@ -114,7 +116,7 @@ function Facts({ response, state }) {
     ["State", html`<${State} name=${state} />`],
     ["Model", response.model],
     ["Begun", html`<${Ago} at=${response.created_at} />`],
-    ["Took", seconds(lasted)],
+    ["Lasted", html`<span title="From the request to the end, with all that it waited for">${seconds(lasted)}</span>`],
     ["Tokens", response.usage ? `${number(response.usage.input_tokens)} + ${number(response.usage.output_tokens)}` : "–"],
     ["Attempt", response.attempt ?? "–"],
     ["Id", html`<${Id} value=${response.id} />`],
@@ -176,7 +178,7 @@ function Timeline({ id, events, replay, fork, after, running }) {
         <button type="submit" class="button small"><span>Replay</span></button>
       </form>
       <input type="search" placeholder="Filter by type" aria-label="Filter events by type" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
-      <span class="faint" role="status">${number(events.rows.length)} events, ${size(bytes)}${events.connection === "reconnecting" ? ", reconnecting" : !events.done ? ", live" : ""}</span>
+      <span class="faint" role="status">${number(events.rows.length)} events, ${size(bytes)}${events.done ? "" : ", live"}</span>
       <${Button} icon="save" kind="quiet" label="Save these events, one a line" onClick=${keep} />
     </div>
     <div class="events" ref=${box} onScroll=${scrolled} onKeyDown=${keys} tabindex="0" role="listbox" aria-label="Events" aria-activedescendant=${picked ? `event-${picked.seq}` : undefined}>
@@ -191,7 +193,7 @@ function Timeline({ id, events, replay, fork, after, running }) {
           onClick=${() => pick(picked === row ? null : row)}
         >
           <span class="seq">${row.seq}</span>
-          <span class="at">${row.at < 1000 ? `${row.at.toFixed(0)} ms` : `${(row.at / 1000).toFixed(2)} s`}</span>
+          <span class="at">${row.at === null ? "" : row.at < 1000 ? `${row.at.toFixed(0)} ms` : `${(row.at / 1000).toFixed(2)} s`}</span>
           <span class="type clip">${row.type.replace(/^response\./, "")}</span>
           <span class="bar" aria-hidden="true"><i style=${{ width: `${Math.max(2, (row.bytes / largest) * 100)}%` }}>
             </i></span>
@@ -207,7 +209,7 @@ function Timeline({ id, events, replay, fork, after, running }) {
       <${Json} value=${picked.raw} label=${`event ${picked.seq}`} />
     </aside>`}
   </div>
-  <p class="faint small-print">The time is that of an event's arrival at this page, from the moment that it began to read; a run that has ended is replayed as fast as the server sends it.</p>`;
+  ${events.rows.some((row) => row.at !== null) && html`<p class="faint small-print">A time is that of an event's arrival at this page, from the moment that it began to read. Events that were there before have none.</p>`}`;
 }
 
 function NoEvents({ error }) {

@@ -29,7 +29,7 @@ export function Runs() {
     return { data, more };
   };
   const loaded = useLoaded(load, [status, most, owner], EVERY_MS);
-  return html`<${Page} title="Runs" note="Every response that is kept, the newest first." wide>
+  return html`<${Page} title="Runs" note="Every response that is kept, the newest first.">
     <div class="filters" role="group" aria-label="State">
       ${STATUSES.map((each) => html`<button type="button" class="filter" aria-pressed=${each === status} onClick=${() => replace("runs", null, each ? { status: each } : {})}>
         ${each ? html`<${State} name=${each} />` : "all"}
@@ -83,7 +83,7 @@ function List({ data }) {
   }
   return html`<div class="table-frame"><table class="list">
     <thead><tr><th scope="col">State</th><th scope="col">Run</th><th scope="col">Came to</th><th scope="col">Model</th>
-      <th scope="col" class="figure">Tokens</th><th scope="col" class="figure">Took</th>
+      <th scope="col" class="figure">Tokens</th><th scope="col" class="figure" title="From the request to the end, with all that it waited for">Lasted</th>
       <th scope="col" class="figure">Begun</th></tr></thead>
     <tbody>
       ${data.map((each) => html`<tr key=${each.id}>

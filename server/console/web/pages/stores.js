@@ -50,7 +50,7 @@ function Store({ id }) {
     setBusy(false);
   };
   const erase = () => attempt(() => remove(`v1/vector_stores/${id}`), "Deleted").then((done) => done && go("stores"));
-  return html`<${Page} wide title=${html`<a class="up" href="#/stores">Vector stores</a> ${store.value?.name ?? ""}`}
+  return html`<${Page} title=${html`<a class="up" href="#/stores">Vector stores</a> ${store.value?.name ?? ""}`}
     actions=${html`<${Id} value=${id} />
       <${Sure} icon="trash" label="Delete store" question="The store is deleted. Its files stay." onYes=${erase} />`}>
     <${Loaded} of=${store}>

@@ -7,9 +7,9 @@ import { Empty, Loaded, Page, number, short } from "../elements.js";
 import { useLoaded, useWatched } from "../state.js";
 
 const RANGES = {
-  "24 hours": { seconds: 86_400, width: "1h", limit: 25 },
-  "7 days": { seconds: 7 * 86_400, width: "1d", limit: 8 },
-  "30 days": { seconds: 30 * 86_400, width: "1d", limit: 31 },
+  "24 hours": { seconds: 86_400, width: "1h", bucket: 3600, limit: 24 },
+  "7 days": { seconds: 7 * 86_400, width: "1d", bucket: 86_400, limit: 7 },
+  "30 days": { seconds: 30 * 86_400, width: "1d", bucket: 86_400, limit: 30 },
 };
 const KINDS = { Requests: "num_model_requests", Input: "input_tokens", Cached: "input_cached_tokens", Output: "output_tokens", Reasoning: "output_reasoning_tokens" };
 
@@ -20,7 +20,8 @@ export function Usage() {
   const [by, setBy] = useState("model");
   const range = RANGES[name];
   const load = async () => {
-    const start = Math.floor(Date.now() / 1000) - range.seconds;
+    const now = Math.floor(Date.now() / 1000);
+    const start = now - (now % range.bucket) - range.seconds + range.bucket; // the last bucket is the one of now
     const query = { start_time: start, bucket_width: range.width, limit: range.limit };
     const [page, costs] = await Promise.all([
       get("v1/organization/usage/completions", { ...query, "group_by[]": [by] }),
@@ -29,7 +30,7 @@ export function Usage() {
     return { buckets: page.data, costs: costs.data };
   };
   const loaded = useLoaded(load, [owner, name, by], 15_000);
-  return html`<${Page} title="Usage" wide note="Tokens and requests, counted once each, also over a crash."
+  return html`<${Page} title="Usage" note="Tokens and requests, counted once each, also over a crash."
     actions=${html`
       <label><span class="out-of-sight">Told apart by</span><select onChange=${(event) => setBy(event.target.value)}>
         ${[["model", "by model"], ["project_id", "by owner"], ["api_key_id", "by key"], ["service_tier", "by tier"]].map(([value, text]) => html`<option value=${value} selected=${value === by}>${text}</option>`)}
@@ -48,7 +49,7 @@ function Figures({ found, by, width }) {
   const label = (bucket) => {
     const date = new Date(bucket.start_time * 1000);
     return width === "1h"
-      ? date.toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", hour12: false })
+      ? date.toLocaleTimeString("en", { weekday: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" })
       : date.toLocaleDateString("en", { day: "numeric", month: "short", timeZone: "UTC" });
   };
   const columns = (field) =>
@@ -98,5 +99,5 @@ function Left({ said }) {
             <p class="faint">${number(left)} of ${number(most)} left; whole again in ${said[`x-ratelimit-reset-${kind}`]}</p>
               </section>`;
         })}</div>`
-      : html`<p class="faint">Nothing limits this key, or no reply has told of it yet.</p>`}`;
+      : html`<p class="faint">No limits of this key are known.</p>`}`;
 }
