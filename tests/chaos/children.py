@@ -59,7 +59,8 @@ async def child_death(form: Form, report: Report) -> None:
     num_hit = num_beside = 0
     async with serving(server):
         async with Client([server], History(), draw, key=MINE) as client:
-            alone = {work.name: await work.do(client, work.name.replace(" ", "-")) for work in beside}
+            done = await asyncio.gather(*(work.do(client, work.name.replace(" ", "-")) for work in beside))
+            alone = dict(zip((work.name for work in beside), done, strict=True))
             pid = (await _child(server, client))["pid"]
         # Enough of the work is the other model's for some of it to be under way at every kill.
         scene = Scene([server], [*works, *beside * 3], {**expected, **alone}, report, draw)
