@@ -22,9 +22,7 @@ from engine.dialects import History
 from engine.tokenizer.chat_template import render_template, variables_of
 from engine.tokenizer.escape_reader import escape_reader, looks_in_normalized
 from engine.tokenizer.escapes import BREAK, Escapes, control_strings, is_escaped
-from engine.tokenizer.sentencepiece import find_sentencepiece, read_sentencepiece
-from engine.tokenizer.tekken import FILE as TEKKEN
-from engine.tokenizer.tekken import NAMES, read_tekken
+from engine.tokenizer.foreign import NAMES, read_foreign
 from engine.types import LoadError, RenderError, RenderInput
 
 if TYPE_CHECKING:
@@ -355,10 +353,8 @@ def _load_backend(folder: Path) -> Backend:
             return Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exceptions
             raise LoadError(f"{path} cannot be read: {error}") from error
-    if (tekken := folder / TEKKEN).is_file():
-        return read_tekken(tekken)
-    if (file := find_sentencepiece(folder)) is not None and (backend := read_sentencepiece(file)) is not None:
-        return backend
+    if (foreign := read_foreign(folder)) is not None:
+        return foreign
     try:  # what else there is, transformers may convert
         from transformers import AutoTokenizer
 

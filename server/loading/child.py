@@ -40,13 +40,20 @@ ENDING_S = 10.0
 class Child:
     """The process of one model, through all of its lives. `line` leads to it.
 
-    on_wanted: told when somebody waits for it while it is not there.
+    on_wanted: told when somebody waits for it while it is not there. folder: where its sockets are to be; by
+    default in one of its own.
     """
 
-    def __init__(self, name: str, config: Config, on_wanted: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        on_wanted: Callable[[], None] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self.name = name
         self._config = config
-        self._folder: Path | None = None
+        self._folder = folder
         self._on_wanted = on_wanted
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None

@@ -13,18 +13,18 @@ from server.model_registry.children import ChildOfAll
 class SharedModels:
     """Loads models in processes of their own when a server process wants them, and unloads what none uses.
 
-    path: of the socket where server processes ask; they find it there once this is started. Raises LoadError
-    for a model that can never have room.
+    path: of the socket where server processes ask; they find it there once this is started. The models' own
+    sockets are beside it. Raises LoadError for a model that can never have room.
     """
 
     def __init__(self, config: Config, path: Path) -> None:
         self._children: dict[str, Child] = {}
         self._shelf = Shelf(memory_bytes=config.models_memory_bytes)
         self._host = ShelfHost(path, self._shelf, self._children)
-        for entry in config.entries:
+        for number, entry in enumerate(config.entries):
             if entry.in_child:
-                own = config.of_entry(entry)
-                child = self._children[entry.id] = Child(entry.id, own)
+                own, folder = config.of_entry(entry), path.with_name(f"model-{number}")
+                child = self._children[entry.id] = Child(entry.id, own, folder=folder)
                 model = ChildOfAll(entry, own, child, self._host)
                 self._shelf.add(Held(entry.id, model, pinned=entry.pin, idle_s=entry.idle_s))
 

@@ -71,12 +71,16 @@ class Scene:
         """
         began = time.monotonic()
         while (took := time.monotonic() - began) < limit_s:
-            now = self.in_flight()
-            going = sum(seen.id not in now or _flows(seen, last + events) for seen, last in self.hit.items())
-            if len(now) >= len(self.clients) / 2 and going >= share * len(self.hit):
+            at_work = len(self.in_flight()) >= len(self.clients) / 2
+            if at_work and self.num_going(events) >= share * len(self.hit):
                 break
             await asyncio.sleep(0.02)
         return took
+
+    def num_going(self, events: int) -> int:
+        """How many of what was hit last have brought so many events since, or have ended."""
+        now = self.in_flight()
+        return sum(seen.id not in now or _flows(seen, last + events) for seen, last in self.hit.items())
 
     def look(self, database: Path | str) -> None:
         """What a database holds is at least what clients have seen."""

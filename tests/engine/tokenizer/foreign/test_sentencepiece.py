@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tokenizer.sentencepiece import find_sentencepiece, read_sentencepiece
+from engine.tokenizer.foreign.sentencepiece import find_sentencepiece, read_sentencepiece
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import LoadError
 

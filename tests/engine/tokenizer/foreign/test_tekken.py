@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tiktoken
 
-from engine.tokenizer.tekken import read_tekken
+from engine.tokenizer.foreign.tekken import read_tekken
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import LoadError
 
