@@ -133,6 +133,7 @@ HEADERS: Mapping[str, str] = {
         "An extension. `openai`, `legacy` or `legacy-string`: how the events and items of the reply are "
         "named, in the place of the setting `responses_profile`."
     ),
+    "anthropic-version": "Clients of Anthropic's API send it: the reply has the shape of that API.",
     "X-Request-Id": "The client's own name for the request, which the reply and the log have too.",
 }
 """Headers of requests that change a reply, and what each is for."""
