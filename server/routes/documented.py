@@ -140,6 +140,7 @@ HEADERS: Mapping[str, str] = {
         "An extension. `openai`, `legacy` or `legacy-string`: how the events and items of the reply are "
         "named, in the place of the setting `responses_profile`."
     ),
+    "anthropic-version": "Clients of Anthropic's API send it: the reply has the shape of that API.",
     "X-Request-Id": "The client's own name for the request, which the reply and the log have too.",
 }
 """Headers of requests that change a reply, and what each is for."""
@@ -241,19 +242,18 @@ def _names(query: tuple[str, ...]) -> list[str]:
 def _refusing_others(query: tuple[str, ...]) -> Callable[[Request], Awaitable[None]]:
     """What refuses any other parameter of a list's query: ApiError 400. With a filter left out, the list
     would hold more than its client meant."""
-    known = _names(query)
-    objects = {
-        name for name, told in zip(known, query, strict=True) if QUERY[told][0].get("type") == "object"
-    }
+    types = {name.partition(":")[0]: QUERY[name][0].get("type") for name in query}
 
     async def refuse_others(request: Request) -> None:
         for name in request.query_params:
-            plain, bracket, _ = name.partition("[")
-            if name in known or (bracket and (plain in objects or name.removesuffix("[]") in known)):
-                continue
-            meant = nearest(name, known)
-            hint = f"Did you mean '{meant}'?" if meant else f"There are: {', '.join(known)}."
-            refuse(shorten(name), f"Unknown parameter: '{shorten(name)}'. {hint}", "unknown_parameter")
+            plain, bracket, key = name.partition("[")
+            if types.get(plain) == "object":
+                if not key.endswith("]"):
+                    refuse(plain, f"Invalid '{plain}': write '{plain}[key]=value'.")
+            elif plain not in types or (bracket and (key != "]" or types[plain] != "array")):
+                meant = nearest(name, list(types))
+                hint = f"Did you mean '{meant}'?" if meant else f"There are: {', '.join(types)}."
+                refuse(shorten(name), f"Unknown parameter: '{shorten(name)}'. {hint}", "unknown_parameter")
 
     return refuse_others
 

@@ -1,7 +1,9 @@
-"""GET /v1/models and /v1/models/{id}: what is served."""
+"""GET /v1/models and /v1/models/{id}: what is served, in the shape of OpenAI's API or of Anthropic's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -115,6 +117,37 @@ def speech_object(model: SpeechModel) -> dict[str, Any]:
     }
 
 
+def _is_anthropics(request: Request) -> bool:
+    """Whether a client of Anthropic's API asks, which names a version of it in every request."""
+    return "anthropic-version" in request.headers
+
+
+def _in_anthropics_shape(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A Model object as Anthropic's API has it."""
+    most, sunset = model.get("max_model_len"), model.get("deprecation_date")
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": datetime.fromtimestamp(model["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active" if sunset is None else "deprecated",
+        "retires_at": None if sunset is None else f"{sunset}T00:00:00Z",
+        "max_input_tokens": most,
+        "max_tokens": most,
+    }
+
+
+def _anthropics_list(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A list of Model objects as Anthropic's API has it: all of them on one page."""
+    ids = [model["id"] for model in models]
+    return {
+        "data": [_in_anthropics_shape(model) for model in models],
+        "has_more": False,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+    }
+
+
 def _objects(models: Models) -> dict[str, dict[str, Any]]:
     """Every name that a request may give, the default model's first, and its Model object."""
     found: dict[str, dict[str, Any]] = {}
@@ -126,15 +159,19 @@ def _objects(models: Models) -> dict[str, dict[str, Any]]:
     return found
 
 
-@router.get("/models", **documented("Models", "models.read"))
+@router.get("/models", **documented("ListedModels", "models.read", headers=("anthropic-version",)))
 async def list_models(request: Request) -> Response:
     """Every name that the key may use, the default model first."""
     scopes, models = principal(request).scopes, context(request).models
     usable = [object for name, object in _objects(models).items() if scopes.allow(f"model:{name}")]
+    if _is_anthropics(request):
+        return JSONResponse(_anthropics_list(usable))
     return JSONResponse({"object": "list", "data": usable})
 
 
-@router.get("/models/{model_id:path}", **documented("Model", "models.read"))
+@router.get(
+    "/models/{model_id:path}", **documented("ShownModel", "models.read", headers=("anthropic-version",))
+)
 async def get_model(model_id: str, request: Request) -> Response:
     """One model; ids may hold slashes."""
     models = context(request).models
@@ -142,4 +179,4 @@ async def get_model(model_id: str, request: Request) -> Response:
         models.get(model_id)
         raise AssertionError(f"{model_id} is served, and has no object")
     require_use(principal(request), model_id)
-    return JSONResponse(found)
+    return JSONResponse(_in_anthropics_shape(found) if _is_anthropics(request) else found)

@@ -56,6 +56,18 @@ async def test_create(claude: AsyncAnthropic) -> None:
     assert message._request_id is not None and message._request_id.startswith("req_")
 
 
+async def test_models(claude: AsyncAnthropic) -> None:
+    (listed,) = [model async for model in claude.models.list()]
+    assert (listed.type, listed.id, listed.display_name) == ("model", *["antiphon-scripted"] * 2)
+    assert listed.lifecycle == "active" and listed.created_at.tzinfo is not None
+    assert listed.max_input_tokens is not None and listed.max_input_tokens > 0
+    assert await claude.models.retrieve("antiphon-scripted") == listed
+    page = await claude.models.list()
+    assert (page.has_more, page.first_id, page.last_id) == (False, listed.id, listed.id)
+    with pytest.raises(anthropic.NotFoundError):
+        await claude.models.retrieve("none")
+
+
 async def test_the_synchronous_client_and_the_stream_helper(live_server: Running) -> None:
     def ask() -> tuple[str, Message]:
         with (

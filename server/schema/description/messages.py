@@ -84,6 +84,7 @@ _COUNTS = {
     "output_tokens_details": of({"thinking_tokens": INTEGER}),
 }
 _CREATION = of({"ephemeral_5m_input_tokens": INTEGER, "ephemeral_1h_input_tokens": INTEGER})
+_TIME: Schema = {**STRING, "format": "date-time"}
 _BLOCK: Schema = {
     "anyOf": [
         of({"type": {"const": "text"}, "text": STRING}),
@@ -155,6 +156,24 @@ def messages_components() -> Mapping[str, Schema]:
                 ref("MessagesError"),
             ]
         },
+        "ShownModel": {"anyOf": [ref("Model"), ref("MessagesModel")]},
+        "ListedModels": {"anyOf": [ref("Models"), ref("MessagesModels")]},
+        "MessagesModel": of(
+            {
+                **{"type": {"const": "model"}, "id": STRING, "display_name": STRING},
+                "created_at": _TIME,
+                "lifecycle": {"enum": ["active", "deprecated"]},
+                "retires_at": or_null(_TIME),
+                "max_input_tokens": or_null(INTEGER),
+                "max_tokens": or_null(INTEGER),
+            }
+        ),
+        "MessagesModels": of(
+            {
+                **{"data": listed(ref("MessagesModel")), "has_more": {"const": False}},
+                **{"first_id": or_null(STRING), "last_id": or_null(STRING)},
+            }
+        ),
         "MessageTokens": of({"input_tokens": INTEGER}),
         "MessagesError": of(
             {

@@ -1,7 +1,8 @@
 """What the Open Responses suite does over HTTP, all of it at once, with models that really answer.
 
 That suite is stricter than the official schema in the fields that every response must have, its reader of
-streams knows line feeds only, and its weather tool is offered without a `tool_choice`. `websocket` has the rest.
+streams knows line feeds only, and its weather tool is offered without a `tool_choice`. The folder `websocket`
+has the rest of it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ async def made(client: httpx.AsyncClient, input: str | list[Json], **fields: obj
 def check(response: Json) -> None:
     """The suite's own demands, beside those of the official schema."""
     wire.validate_response(response)
-    assert response["status"] == "completed" and ALWAYS <= response.keys()
+    assert response["status"] == "completed" and response.keys() >= ALWAYS
     assert all(response[name] is not None for name in NUMBERS)
     assert response["reasoning"] is None or {"effort", "summary"} <= response["reasoning"].keys()
     for tool in response["tools"]:
