@@ -51,6 +51,7 @@ from storage import (
     PathTaken,
     RequestKnown,
     ResponseKnown,
+    RunEnded,
     SchemaTooNew,
     StorageError,
     StorageUnavailable,
@@ -226,6 +227,9 @@ _TABLE: Mapping[type[BaseException], _Row] = {
             "still there: retrieve it without 'stream'."
         ),
         param="stream",
+    ),
+    RunEnded: _Row(
+        409, "run_ended", lambda e: f"Run '{e.id}' is {e.status} already.", {"x-should-retry": "false"}
     ),
     NotFound: _Row(404, "not_found", lambda e: f"{e.kind.capitalize()} with id '{e.id}' not found."),
     ConversationLocked: _Row(

@@ -907,6 +907,7 @@ class StorageError(Exception):
     StorageError
     +- NotFound               unknown, deleted, or another owner's: never told apart
     +- EventsExpired          the response is there, its events were pruned
+    +- RunEnded               a run that is to be cancelled has ended already
     +- ConversationLocked     a run holds the conversation
     +- ConversationFull       it has as many items as it may have
     +- ContainerFull          a container's files would be too many, or too large together
@@ -936,6 +937,14 @@ class NotFound(StorageError):
     def __init__(self, kind: str, id: str) -> None:
         super().__init__(kind, id)
         self.kind, self.id = kind, id
+
+
+class RunEnded(StorageError):
+    """The run has ended already; status: as what."""
+
+    def __init__(self, id: str, status: str) -> None:
+        super().__init__(f"run {id!r} is {status} already")
+        self.id, self.status = id, status
 
 
 class EventsExpired(StorageError):

@@ -352,7 +352,7 @@ class Storage:
         return await self._read(partial(live_runs.live_runs, limit=limit))
 
     async def run_owner(self, response_id: str) -> str:
-        """Whose run in flight this is. NotFound("run")."""
+        """Whose run in flight this is. NotFound("run"), RunEnded."""
         return await self._read(partial(live_runs.run_owner, response_id=response_id))
 
     async def response_owner(self, response_id: str) -> str:

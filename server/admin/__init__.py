@@ -10,6 +10,7 @@ from server.admin.database_access import (
     UnknownOwner,
     address_file,
     asking,
+    is_served,
     leave_address,
     refusal_of,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "asking",
     "audit",
     "backup",
+    "is_served",
     "keys",
     "leave_address",
     "live_runs",

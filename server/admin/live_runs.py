@@ -47,7 +47,7 @@ async def listed(storage: Storage) -> dict[str, Any]:
 
 async def cancel(storage: Storage, by: Actor, id: str, owner: str | None = None) -> dict[str, Any]:
     """Have whichever process carries a stored run on, or takes it up next, cancel it. owner: whose it has to
-    be; None: anybody's. NotFound."""
+    be; None: anybody's. NotFound, RunEnded."""
     whose = await storage.run_owner(id)
     if owner not in (None, whose):
         raise NotFound("run", id)

@@ -20,12 +20,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+import httpx
 import orjson
 
 from engine import EngineError
 from server import __version__
 from server.access import LOCAL_OWNER
-from server.admin import address_file, keys
+from server.admin import AdminError, address_file, asking, is_served, keys
 from server.config import FILE_NAME, Config, masked
 from server.encrypted_reasoning import given_keys
 from server.limits import NONE, changed, load_limits, parse_limits
@@ -59,7 +60,8 @@ ASK_MCP_S = 10.0
 
 
 def examine(config: Config) -> int:
-    """Run every check, print a line each; 1 when one failed: `antiphon serve` would be refused now."""
+    """Run every check, print a line each; 1 when one failed: `antiphon serve` would be refused now. That a
+    server of this database runs already is no failure."""
     return asyncio.run(_examine(config))
 
 
@@ -104,6 +106,8 @@ async def _database(config: Config) -> Finding:
     if state.schema == "newer":
         return "FAIL", f"{state.shown} was written by a newer version"
     if state.holder is not None:
+        if (url := await _running(config)) is not None:
+            return "ok", f"{state.shown}: {state.holder} and answers at {url}; a second one would be refused"
         return "FAIL", f"{state.holder}{_address(config)}: stop it, or give another --data"
     if state.schema == "absent":
         return "ok", f"{state.shown} holds no tables yet; the first start makes them"
@@ -119,6 +123,21 @@ def _address(config: Config) -> str:
         return f" and listens on {orjson.loads(address_file(config).read_bytes())['url']}"
     except (OSError, ValueError):
         return ""
+
+
+async def _running(config: Config) -> str | None:
+    """Where the server of this database listens; None where there is none that is ready."""
+
+    def ask() -> str | None:
+        with asking(config) as http:
+            del http.headers["authorization"]  # whoever answers there may be another by now
+            ready = http.get("/ready").status_code == 200
+            return str(http.base_url).rstrip("/") if ready else None
+
+    try:
+        return await asyncio.to_thread(ask) if is_served(config) else None
+    except AdminError:
+        return None
 
 
 async def _access(config: Config) -> Finding:
@@ -184,6 +203,8 @@ async def _port(config: Config) -> Finding:
     try:
         bind(config.host, config.port).close()
     except OSError as exc:
+        if (url := await _running(config)) is not None and httpx.URL(url).port == config.port:
+            return "ok", f"the server of this database listens on {url}"
         return "FAIL", f"{config.host}:{config.port} cannot be listened on: {exc.strerror or exc}"
     free = f"{config.host}:{config.port} is free"
     if config.loopback and config.led_to is None:

@@ -49,6 +49,8 @@ access = logging.getLogger("antiphon.access")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 PROBES = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
 """Paths that are asked every few seconds: they are logged only for debugging, and have no spans."""
+CONSOLE = frozenset({"/", "/console/{path:path}"})
+"""Routes of the console's page and its files."""
 MAX_ECHO = 512
 MAX_REQUEST_ID = 128
 MAX_LOGGED = 512
@@ -198,7 +200,8 @@ class Envelope:
         telemetry.request_ended(route, method, status, seconds, record.error_code)
         if telemetry.tracing is not None and record.span is not None:
             telemetry.tracing.replied(record, method, route, status)
-        level = logging.DEBUG if route in PROBES else logging.INFO
+        quiet = route in PROBES or (status < 400 and _is_of_console(scope, method, route))
+        level = logging.DEBUG if quiet else logging.INFO
         if not access.isEnabledFor(level):
             return
         principal, client = scope["state"].get("principal") or scope["state"].get("refused"), _client(scope)
@@ -216,6 +219,13 @@ class Envelope:
         line = "%s %s %d %.0f ms %s %s"
         words = (method, path, status, seconds * 1000, record.request_id, client)
         access.log(level, line, *words, extra=said)
+
+
+def _is_of_console(scope: Scope, method: str, route: str) -> bool:
+    """Whether the console loads itself or looks for news, as it does every few seconds: a browser says of
+    what it reads for a page of this server that it is of the same origin."""
+    by_page = Headers(scope=scope).get("sec-fetch-site") == "same-origin"
+    return method in ("GET", "HEAD") and (by_page or route in CONSOLE)
 
 
 class Boundary:

@@ -827,7 +827,7 @@ class Runs:
 
     async def cancel_any(self, response_id: str, by: Actor, *, owner: str | None = None) -> None:
         """Cancel a run in flight of any owner, for administrators, and wait for its end. owner: whose it has
-        to be; None: anybody's. NotFound("run")."""
+        to be; None: anybody's. NotFound("run"), RunEnded."""
         run = self._tasks.get(response_id)
         if run is not None and not run.entry.fence:  # the database knows nothing of it
             if owner not in (None, run.plan.owner):

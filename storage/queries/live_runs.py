@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, func, select
 
 from storage.queries.events import TOKEN_BYTES
-from storage.records import LiveRun, NotFound
+from storage.records import LiveRun, NotFound, RunEnded
 from storage.tables import records, responses, runs, segments
 
 
@@ -50,10 +50,16 @@ def num_live_runs(conn: Connection) -> dict[str, int]:
 
 
 def run_owner(conn: Connection, response_id: str) -> str:
-    """Whose run in flight this is. NotFound("run")."""
+    """Whose run in flight this is. NotFound("run"), RunEnded."""
     owner = conn.execute(select(runs.c.owner).where(runs.c.response_id == response_id)).scalar()
     if owner is None:
-        raise NotFound("run", response_id)
+        there = (
+            responses.c.id == response_id,
+            responses.c.deleted_at.is_(None),
+            responses.c.fork_of.is_(None),
+        )
+        status = conn.execute(select(responses.c.status).where(*there)).scalar()
+        raise NotFound("run", response_id) if status is None else RunEnded(response_id, status)
     return str(owner)
 
 

@@ -87,10 +87,12 @@ async def test_an_administrator_cancels_runs_of_any_owner(
         assert await asyncio.to_thread(main, command) == 0
         assert capsys.readouterr().out == f"{waiting} is cancelled\n"
         assert await asyncio.to_thread(main, command) == 2
-        assert waiting in capsys.readouterr().err
+        assert capsys.readouterr().err == f"antiphon: Run '{waiting}' is cancelled already.\n"
+        assert await asyncio.to_thread(main, ["runs", "cancel", "resp_no", "--data", str(tmp_path)]) == 2
+        assert "resp_no" in (told := capsys.readouterr().err) and "already" not in told
         assert (await client.get("/v1/organization/runs", headers=key)).json()["data"] == []
         gone = await client.post(f"/v1/organization/runs/{held}/cancel", headers=key)
-        assert gone.status_code == 404
+        assert (gone.status_code, gone.json()["error"]["code"]) == (409, "run_ended")
         logs = "/v1/organization/audit_logs?event_types[]=run.cancelled"
         told = (await client.get(logs, headers=key)).json()["data"]
         assert [log["run.cancelled"]["id"] for log in told] == [waiting, unstored, held]

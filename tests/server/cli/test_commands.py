@@ -24,6 +24,7 @@ import httpx
 import pytest
 
 from server import __version__
+from server.admin import database_access
 from server.cli.commands import COMMANDS, main
 from server.config import SUBJECTS, settings
 from server.telemetry import end_user
@@ -690,7 +691,9 @@ def test_doctor_tells_of_a_server_without_keys_that_others_are_led_to(
     assert "leads others" not in capsys.readouterr().out
 
 
-async def test_doctor_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+async def test_doctor_changes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data"
     doctor = ["doctor", "--engine", "scripted", "--data", str(data), "--port", "0"]
     assert await asyncio.to_thread(main, doctor) == 0
@@ -703,10 +706,20 @@ async def test_doctor_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "has this version's schema, is held by nobody and has 1 keys" in database_line(capsys)
     assert {file.name: file.read_bytes() for file in data.iterdir()} == before
     async with server_process(data) as server:
-        assert await asyncio.to_thread(main, doctor) == 1, "a second server would be refused"
+        port = server.url.rpartition(":")[2]
+        beside = [*doctor[:-1], port]
+        assert await asyncio.to_thread(main, beside) == 0
+        lines = capsys.readouterr().out.splitlines()
+        told = next(line for line in lines if line[6:14] == "database")
+        assert told.startswith("ok") and f"another server (pid {server.child.pid}) holds" in told
+        assert f"answers at {server.url}; a second one would be refused" in told
+        told = next(line for line in lines if line[6:10] == "port")
+        assert told.startswith("ok") and told.endswith(f"the server of this database listens on {server.url}")
+        server.child.send_signal(signal.SIGSTOP)  # it holds the database, and does not answer
+        monkeypatch.setattr(database_access, "TIMEOUT_S", 0.1)
+        assert await asyncio.to_thread(main, beside) == 1
         told = database_line(capsys)
-        assert told.startswith("FAIL") and f"another server (pid {server.child.pid}) holds" in told
-        assert f"listens on {server.url}" in told
+        assert told.startswith("FAIL") and f"listens on {server.url}: stop it" in told
 
 
 def test_doctor_fails_where_serve_would_be_refused_for_its_address(

@@ -86,6 +86,26 @@ async def test_chat_and_refusals(client: httpx.AsyncClient, lines: Lines) -> Non
     )
 
 
+async def test_what_the_console_reads_is_told_where_it_goes_wrong(
+    client: httpx.AsyncClient, lines: Lines
+) -> None:
+    by_page = {"sec-fetch-site": "same-origin"}
+    for path in ("/", "/console/main.js", "/console/missing.js", "/health"):
+        await client.get(path)
+    for path in ("/v1/responses", "/v1/responses/resp_unknown"):
+        await client.get(path, headers=by_page)
+    await client.post("/v1/conversations", json={}, headers=by_page)
+    await client.get("/v1/responses")
+    await client.get("/v1/responses", headers={"sec-fetch-site": "none"})
+    assert [(line["method"], line["path"], line["status"]) for line in lines("antiphon.access")] == [
+        ("GET", "/console/missing.js", 404),
+        ("GET", "/v1/responses/resp_unknown", 404),
+        ("POST", "/v1/conversations", 200),
+        ("GET", "/v1/responses", 200),
+        ("GET", "/v1/responses", 200),
+    ]
+
+
 async def test_a_run_that_is_taken_up_names_the_request_that_began_it(tmp_path: Path, lines: Lines) -> None:
     engine = ScriptedEngine(tick_s=0.05)
     async with running_app(tmp_path, engine) as server, http_client(server, **HEADERS) as client:
