@@ -53,8 +53,8 @@ function functionsOf(text) {
 /** Whether a key that was pressed where one writes sends what stands there: Enter, without Shift. */
 export const isSending = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
 
-export function Composer({ send, working, waiting, stop, canStop, disabled, settings, keep, draft }) {
-  const [text, setText] = useState("");
+export function Composer({ id, send, working, waiting, stop, canStop, disabled, settings, keep, draft }) {
+  const [text, setText] = useKept(`draft.${id ?? "new"}`, "");
   const [files, setFiles] = useState([]);
   const [sending, setSending] = useState(false);
   const [over, setOver] = useState(false);

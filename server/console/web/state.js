@@ -138,7 +138,11 @@ export function useKept(name, initial) {
   const keep = useCallback((next) => {
     set((before) => {
       const made = typeof next === "function" ? next(before) : next;
-      sessionStorage.setItem(`antiphon.${name}`, JSON.stringify(made));
+      try {
+        sessionStorage.setItem(`antiphon.${name}`, JSON.stringify(made));
+      } catch {
+        // It is larger than the browser keeps, and lasts as long as it is shown.
+      }
       return made;
     });
   }, [name]);

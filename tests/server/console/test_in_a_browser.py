@@ -230,6 +230,13 @@ def test_an_answer_is_streamed_and_goes_on_after_a_reload_and_in_another_tab(vis
     ask(other, "tick 1\nsay said elsewhere")
     says(other, "said elsewhere")
     says(page, "said elsewhere")
+    # Of two that speak at once one is told that another answer is made, is shown it, and keeps what it wrote.
+    ask(page, "tick 25\ncount 70")
+    other.fill("#composer", "say too late")
+    other.press("#composer", "Enter")
+    other.wait_for_selector("text=/an(other)? answer .*is being made/i")
+    says(other, counted(70))
+    assert other.input_value("#composer") == "say too late"
 
 
 def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None:
@@ -378,9 +385,18 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     page.click("[aria-label=Tools]")
     page.check("text=Built-in tools")
     page.check("text=Ask me before each call")
+    page.fill("[role=dialog] textarea", "{")
+    page.keyboard.press("Escape")
+    page.fill("#composer", "say nothing yet")
+    page.wait_for_selector(".composer-note >> text=This is no JSON")
+    assert page.is_disabled("[aria-label=Send]")
+    page.click("[aria-label=Tools]")
     page.fill("[role=dialog] textarea", json.dumps(WEATHER))
     page.keyboard.press("Escape")
     ask(page, 'call calculator {"expression": "6*7"}')
+    page.wait_for_selector("text=Approve")
+    page.press("#composer", "Enter")
+    page.wait_for_selector(".composer-note >> text=waits for you")
     page.click("text=Approve")
     says(page, "The tool said: 42")
     ask(page, 'call get_weather {"city": "Oslo"}')
@@ -437,6 +453,7 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     runs.fill("[aria-label='Replay from event']", "7")
     runs.click(".replay button")
     until(runs, "document.querySelector('.event .seq')?.textContent === '7'")
+    assert set(runs.locator(".event .at").all_inner_texts()) == {""}  # of what is read back no time is known
     number = runs.inner_text(".event >> nth=0 >> .seq")
     runs.click(".event >> nth=0")
     shown = json.loads(runs.inner_text(".event-detail pre"))
@@ -624,8 +641,8 @@ def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, server: 
 
 def test_the_keyboard_is_enough(visit: Visit) -> None:
     page = visit.page()
+    page.wait_for_selector("#composer:focus")
     page.keyboard.press("Escape")
-    page.evaluate("document.activeElement.blur()")
     page.keyboard.press("g")
     page.keyboard.press("r")
     page.wait_for_selector("h1 >> text=Runs")
@@ -639,3 +656,24 @@ def test_the_keyboard_is_enough(visit: Visit) -> None:
     assert page.locator("dialog[open]").count() == 0
     page.keyboard.press("n")
     page.wait_for_selector("#composer:focus")
+    page.goto(page.url.replace("/chat", "/stores"))
+    page.click("text=New store")
+    page.wait_for_selector("dialog [name=name]:focus")
+    page.keyboard.press("Escape")
+    page.set_viewport_size({"width": 360, "height": 700})
+    page.click("[aria-label=Menu]")
+    page.wait_for_selector(".menu-open")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".menu-open", state="detached")
+
+
+def test_what_is_wanting_is_said_once_and_plainly(visit: Visit) -> None:
+    nowhere = visit.page("#/vector-stores", "h1 >> text=There is no such page.")
+    error = {"message": "You didn't provide an API key.", "code": "invalid_api_key"}
+    nowhere.context.route("**/v1/**", lambda route: route.fulfill(status=401, json={"error": error}))
+    page = visit.page("#/chat", "dialog >> text=This server needs a key.")
+    page.wait_for_selector("dialog input:focus")
+    assert page.locator("[role=alert]").count() == 0
+    page.keyboard.press("Escape")
+    page.click(".banner >> text=Use a key")
+    page.wait_for_selector("dialog input:focus")

@@ -211,6 +211,7 @@ function Thread({ id, list }) {
       ${error && (error.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${error} />`)}
     <//>
     <${Composer}
+      id=${id}
       send=${send}
       draft=${draft}
       working=${working}

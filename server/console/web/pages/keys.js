@@ -78,7 +78,7 @@ export function Keys() {
                     <th scope="col" class="figure hide-narrow">Made</th><th scope="col">
                     <span class="out-of-sight">Actions</span></th></tr></thead>
                   <tbody>${keys.map((each) => html`<tr key=${each.id}>
-                    <td class="main"><span class="clip">${each.name}</span>
+                    <td class="main"><span class="clip">${each.name || html`<span class="faint">Unnamed</span>`}</span>
                       <small class="faint show-narrow">${(each.scopes ?? []).join(", ")}</small></td>
                     <td class="mono faint">${each.redacted_value}</td>
                     <td class="faint hide-narrow">${(each.scopes ?? []).join(", ")}</td>
