@@ -5,11 +5,18 @@ It imports each leaf (engine, storage, tools) through its door only, and is impo
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("antiphon")
-except PackageNotFoundError:  # run from a checkout that was never installed
-    __version__ = "0.0.0"
-
 __all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> str:
+    """The version, which takes a while to be found, when it is asked for."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("antiphon")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        found = "0.0.0"
+    globals()[name] = found
+    return found

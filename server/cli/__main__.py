@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from server.cli.commands import main
+from server.cli import main
 
 sys.exit(main())

@@ -72,8 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Refusal as refusal:
         print(f"antiphon: {refusal}", file=sys.stderr)
         return refusal.code
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         return 0
 

@@ -48,6 +48,39 @@ assert not heavy, heavy
 """
 
 
+INTERRUPTED_BY_AN_IMPORT = """
+import signal, sys
+
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Pressed())
+from server.cli import main
+
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("importlib.metadata", "chat"),
+        ("server.cli.commands", "complete"),
+        ("httpx", "chat"),
+        ("server.cli.doctor", "doctor", "--engine", "scripted"),
+        ("server.process", "serve", "--engine", "scripted"),
+    ],
+)
+def test_ctrl_c_at_the_start_is_no_traceback(argv: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_BY_AN_IMPORT, *argv]
+    environment = {**os.environ, "ANTIPHON_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_help_and_version_import_nothing_heavy(capfd: pytest.CaptureFixture[str]) -> None:
     import subprocess
 
