@@ -53,7 +53,7 @@ export function watched(value) {
 export const connection = watched("online");
 /** The key of this tab; empty where none is needed or none was given. */
 export const key = watched(sessionStorage.getItem(KEY) || "");
-/** Set to the server's words when it has refused a request for want of a good key: one was sent, or none was. */
+/** Set to the server's words when it has refused a request for want of a good key. */
 export const refused = watched(null);
 /** What the latest reply with such headers said of limits, by the headers' names. */
 export const limits = watched({});

@@ -47,7 +47,7 @@ export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" ari
 </svg>`;
 
 /** What stands before the title of a fork, which has its parent's. */
-export const ForkMark = () => html`<span title="A fork"><${Icon} name="fork" />
+export const ForkMark = () => html`<span class="fork-mark" title="A fork"><${Icon} name="fork" />
   <span class="out-of-sight">Fork of</span></span>`;
 
 /** A button. label: what it is called where only its icon is seen. */

@@ -78,7 +78,7 @@ function App() {
     <${Navigation} current=${page.name} state=${state} open=${open} />
     ${menu && html`<div class="shade" onClick=${() => setMenu(false)}></div>`}
     <main tabindex="-1" id="main">
-      ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. What is shown is loaded, and answers go on, as soon as it is back."}</div>`}
+      ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. Everything goes on by itself when it is back."}</div>`}
       ${denied && !shown && html`<div class="banner" role="status">${NEEDED} <${Button} icon="key" onClick=${() => open("key")}>Use a key<//></div>`}
       <${page.view} key=${page.name} id=${at.id} query=${at.query} />
     </main>

@@ -21,7 +21,7 @@ export function useShortcuts({ palette, help, pages }) {
       }
       if (event.metaKey || event.ctrlKey || event.altKey || writes(event.target)) return;
       // A letter goes to an edit that is open, where a shortcut would throw the edit away.
-      const unsent = event.key.length === 1 && document.querySelector("[data-unsent]");
+      const unsent = /^[a-z/?]$/.test(event.key) && document.querySelector("[data-unsent]");
       if (unsent) return unsent.focus();
       const page = Date.now() - began.current < SECOND_MS && pages.find((each) => each.letter === event.key);
       began.current = event.key === "g" && !page ? Date.now() : 0;

@@ -152,12 +152,12 @@ function Thread({ id, list }) {
     try {
       let where = id;
       if (!where) where = (await post("v1/conversations", { title: titleOf(content) })).id;
-      const begun = begin(where, settings.body(), input);
+      const made = begin(where, settings.body(), input);
       if (!id) return go("chat", where);
-      const problem = await begun.begun;
+      const problem = await made.begun;
       if (problem?.code !== LOCKED) return;
       // Somebody else was first: their turn is shown, and what was written here stays in its box.
-      forget(begun);
+      forget(made);
       loaded.reload();
       throw problem;
     } catch (problem) {
@@ -423,7 +423,7 @@ const Locked = () => html`<div class="notice ask" role="status">Another answer o
 
 /** Nothing has been written yet. model: the one that has not begun; it may have to be loaded first. */
 function Quiet({ model, said }) {
-  const of = useLoaded(() => (model ? get(`v1/models/${model}`) : null), [model], LOADING_MS);
+  const of = useLoaded(() => (model ? get(`v1/models/${model}`) : null), [model], model ? LOADING_MS : 0);
   const loading = model && of.value?.state && of.value.state !== "loaded";
   return html`<div class="dots" role="status"><i></i><i></i><i></i>
     <span class=${loading ? "faint" : "out-of-sight"}>${loading ? `Loading ${of.value.root}…` : said}</span></div>`;

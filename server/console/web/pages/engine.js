@@ -1,7 +1,7 @@
 // Engine: what the model does now, from the figures that the server shows to monitors.
 
 import { html, useEffect, useState } from "../vendor/standalone.module.js";
-import { key, request } from "../api.js";
+import { isTold, key, request } from "../api.js";
 import { Line } from "../chart.js";
 import { Failure, Page, number, short, size } from "../elements.js";
 import { useWatched } from "../state.js";
@@ -71,7 +71,7 @@ export function Engine() {
       <option value="">All models</option>${models.map((each) => html`<option value=${each} selected=${each === model}>${each}</option>`)}</select>
       </label>`}>
     ${error && html`<${Failure} error=${error} />`}
-    ${!last && !error && html`<div class="loading" role="status"><i></i><i></i><i></i>
+    ${!last && (!error || isTold(error)) && html`<div class="loading" role="status"><i></i><i></i><i></i>
       <span class="out-of-sight">Loading</span></div>`}
     ${last && html`<${Charts} readings=${readings} last=${last} want=${want} models=${models} />`}
   <//>`;

@@ -32,8 +32,8 @@ function useEvents(id, after, turn, whole) {
       },
     };
     const read = async () => {
-      const newest = await get(`v1/responses/${id}/events`, { order: "desc", limit: 1 }, { signal: abort.signal });
-      written = newest.data[0]?.sequence_number ?? -1;
+      const newest = await get(`v1/responses/${id}/events`, { order: "desc", limit: 1 }).catch(() => null);
+      if (newest) written = newest.data[0]?.sequence_number ?? -1;
       await follow(id, handlers, after);
     };
     read()
