@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +80,17 @@ def chat(*images: Json, text: str = "say fine") -> list[Json]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
+def messages(source: Json, text: str = "say fine") -> list[Json]:
+    """The same as a message of Anthropic's API."""
+    blocks: Sequence[Json] = [{"type": "image", "source": source}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": [*blocks]}]
+
+
+def base64_source(data: bytes, kind: str = "image/png") -> Json:
+    """A file as a source of that API."""
+    return {"type": "base64", "media_type": kind, "data": base64.b64encode(data).decode()}
+
+
 def size_of(picture: Picture) -> tuple[int, int]:
     """Width and height of an image that an engine was given."""
     from PIL import Image
@@ -90,6 +103,25 @@ def color_of(picture: Picture) -> Any:
     from PIL import Image
 
     return Image.open(io.BytesIO(picture.png)).getpixel((0, 0))
+
+
+@asynccontextmanager
+async def pictures(files: Mapping[str, bytes]) -> AsyncIterator[str]:
+    """A server of files on loopback; its URL."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        found = files.get(head.split()[1].decode())
+        status = b"404 Not Found" if found is None else b"200 OK"
+        content = found or b""
+        size = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content)
+        writer.write(b"HTTP/1.1 " + status + b"\r\n" + size + content)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def uploaded(client: httpx.AsyncClient, content: bytes, name: str = "a.png") -> str:

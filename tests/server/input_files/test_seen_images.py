@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,13 @@ from tests.support.running import http_client, running_app
 from tests.support.seeing import (
     SeeingScript,
     asked,
+    base64_source,
     chat,
     color_of,
     data_url,
     encoded,
+    messages,
+    pictures,
     png,
     size_of,
     uploaded,
@@ -63,6 +64,12 @@ async def test_every_endpoint_shows_the_same_pixels(http: httpx.AsyncClient, eng
     assert list(engine.requests[-1].prompt_ids) == prompt and engine.seen == [first]
     tokens = (await http.post("/tokenize", json=body)).json()["tokens"]
     assert tokens == prompt
+    message = {"model": "claude-x", "messages": messages(base64_source(RED))}
+    reply = await http.post("/v1/messages", json={**message, "max_tokens": 100})
+    assert reply.status_code == 200
+    assert engine.seen == [first]
+    counted = await http.post("/v1/messages/count_tokens", json=message)
+    assert counted.json()["input_tokens"] == len(engine.requests[-1].prompt_ids)
     model = (await http.get("/v1/models")).json()["data"][0]
     assert model["input_modalities"] == ["text", "image"]
 
@@ -217,25 +224,6 @@ async def test_an_image_is_named_in_one_way_that_there_is(http: httpx.AsyncClien
     body = {"messages": chat({"url": "data:image/png;base64,???"})}
     error = (await http.post("/v1/chat/completions", json=body)).json()["error"]
     assert (error["code"], error["param"]) == ("invalid_base64_image", "messages[0].content[0].image_url")
-
-
-@asynccontextmanager
-async def pictures(files: Mapping[str, bytes]) -> AsyncIterator[str]:
-    """A web of files on loopback; its URL."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        found = files.get(head.split()[1].decode())
-        status = b"404 Not Found" if found is None else b"200 OK"
-        content = found or b""
-        size = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content)
-        writer.write(b"HTTP/1.1 " + status + b"\r\n" + size + content)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def test_images_come_from_folders_and_hosts_that_the_operator_names(tmp_path: Path) -> None:
