@@ -132,7 +132,13 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
 
 def back_to_0018(database_url: str) -> None:
     """Take away what revisions after 0018 added."""
-    for table in ("chat_completions", "chat_completion_metadata", "prompts", "prompt_versions"):
+    for table in (
+        "chat_completions",
+        "chat_completion_metadata",
+        "prompts",
+        "prompt_versions",
+        "person_usage",
+    ):
         query(database_url, f"DROP TABLE {table}")
     for table, columns in {
         "conversations": ("title", "archived_at"),
