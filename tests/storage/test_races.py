@@ -76,6 +76,10 @@ async def meet(
     return tuple(await asyncio.gather(one, two, return_exceptions=True))  # type: ignore[return-value]
 
 
+def appending(storage: Storage, *batch: RunAppend) -> Callable[[Connection], Any]:
+    return partial(runs.append, batch=batch, counting=storage._counting)
+
+
 def starting(id: str, **fields: Any) -> Callable[[Connection], Any]:
     return partial(runs.start, new=new(id, message(f"{id}.in"), **fields), runner="a")
 
@@ -133,7 +137,7 @@ async def test_two_turns_of_one_conversation(a: Storage, b: Storage) -> None:
         a, starting("t1", conversation="conv"), b.start_response(new("t2", conversation="conv"))
     )
     assert isinstance(locked, ConversationLocked) and locked.holder == "t1"
-    ending = partial(runs.append, batch=[RunAppend("t1", 1, finish=finish(append=True))])
+    ending = appending(a, RunAppend("t1", 1, finish=finish(append=True)))
     ended, claim = await meet(a, ending, b.start_response(new("t2", conversation="conv")))
     assert not ended.refused and claim.state == "running"
     assert (await a.get_response(OWNER, "t2")).conversation_head == 1
@@ -176,9 +180,7 @@ async def test_outputs_that_come_from_two_sides(a: Storage, b: Storage) -> None:
 
 async def test_a_run_is_deleted_while_it_ends(a: Storage, b: Storage, where: str) -> None:
     await a.start_response(new("r1", message("m1")))
-    ending = partial(
-        runs.append, batch=[RunAppend("r1", 1, closed=(ClosedItem(0, message("o1")),), finish=finish())]
-    )
+    ending = appending(a, RunAppend("r1", 1, closed=(ClosedItem(0, message("o1")),), finish=finish()))
     ended, was_running = await meet(a, ending, b.delete_response(OWNER, "r1", now()))
     assert not ended.refused and was_running is False
     assert counts(where) == {}
