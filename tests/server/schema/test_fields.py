@@ -106,7 +106,6 @@ def test_unknown_fields_pass_and_are_named() -> None:
         ("completions", "conversation", "conv_1", "POST /v1/responses"),
         ("completions", "instructions", "Be kind.", "'prompt'"),
         ("compact", "moderation", {"model": "guard"}, "/v1/moderations"),
-        ("messages", "moderation", {"model": "guard"}, "/v1/moderations"),
         ("messages", "background", True, "in the background"),
         ("messages", "previous_response_id", "resp_1", "POST /v1/responses"),
         ("messages", "input", "x", "'messages'"),
