@@ -92,6 +92,20 @@ async function history(id, most) {
   return { conversation, items: found.reverse(), more, responses: responses.data, newest, left };
 }
 
+/** As much of a conversation as tells whether it has gone on. */
+async function latest(id) {
+  const [conversation, items, responses] = await Promise.all([
+    get(`v1/conversations/${id}`),
+    get(`v1/conversations/${id}/items`, { limit: 1, order: "desc" }),
+    get("v1/responses", { conversation: id, limit: 1 }).catch(() => ({ data: [] })),
+  ]);
+  return { conversation, items: items.data, newest: responses.data[0] };
+}
+
+// Times alone would not do: they are whole seconds, and two turns may end in the same one.
+const markOf = ({ conversation, items, newest }) =>
+  [conversation.updated_at, conversation.title, conversation.status, items.at(-1)?.id, newest?.id, newest?.status].join();
+
 function Thread({ id, list }) {
   const owner = useWatched(key);
   const redraw = useRedraw();
@@ -116,11 +130,10 @@ function Thread({ id, list }) {
     if (!id || !found) return undefined;
     const look = async () => {
       if (document.visibilityState !== "visible" || turnOf(id)) return;
-      const now = await get(`v1/conversations/${id}`).catch(() => null);
-      const [running] = (await get("v1/responses", { conversation: id, status: "in_progress", limit: 1 }).catch(() => ({ data: [] }))).data;
-      if (turnOf(id)) return;
-      if (running) resume(id, running);
-      else if (now && now.updated_at > found.conversation.updated_at) loaded.reload();
+      const now = await latest(id).catch(() => null);
+      if (!now || turnOf(id)) return;
+      if (now.newest && !hasEnded(now.newest)) resume(id, now.newest);
+      else if (markOf(now) !== markOf(found)) loaded.reload();
     };
     const timer = setInterval(look, WATCH_MS);
     return () => clearInterval(timer);
