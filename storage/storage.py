@@ -662,9 +662,10 @@ class Storage:
         now: int = 0,
         *,
         limit: int | None = None,
-        kept: Kept[tuple[StoredItem, ...]] | None = None,
-    ) -> tuple[StoredItem, ...]:
-        """Appends items and returns them; one that the conversation holds already keeps its place.
+        kept: Kept[tuple[PositionedItem, ...]] | None = None,
+    ) -> tuple[PositionedItem, ...]:
+        """Appends items and returns them at their places; one that the conversation holds already keeps its
+        own.
 
         now: when, for its retention. NotFound("conversation"), ItemConflict, ConversationFull where it would
         have more than `limit` items. kept: see `create_conversation`.
@@ -688,8 +689,8 @@ class Storage:
             partial(conversations.list_places, owner=owner, id=id, limit=limit, order=order, after=after)
         )
 
-    async def get_conversation_item(self, owner: str, id: str, item_id: str) -> StoredItem:
-        """One item. NotFound("conversation" | "item")."""
+    async def get_conversation_item(self, owner: str, id: str, item_id: str) -> PositionedItem:
+        """One item, at its place. NotFound("conversation" | "item")."""
         return await self._read(partial(conversations.get_item, owner=owner, id=id, item_id=item_id))
 
     async def delete_conversation_item(

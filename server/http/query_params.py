@@ -61,9 +61,10 @@ def number(query: QueryParams, name: str, *, minimum: float, maximum: float) -> 
     return float(raw)
 
 
-def flag(query: QueryParams, name: str) -> bool:
-    """A boolean, false when absent."""
-    return choice(query, name, ("true", "false", "1", "0")) in ("true", "1")
+def flag(query: QueryParams, name: str, *, default: bool = False) -> bool:
+    """A boolean; the default when absent."""
+    found = choice(query, name, ("true", "false", "1", "0"))
+    return default if found is None else found in ("true", "1")
 
 
 def choice(query: QueryParams, name: str, choices: Sequence[str]) -> str | None:

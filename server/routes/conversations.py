@@ -54,7 +54,7 @@ from server.schema import (
 )
 from server.shapes import label, one_of
 from server.threads import aside, in_large_request
-from storage import ConversationChange, ItemConflict, NewFork, NewItem, StoredItem
+from storage import ConversationChange, ItemConflict, NewFork, NewItem, PositionedItem
 
 T = TypeVar("T")
 
@@ -62,6 +62,9 @@ router = APIRouter(prefix="/v1/conversations")
 
 MAX_ITEMS = 20
 """Items that one request may add."""
+
+SHOWN = ("include", "timestamps")
+"""Parameters of queries that say how items are shown."""
 
 STATUSES = ("active", "archived")
 _STATUS = one_of(*STATUSES)
@@ -159,11 +162,11 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 
 @router.post(
     "/{conversation_id}/items",
-    **documented("Items", "conversations.write", body="AddItems", query=("include",)),
+    **documented("ConversationItems", "conversations.write", body="AddItems", query=SHOWN),
 )
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Append items; answers with what was added, in the order of the request."""
-    shown = include(request.query_params)
+    shown = _shown(request)
     body, items = await read_as(request, _reader(request))
     if items is None:
         missing("items")
@@ -171,9 +174,8 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     here, who = context(request), owner(request)
     limit = here.config.max_items_per_conversation
 
-    def reply(added: Sequence[StoredItem]) -> bytes:
-        bodies = [filled_body(item.body, item.private, shown) for item in added]
-        return page_json(bodies, [item.id for item in added], has_more=False)
+    def reply(added: Sequence[PositionedItem]) -> bytes:
+        return page_json([*map(shown, added)], [place.item.id for place in added], has_more=False)
 
     add = partial(
         here.storage.add_conversation_items,
@@ -187,27 +189,16 @@ async def add_items(request: Request, conversation_id: str) -> Response:
 
 @router.get(
     "/{conversation_id}/items",
-    **documented("Items", "conversations.read", query=(*PAGE, "include", "timestamps")),
+    **documented("ConversationItems", "conversations.read", query=(*PAGE, *SHOWN)),
 )
 async def list_items(request: Request, conversation_id: str) -> Response:
-    """One page of the items, newest first unless `order=asc`. With `timestamps` (extension) each says when
-    it came into the conversation."""
-    query = request.query_params
-    shown, timed = include(query), flag(query, "timestamps")
+    """One page of the items, newest first unless `order=asc`."""
+    shown = _shown(request)
     page = await context(request).storage.list_conversation_places(
-        owner(request), conversation_id, **page_args(query)
+        owner(request), conversation_id, **page_args(request.query_params)
     )
-    bodies = [filled_body(place.item.body, place.item.private, shown) for place in page.data]
-    if timed:
-        bodies = [_timed(body, place.created_at) for body, place in zip(bodies, page.data, strict=True)]
     ids = [place.item.id for place in page.data]
-    return json_reply(page_json(bodies, ids, has_more=page.has_more))
-
-
-def _timed(body: bytes, created_at: int | None) -> bytes:
-    """An item that says when it came; null for one of an earlier version of this server."""
-    seconds = None if created_at is None else created_at // 1_000_000
-    return body[:-1] + b',"created_at":' + orjson.dumps(seconds) + b"}"
+    return json_reply(page_json([*map(shown, page.data)], ids, has_more=page.has_more))
 
 
 @router.delete("/{conversation_id}/items", **documented("Conversation", "conversations.write"))
@@ -220,13 +211,14 @@ async def delete_items(request: Request, conversation_id: str) -> Response:
 
 
 @router.get(
-    "/{conversation_id}/items/{item_id}", **documented("Item", "conversations.read", query=("include",))
+    "/{conversation_id}/items/{item_id}",
+    **documented("ConversationItem", "conversations.read", query=SHOWN),
 )
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """One item, bare."""
-    shown = include(request.query_params)
-    item = await context(request).storage.get_conversation_item(owner(request), conversation_id, item_id)
-    return json_reply(filled_body(item.body, item.private, shown))
+    shown = _shown(request)
+    place = await context(request).storage.get_conversation_item(owner(request), conversation_id, item_id)
+    return json_reply(shown(place))
 
 
 @router.delete("/{conversation_id}/items/{item_id}", **documented("Conversation", "conversations.write"))
@@ -239,6 +231,25 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _shown(request: Request) -> Callable[[PositionedItem], bytes]:
+    """What makes the JSON of items at their places, as a query asks for them. Raises ApiError 400."""
+    asked, timed = include(request.query_params), flag(request.query_params, "timestamps", default=True)
+
+    def shown(place: PositionedItem) -> bytes:
+        body = filled_body(place.item.body, place.item.private, asked)
+        return _timed(body, place.created_at) if timed else body
+
+    return shown
+
+
+def _timed(body: bytes, created_at: int | None) -> bytes:
+    """An item that says when it came (extension); null for one of an earlier version of this server."""
+    if b'"created_at"' in body:  # an earlier version kept what a client said
+        body = orjson.dumps({k: v for k, v in orjson.loads(body).items() if k != "created_at"})
+    seconds = None if created_at is None else created_at // 1_000_000
+    return body[:-1] + b',"created_at":' + orjson.dumps(seconds) + b"}"
 
 
 def _metadata(body: Mapping[str, Any]) -> bytes:

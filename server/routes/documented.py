@@ -50,7 +50,10 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     ),
     "conversation": ({"type": "string"}, "Only those of the conversation with this id."),
     "status:conversations": ({"enum": ["active", "archived"]}, "Only those that are in this state."),
-    "timestamps": ({"type": "boolean"}, "Each item says when it came, in Unix seconds."),
+    "timestamps": (
+        {"type": "boolean", "default": True},
+        "Items say when they came, in Unix seconds (an extension).",
+    ),
     "after:event": (
         {"type": "integer", "minimum": -1},
         "The number of the event behind which the page begins.",

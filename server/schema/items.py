@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from server.ignored import unread
+from server.ignored import ignore, unread
 from server.items import (
     ASSISTANT_PART,
     FILE_PARTS,
@@ -122,11 +122,29 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
     if not isinstance(value, dict):
         mistyped(path, "an object", value)
     kind = _type_of(value, path)
-    if kind == "message":
-        return _message(value, path, new_id)
     if kind == "item_reference":
         unread(value, ("type", "id"), path)
         return {"type": kind, "id": identifier(value.get("id"), f"{path}.id")}
+    if _APART.isdisjoint(value):
+        return _of_kind(kind, value, path, new_id)
+    if value.get("created_at") is not None:
+        ignore(f"{path}.created_at")  # a conversation says it, and it is no matter of the item
+    item = _of_kind(kind, {key: value[key] for key in value if key not in _APART}, path, new_id)
+    if (metadata := value.get("metadata")) is None:
+        return item
+    if not isinstance(metadata, dict):
+        mistyped(f"{path}.metadata", "an object", metadata)
+    return {**item, "metadata": metadata}
+
+
+_APART = frozenset({"created_at", "metadata"})
+"""What an item of any type may have besides: when it came, and what its client keeps with it."""
+
+
+def _of_kind(kind: str, value: Item, path: str, new_id: NewId) -> Item:
+    """One item of this type, which is no reference."""
+    if kind == "message":
+        return _message(value, path, new_id)
     if kind == "function" and isinstance(value.get("function"), dict):
         kind, value = "function_call", _flat_call(value, path)
     row = ITEM_TYPES.get(kind)

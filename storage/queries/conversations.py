@@ -161,7 +161,7 @@ def _require_room(conn: Connection, row: Row[*tuple[Any, ...]], num_new: int, li
 _LISTED = conversation_items.c.deleted_at.is_(None)
 _NUM_ITEMS = select(func.count()).join_from(LINEAGE, conversation_items, IN_LINEAGE).where(_LISTED)
 _PLACES = (
-    select(conversation_items.c.conversation_id, conversation_items.c.position, conversation_items.c.item_id)
+    select(*(conversation_items.c[name] for name in ("conversation_id", "position", "item_id", "created_at")))
     .join_from(LINEAGE, conversation_items, IN_LINEAGE)
     .where(
         conversation_items.c.owner == bindparam("owner"),
@@ -174,7 +174,8 @@ _PLACES = (
 def _places(
     conn: Connection, row: Row[*tuple[Any, ...]], ids: Sequence[str]
 ) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Where a conversation shows items: `conversation_id`, maybe an ancestor's, `position`, `item_id`."""
+    """Where a conversation shows items: `conversation_id`, maybe an ancestor's, `position` and `item_id`, and
+    `created_at`, when it came there."""
     return conn.execute(_PLACES, {**lineage_of(row.owner, row.id), "ids": list(ids)}).all()
 
 
@@ -333,17 +334,26 @@ def delete(conn: Connection, owner: str, id: str, now: int) -> None:
 
 def add_items(
     conn: Connection, owner: str, id: str, new: Sequence[NewItem], *, now: int = 0, limit: int | None = None
-) -> tuple[StoredItem, ...]:
-    """Appends items, under a lock too: the running turn is pinned. NotFound("conversation"),
-    ConversationArchived, ItemConflict,
+) -> tuple[PositionedItem, ...]:
+    """Appends items, under a lock too: the running turn is pinned; returns them at their places.
+    NotFound("conversation"), ConversationArchived, ItemConflict,
     ConversationFull where it would have more than `limit`."""
     row = live(conn, owner, id, change=True)
-    if new:
-        _require_active(row)
-        _require_room(conn, row, len(new), limit)
-        items.put(conn, owner, new)
-        _append(conn, row, [(item.id, "in") for item in new], now=now)
-    return items.as_stored(new)
+    if not new:
+        return ()
+    _require_active(row)
+    _require_room(conn, row, len(new), limit)
+    items.put(conn, owner, new)
+    _append(conn, row, [(item.id, "in") for item in new], now=now)
+    places = {
+        place.item_id: place
+        for part in items.parts([item.id for item in new])
+        for place in _places(conn, row, part)
+    }
+    return tuple(
+        PositionedItem(places[item.id].position, item, places[item.id].created_at)
+        for item in items.as_stored(new)
+    )
 
 
 def list_places(
@@ -366,11 +376,11 @@ def list_items(
     return Page(tuple(place.item for place in page.data), page.has_more)
 
 
-def get_item(conn: Connection, owner: str, id: str, item_id: str) -> StoredItem:
-    """One item. NotFound("conversation" | "item")."""
-    _place(conn, live(conn, owner, id, change=False), item_id)
+def get_item(conn: Connection, owner: str, id: str, item_id: str) -> PositionedItem:
+    """One item, at its place. NotFound("conversation" | "item")."""
+    place = _place(conn, live(conn, owner, id, change=False), item_id)
     query = select(*items.COLUMNS).where(item_rows.c.owner == owner, item_rows.c.id == item_id)
-    return items.stored_item(conn.execute(query).one())
+    return PositionedItem(place.position, items.stored_item(conn.execute(query).one()), place.created_at)
 
 
 def delete_item(conn: Connection, owner: str, id: str, item_id: str, now: int) -> StoredConversation:

@@ -205,8 +205,9 @@ class Api:
         return found
 
     async def conversation_items(self, conversation_id: str) -> list[Json]:
-        """All items of a conversation, oldest first."""
-        return await self.pages(f"/v1/conversations/{conversation_id}/items", order="asc", limit=100)
+        """All items of a conversation, oldest first, as responses have them: without when they came."""
+        path = f"/v1/conversations/{conversation_id}/items"
+        return await self.pages(path, order="asc", limit=100, timestamps="false")
 
     async def fails(self, status: int, method: str, path: str, **request: Any) -> Json:
         """A request that must fail: the error, with its headers under `headers`."""

@@ -178,6 +178,10 @@ def _items() -> Schema:
     for name, row in ITEM_TYPES.items():
         schema = with_type(schema_of(row.shape), name)
         schema["properties"]["id"] = STRING
+        schema["properties"]["metadata"] = {
+            "type": ["object", "null"],
+            "description": "An extension: what its client keeps with it.",
+        }
         if name == "message":
             schema["properties"]["content"] = listed(part)
         if row.adds:
@@ -596,6 +600,21 @@ _REPLIES: Mapping[str, Schema] = {
     ),
     "Models": of({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Items": page_of(ref("Item")),
+    "ConversationItem": {
+        "allOf": [
+            ref("Item"),
+            of(
+                {},
+                {
+                    "created_at": {
+                        **INTEGER,
+                        "description": "An extension: when it came into the conversation, in Unix seconds.",
+                    }
+                },
+            ),
+        ]
+    },
+    "ConversationItems": page_of(ref("ConversationItem")),
     "Conversations": page_of(ref("Conversation")),
     "Events": page_of(ref("ResponseEvent")),
     "Responses": page_of(ref("Response")),

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from openai import AsyncOpenAI
 
 from engine import ScriptedEngine
 from engine.backends.script import Say, Wait
+from server.access import LOCAL_OWNER
+from storage import NewItem
 from tests.support import wire
 from tests.support.owners import two_owners
-from tests.support.running import http_client, running_app
+from tests.support.running import Running, http_client, running_app
 
 Json = dict[str, Any]
 
@@ -342,11 +345,79 @@ async def test_all_items_are_taken_out(client: httpx.AsyncClient) -> None:
 
 async def test_items_say_when_they_came(client: httpx.AsyncClient) -> None:
     conversation = await make(client, "one")
-    await client.post("/v1/responses", json={"input": "say hi", "conversation": conversation})
-    created_at = (await client.get(f"/v1/conversations/{conversation}")).json()["created_at"]
-    timed = await items(client, conversation, "timestamps=true&order=asc")
-    assert [item["created_at"] >= created_at for item in timed["data"]] == [True] * 3
-    plain = await items(client, conversation, "order=asc")
+    path = f"/v1/conversations/{conversation}/items"
+    reply = await client.post("/v1/responses", json={"input": "say hi", "conversation": conversation})
+    begun = (await client.get(f"/v1/conversations/{conversation}")).json()["created_at"]
+    timed = await items(client, conversation, "order=asc")
+    assert [type(item["created_at"]) is int and item["created_at"] >= begun for item in timed["data"]] == [
+        True
+    ] * 3
+    wire.validate("ConversationItemList", timed)
     for item in timed["data"]:
-        del item["created_at"]
-    assert timed == plain
+        assert (await client.get(f"{path}/{item['id']}")).json() == item
+    plain = await items(client, conversation, "order=asc&timestamps=false")
+    assert plain["data"] == [{k: v for k, v in item.items() if k != "created_at"} for item in timed["data"]]
+    assert plain["data"][-1] == reply.json()["output"][-1], "a response's items are of no conversation"
+    first = timed["data"][0]["id"]
+    assert "created_at" not in (await client.get(f"{path}/{first}?timestamps=false")).json()
+    assert (await client.get(f"{path}/{first}?timestamps=perhaps")).status_code == 400
+    fork = (await client.post(f"/v1/conversations/{conversation}/fork")).json()["id"]
+    assert await items(client, fork, "order=asc") == timed
+
+
+async def test_items_that_are_sent_back_are_the_same_items(client: httpx.AsyncClient) -> None:
+    """When an item came is a conversation's to say: a client that says it is told that it does so in vain."""
+    conversation = await make(client, "one")
+    path = f"/v1/conversations/{conversation}/items"
+    await client.post("/v1/responses", json={"input": "say hi", "conversation": conversation})
+    shown = (await items(client, conversation, "order=asc"))["data"]
+    reply = await client.post(path, json={"items": shown})
+    assert reply.json()["data"] == shown and (await items(client, conversation, "order=asc"))["data"] == shown
+    ignored = reply.headers["x-antiphon-ignored"].split(",")
+    assert ignored == [f"items[{index}].created_at" for index in range(3)]
+    body = {"input": [*shown, {"role": "user", "content": "say two"}]}
+    made = (await client.post("/v1/responses", json=body)).json()
+    listed = (await client.get(f"/v1/responses/{made['id']}/input_items?order=asc")).json()["data"]
+    assert [item["id"] for item in listed[:3]] == [item["id"] for item in shown]
+    assert not any("created_at" in item for item in listed)
+    [claimed] = (await client.post(path, json={"items": [{**said("x")[0], "created_at": 1}]})).json()["data"]
+    assert claimed["created_at"] >= shown[0]["created_at"]
+
+
+async def test_items_of_earlier_versions_say_once_when_they_came(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    """What a client had said of it was kept then; and of some it is not known."""
+    conversation = await make(client)
+    body = orjson.dumps({**said("x")[0], "id": "msg_1", "created_at": "noon"})
+    storage = server_app.context.storage
+    old = NewItem("msg_1", "message", body)
+    await storage.add_conversation_items(LOCAL_OWNER, conversation, [old])
+    reply = await client.get(f"/v1/conversations/{conversation}/items/msg_1")
+    assert reply.text.count("created_at") == 1 and reply.json()["created_at"] is None
+    bare = await client.get(f"/v1/conversations/{conversation}/items/msg_1?timestamps=false")
+    assert bare.content == body
+
+
+async def test_items_keep_the_metadata_of_their_clients(client: httpx.AsyncClient) -> None:
+    mine = {"speaker": "ann", "tags": ["a", "b"]}
+    item = {**said("say one")[0], "metadata": mine}
+    created = await client.post("/v1/conversations", json={"items": [item]})
+    assert "x-antiphon-ignored" not in created.headers
+    conversation = created.json()["id"]
+    output = {"type": "function_call_output", "call_id": "c", "output": "5", "metadata": mine}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    added = await client.post(f"/v1/conversations/{conversation}/items", json={"items": [call, output]})
+    assert "x-antiphon-ignored" not in added.headers
+    shown = (await items(client, conversation, "order=asc"))["data"]
+    assert [each.get("metadata") for each in shown] == [mine, None, mine]
+    reply = await client.post(
+        "/v1/responses",
+        json={"conversation": conversation, "input": [{**said("say two")[0], "metadata": mine}]},
+    )
+    assert reply.status_code == 200 and "x-antiphon-ignored" not in reply.headers
+    assert (await items(client, conversation, "order=asc"))["data"][3]["metadata"] == mine
+    wrong = await client.post("/v1/responses", json={"input": [{**said("x")[0], "metadata": "ann"}]})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "input[0].metadata"
+    again = await client.post(f"/v1/conversations/{conversation}/items", json={"items": [shown[0]]})
+    assert [each["id"] for each in again.json()["data"]] == [shown[0]["id"]]

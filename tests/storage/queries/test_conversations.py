@@ -76,7 +76,7 @@ async def test_items_page_both_ways(storage: Storage) -> None:
     names = [f"m{number}" for number in range(7)]
     await storage.create_conversation(OWNER, "c1", now(), b"{}", [message(name) for name in names[:4]])
     added = await storage.add_conversation_items(OWNER, "c1", [message(name) for name in names[4:]])
-    assert [item.id for item in added] == names[4:]
+    assert [(place.item.id, place.position) for place in added] == [*zip(names[4:], (4, 5, 6), strict=True)]
     for order, expected in (("asc", names), ("desc", names[::-1])):
         found: list[str] = []
         after = None
@@ -100,12 +100,10 @@ async def test_items_page_both_ways(storage: Storage) -> None:
 
 async def test_an_item_is_in_a_conversation_once(storage: Storage) -> None:
     await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("m1"), message("m2")])
-    assert [
-        i.id for i in await storage.add_conversation_items(OWNER, "c1", [message("m1"), message("m3")])
-    ] == [
-        "m1",
-        "m3",
-    ]
+    begun = (await storage.get_conversation(OWNER, "c1")).created_at
+    added = await storage.add_conversation_items(OWNER, "c1", [message("m1"), message("m3")], begun + 5)
+    assert [(place.item.id, place.created_at) for place in added] == [("m1", begun), ("m3", begun + 5)]
+    assert (await storage.get_conversation_item(OWNER, "c1", "m3")).created_at == begun + 5
     page = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc")
     assert [item.id for item in page.data] == ["m1", "m2", "m3"]
     with pytest.raises(ItemConflict):
@@ -140,4 +138,4 @@ async def test_deleting_items(storage: Storage) -> None:
     await storage.add_conversation_items(OWNER, "c1", [message("m2")])  # it comes back at the end
     page = await storage.list_conversation_items(OWNER, "c1", limit=1)
     assert [item.id for item in page.data] == ["m2"]
-    assert (await storage.get_conversation_item(OWNER, "c1", "m2")).body == message("m2").body
+    assert (await storage.get_conversation_item(OWNER, "c1", "m2")).item.body == message("m2").body

@@ -81,7 +81,7 @@ async def test_a_fork_begins_as_its_parent_and_goes_its_own_way(storage: Storage
         for limit in (1, 2, 3, 9):
             assert await shown(storage, "c2", order=order, limit=limit) == expected  # type: ignore[arg-type]
     assert await told(storage, conversation_id="c2") == ["a", "b", "x", "y"]
-    assert (await storage.get_conversation_item(OWNER, "c2", "a")).id == "a"
+    assert (await storage.get_conversation_item(OWNER, "c2", "a")).item.id == "a"
     for missing in (
         storage.get_conversation_item(OWNER, "c2", "c"),
         storage.list_conversation_items(OWNER, "c2", limit=3, after="c"),

@@ -65,7 +65,7 @@ function One({ id, changed }) {
   const load = async () => {
     const [conversation, items] = await Promise.all([
       get(`v1/conversations/${id}`),
-      all(`v1/conversations/${id}/items`, { order: "asc", timestamps: true }),
+      all(`v1/conversations/${id}/items`, { order: "asc" }),
     ]);
     return { conversation, items };
   };
