@@ -191,7 +191,7 @@ async def test_prompts_are_put_before_a_text_only_where_they_are_asked_for(clien
         ({"input": "a", "truncate_prompt_tokens": 4000}, "invalid_value", "truncate_prompt_tokens"),
         ({"input": "a", "task": "query", "input_type": "query"}, "mutually_exclusive_parameters", "task"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 async def test_bad_input_is_a_400(client: httpx.AsyncClient, body: Any, code: str, param: str) -> None:
     assert await _error(client, "/v1/embeddings", model="decoder", **body) == (400, code, param)

@@ -199,7 +199,7 @@ async def test_every_format_is_taken(client: httpx.AsyncClient, form: str) -> No
         ({"file": bytes(3_000_001)}, 413, "request_too_large", "file"),
         ({"file": b"no sound at all", "stream": "true"}, 400, "invalid_file", "file"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 async def test_what_cannot_be_done_is_refused(
     client: httpx.AsyncClient, fields: dict[str, Any], status: int, code: str | None, param: str | None
