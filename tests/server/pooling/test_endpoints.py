@@ -383,11 +383,8 @@ async def test_tokens_count_for_limits_usage_and_metrics(server: Running, client
 
     async def counted() -> tuple[int, int]:
         await server.context.meter.flush()
-        found = [
-            row
-            for one in (await server.context.storage.usage_sums(_embeddings(began), ("model",), 1 << 62))
-            if one.by["model"] == "small" and (row := one.counts)
-        ]
+        sums = await server.context.storage.usage_sums(_embeddings(began), ("model",), 1 << 62)
+        found = [one.counts for one in sums if one.by["model"] == "small"]
         return (found[0].requests, found[0].input_tokens) if found else (0, 0)
 
     requests, tokens = await counted()
