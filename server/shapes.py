@@ -243,10 +243,11 @@ def _given(bounds: Schema) -> Schema:
 def with_type(schema: Schema, *types: str) -> Schema:
     """The schema of an object, with the values of `type` that it goes by."""
     tag: Schema = {"const": types[0]} if len(types) == 1 else {"enum": list(types)}
+    properties = schema.get("properties", {})
     required = [name for name in schema.get("required", ()) if name != "type"]
     return {
         "type": "object",
-        "properties": {"type": tag, **schema.get("properties", {})},
+        "properties": {"type": tag, **{name: each for name, each in properties.items() if name != "type"}},
         "required": ["type", *required],
     }
 
@@ -319,6 +320,7 @@ def record(
         properties = {key: schema_of(each) for key, each in required.items()}
         for key, each in (optional or {}).items():
             properties.setdefault(key, or_null(schema_of(each)))
+        properties |= {key: {"default": each} for key, each in defaults.items() if key not in known}
         demanded = [key for key in required if key not in defaults]
         return {"type": "object", "properties": properties, **({"required": demanded} if demanded else {})}
 

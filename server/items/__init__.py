@@ -77,6 +77,7 @@ from server.items.item_type import (
     unspoken,
 )
 from server.items.parts import (
+    ANNOTATION,
     ASSISTANT_PART,
     MAX_FILENAME,
     MEMORY_LIMIT,
@@ -108,6 +109,7 @@ from server.items.transcript import Transcript, seen, text_of
 
 __all__ = [
     "ABANDONED",
+    "ANNOTATION",
     "ASSISTANT_PART",
     "COMPACTING",
     "COMPACTION",

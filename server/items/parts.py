@@ -131,7 +131,7 @@ CALLER: Mapping[str, Shape] = {
 # Content parts
 
 _FILE_CITATION = {"file_id": STRING, "filename": STRING}
-_ANNOTATION = tagged(
+ANNOTATION = tagged(
     {
         "file_citation": record({"index": whole(), **_FILE_CITATION}),
         "url_citation": record(
@@ -194,7 +194,7 @@ ASSISTANT_PART = tagged(
     {
         "output_text": record(
             {"text": STRING},
-            {"annotations": array(_ANNOTATION), "logprobs": array(_LOGPROB)},
+            {"annotations": array(ANNOTATION), "logprobs": array(_LOGPROB)},
             annotations=[],
             logprobs=[],
         ),

@@ -162,7 +162,7 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 
 @router.post(
     "/{conversation_id}/items",
-    **documented("ConversationItems", "conversations.write", body="AddItems", query=SHOWN),
+    **documented("Items", "conversations.write", body="AddItems", query=SHOWN),
 )
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Append items; answers with what was added, in the order of the request."""
@@ -189,7 +189,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
 
 @router.get(
     "/{conversation_id}/items",
-    **documented("ConversationItems", "conversations.read", query=(*PAGE, *SHOWN)),
+    **documented("Items", "conversations.read", query=(*PAGE, *SHOWN)),
 )
 async def list_items(request: Request, conversation_id: str) -> Response:
     """One page of the items, newest first unless `order=asc`."""
@@ -212,7 +212,7 @@ async def delete_items(request: Request, conversation_id: str) -> Response:
 
 @router.get(
     "/{conversation_id}/items/{item_id}",
-    **documented("ConversationItem", "conversations.read", query=SHOWN),
+    **documented("Item", "conversations.read", query=SHOWN),
 )
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """One item, bare."""
@@ -239,6 +239,8 @@ def _shown(request: Request) -> Callable[[PositionedItem], bytes]:
 
     def shown(place: PositionedItem) -> bytes:
         body = filled_body(place.item.body, place.item.private, asked)
+        if b'"created_at"' in body:  # an earlier version kept what a client said
+            body = orjson.dumps({k: v for k, v in orjson.loads(body).items() if k != "created_at"})
         return _timed(body, place.created_at) if timed else body
 
     return shown
@@ -246,8 +248,6 @@ def _shown(request: Request) -> Callable[[PositionedItem], bytes]:
 
 def _timed(body: bytes, created_at: int | None) -> bytes:
     """An item that says when it came (extension); null for one of an earlier version of this server."""
-    if b'"created_at"' in body:  # an earlier version kept what a client said
-        body = orjson.dumps({k: v for k, v in orjson.loads(body).items() if k != "created_at"})
     seconds = None if created_at is None else created_at // 1_000_000
     return body[:-1] + b',"created_at":' + orjson.dumps(seconds) + b"}"
 

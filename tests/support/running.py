@@ -23,6 +23,7 @@ from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
 from server.process.serve import base_url, bind, web_server
 from server.process.tls import Tls
+from tests.support.described import described
 from tests.support.schema import lay_schema
 from tools import BUILTIN, Registry
 
@@ -69,7 +70,9 @@ async def running_app(
     life = ServerLifecycle(config, engine=engine or ScriptedEngine(), registry=registry)
     try:
         await life.start()
-        yield Running(life, create_app(life), "http://antiphon.localhost")
+        app = create_app(life)
+        with described(app):
+            yield Running(life, app, "http://antiphon.localhost")
     finally:
         await life.close()
 
@@ -90,7 +93,8 @@ async def live_app(
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await life.start()
-        yield Running(life, app, url)
+        with described(app):
+            yield Running(life, app, url)
     finally:
         server.should_exit = True
         await serving

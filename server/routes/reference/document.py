@@ -26,7 +26,8 @@ router = APIRouter(include_in_schema=False)
 
 DESCRIPTION = (
     "Stateful conversations with language models. Null means absent everywhere. Members that no schema here "
-    "knows are taken, and named in the header `x-antiphon-ignored` of the reply."
+    "knows are taken, and named in the header `x-antiphon-ignored` of the reply. Over a WebSocket at "
+    "`/v1/responses` a client sends frames of the form `SocketRequest`, and gets those of `SocketEvent`."
 )
 
 

@@ -1,8 +1,9 @@
 """Describes the bodies of all requests, replies and events as JSON Schema for the OpenAPI document.
 
 The schemas of requests are made from the table of fields and from the models and shapes that check requests,
-and those of events from the table of events. The schemas of replies are written here by hand, and tests check
-real replies against them.
+those of items from their rows, those of events from the table of events. What replies are made of besides is
+written here, and in tests every reply, event and frame of every server is held to it, to the last member
+(`tests/support/described.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from server.schema.description.audio import audio_components
+from server.schema.description.completions import completion_components
+from server.schema.description.events import event_components
 from server.schema.description.files import FILE_PURPOSES, file_components
 from server.schema.description.messages import messages_components
 from server.schema.description.organization import organization_components
@@ -28,6 +31,8 @@ def components() -> Mapping[str, Schema]:
     """The schemas of the document, by name, those of administrators last."""
     return {
         **response_components(),
+        **event_components(),
+        **completion_components(),
         **messages_components(),
         **prompt_components(),
         **pooling_components(),

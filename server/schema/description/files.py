@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.schema.description.parts import INTEGER, METADATA, OBJECT, STRING, USAGE, listed, of, page_of, ref
+from server.schema.description.parts import INTEGER, METADATA, OBJECT, STRING, listed, of, page_of, ref
 from server.shapes import Schema, or_null
 
 _MEMORY: Schema = {"enum": ["1g", "4g", "16g", "64g"]}
@@ -108,7 +108,15 @@ _TOLD: Mapping[str, Schema] = {
             "request_counts": of(dict.fromkeys(("total", "completed", "failed"), INTEGER)),
             "errors": or_null(of({"object": {"const": "list"}, "data": listed(OBJECT)})),
             "metadata": or_null(METADATA),
-            "usage": or_null(USAGE),
+            "usage": or_null(
+                of(
+                    {
+                        **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), INTEGER),
+                        "input_tokens_details": of({"cached_tokens": INTEGER}),
+                        "output_tokens_details": of({"reasoning_tokens": INTEGER}),
+                    }
+                )
+            ),
             **{
                 f"{step}_at": or_null(INTEGER)
                 for step in ("in_progress", "finalizing", "cancelling", *_BATCH_ENDS)
@@ -131,8 +139,8 @@ _TOLD: Mapping[str, Schema] = {
             "created_at": INTEGER,
             "expires_at": INTEGER,
             "status": {"enum": ["pending", "completed", "cancelled", "expired"]},
-        },
-        {"file": ref("File")},
+            "file": or_null(ref("File")),
+        }
     ),
     "UploadPart": of(
         {

@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from server.limits import LimitSet, ModelLimits
-from server.schema.description.parts import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, listed, of, ref
+from server.schema.description.parts import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    STRING,
+    listed,
+    nullable,
+    of,
+    page_of,
+    ref,
+    with_others,
+)
 from server.schema.description.responses import field_schema
-from server.shapes import Schema
+from server.shapes import Schema, or_null
+from server.usage import COSTS_GROUP_BY, KINDS
 
 _TIME: Schema = {**INTEGER, "description": "Unix seconds."}
 _SCOPES = listed(STRING)
@@ -60,9 +73,10 @@ def _key(object_name: str, owner: Schema, **more: Schema) -> Schema:
             "scopes": _SCOPES,
             "limits": ref("Limits"),
             "owner": owner,
+            **nullable({"expires_at": _TIME, "last_used_at": _TIME, "replaces": STRING}),
             **more,
         },
-        {"expires_at": _TIME, "last_used_at": _TIME, "replaces": STRING, "used": _USED},
+        {"used": _USED},
     )
 
 
@@ -75,13 +89,6 @@ def _with_value(key: Schema) -> Schema:
     }
 
 
-def _page(of_what: str) -> Schema:
-    return of(
-        {"object": {"const": "list"}, "data": listed(ref(of_what)), "has_more": BOOLEAN},
-        {"first_id": STRING, "last_id": STRING},
-    )
-
-
 def _buckets(result: str) -> Schema:
     bucket = of(
         {
@@ -91,9 +98,8 @@ def _buckets(result: str) -> Schema:
             "results": listed(ref(result)),
         }
     )
-    return of(
-        {"object": {"const": "page"}, "data": listed(bucket), "has_more": BOOLEAN}, {"next_page": STRING}
-    )
+    ends = {"has_more": BOOLEAN, "next_page": or_null(STRING)}
+    return of({"object": {"const": "page"}, "data": listed(bucket), **ends})
 
 
 def _keys() -> dict[str, Schema]:
@@ -122,8 +128,9 @@ def _keys() -> dict[str, Schema]:
             "created_at": _TIME,
             "scopes": _SCOPES,
             "limits": ref("Limits"),
+            **nullable({"expires_at": _TIME, "replaces": STRING}),
         },
-        {"expires_at": _TIME, "replaces": STRING, "replaced_accepted_until": _TIME},
+        {"replaced_accepted_until": _TIME},
     )
     told = {"name": STRING, "scopes": _SCOPES, "expires_in_seconds": _EXPIRES, "limits": ref("Limits")}
     return {
@@ -131,7 +138,7 @@ def _keys() -> dict[str, Schema]:
         "CreateAdminKey": of({"name": STRING}, {"expires_in_seconds": _EXPIRES}),
         "AdminKey": admin_key,
         "MadeAdminKey": _with_value(admin_key),
-        "AdminKeys": _page("AdminKey"),
+        "AdminKeys": page_of(ref("AdminKey")),
         "ProjectName": of({"name": STRING}),
         "Project": of(
             {
@@ -140,15 +147,15 @@ def _keys() -> dict[str, Schema]:
                 "name": STRING,
                 "created_at": _TIME,
                 "status": {"enum": ["active", "archived"]},
+                "archived_at": or_null(_TIME),
             },
-            {"archived_at": _TIME},
         ),
-        "Projects": _page("Project"),
+        "Projects": page_of(ref("Project")),
         "ServiceAccount": account,
-        "ServiceAccounts": _page("ServiceAccount"),
+        "ServiceAccounts": page_of(ref("ServiceAccount")),
         "ProjectKeyChange": of({}, told),
         "ProjectKey": project_key,
-        "ProjectKeys": _page("ProjectKey"),
+        "ProjectKeys": page_of(ref("ProjectKey")),
         "MadeProjectKey": made,
         "RotateKey": of(
             {},
@@ -164,9 +171,14 @@ def _keys() -> dict[str, Schema]:
 def _limits() -> dict[str, Schema]:
     return {
         "RateLimit": of(
-            {"object": {"const": "project.rate_limit"}, "id": STRING, "model": STRING}, _OF_A_MODEL
+            {
+                "object": {"const": "project.rate_limit"},
+                "id": STRING,
+                "model": STRING,
+                **nullable(_OF_A_MODEL),
+            }
         ),
-        "RateLimits": _page("RateLimit"),
+        "RateLimits": page_of(ref("RateLimit")),
         "RateLimitChange": of({}, _OF_A_MODEL),
         "ProjectLimits": of(
             {
@@ -191,8 +203,8 @@ def _runs() -> dict[str, Schema]:
             "created_at": _TIME,
             "output_tokens": INTEGER,
             "attempt": INTEGER,
+            "node": or_null(STRING),
         },
-        {"node": STRING},
     )
     cancelled: dict[str, Schema] = {
         "object": {"const": "organization.run.cancelled"},
@@ -226,14 +238,16 @@ def _models() -> dict[str, Schema]:
             "loads": INTEGER,
             "crashes": INTEGER,
             "fallback": texts,
-        },
-        {
-            "pid": INTEGER,
-            "idle_s": {"type": "number"},
-            "memory_bytes": INTEGER,
-            "failure": STRING,
-            "deprecation_date": {**STRING, "format": "date"},
-            "canary": of({"to": STRING, "percent": {"type": "number"}, "owners": texts}),
+            **nullable(
+                {
+                    "pid": INTEGER,
+                    "idle_s": NUMBER,
+                    "memory_bytes": INTEGER,
+                    "failure": STRING,
+                    "deprecation_date": {**STRING, "format": "date"},
+                    "canary": of({"to": STRING, "percent": NUMBER, "owners": texts}),
+                }
+            ),
         },
     )
     return {
@@ -242,61 +256,76 @@ def _models() -> dict[str, Schema]:
     }
 
 
-def _books() -> dict[str, Schema]:
-    """The audit log, usage and costs."""
-    counted = ("input_tokens", "input_cached_tokens", "output_tokens", "output_reasoning_tokens")
-    groups = ("project_id", "user_id", "api_key_id", "model", "service_tier", "line_item", "api_source")
-    person = {
-        **STRING,
+_GROUPS: Mapping[str, Schema] = {
+    "batch": or_null(BOOLEAN),
+    "safety_identifier": {
+        **or_null(STRING),
         "description": "An extension. A digest of the person whom requests named by `safety_identifier` or "
         "`user`; null for requests that named nobody, or somebody who is not told apart.",
-    }
-    return {
-        "AuditLog": of(
+    },
+}
+"""What a sum is of, where it is no name."""
+
+
+def _books() -> dict[str, Schema]:
+    """The audit log, usage and costs."""
+    results = [
+        of(
             {
-                "id": STRING,
-                "type": {**STRING, "description": "The details stand in the member of this name."},
-                "effective_at": _TIME,
-                "actor": of(
-                    {"type": {"enum": ["session", "api_key"]}}, {"session": OBJECT, "api_key": OBJECT}
-                ),
-                "antiphon": {
-                    **of({"number": INTEGER, "hash": STRING}, {"request_id": STRING, "ip_address": STRING}),
-                    "description": "An extension.",
-                },
-            },
-            {"project": of({"id": STRING})},
-        ),
-        "AuditLogs": _page("AuditLog"),
+                "object": {"const": kind.object},
+                **dict.fromkeys(kind.counted, INTEGER),
+                **({"usage_bytes": INTEGER} if name == "vector_stores" else {}),
+                **{group: _GROUPS.get(group, or_null(STRING)) for group in kind.group_by},
+            }
+        )
+        for name, kind in KINDS.items()
+    ]
+    session = of({"user": of({"id": STRING}), "ip_address": or_null(STRING)})
+    key = of({"id": STRING, "type": {"const": "service_account"}})
+    actors = (
+        of({"type": {"const": kind}, kind: told}) for kind, told in (("session", session), ("api_key", key))
+    )
+    return {
+        "AuditLog": {
+            **of(
+                {
+                    "id": STRING,
+                    "type": {**STRING, "description": "The details stand in the member of this name."},
+                    "effective_at": _TIME,
+                    "project": or_null(of({"id": STRING})),
+                    "actor": {"anyOf": [*actors]},
+                    "antiphon": {
+                        **of(
+                            {
+                                "number": INTEGER,
+                                "hash": STRING,
+                                **nullable({"request_id": STRING, "ip_address": STRING}),
+                            }
+                        ),
+                        "description": "An extension.",
+                    },
+                }
+            ),
+            "patternProperties": {r"^[a-z_]+\.[a-z_]+$": with_others(of({"id": STRING}))},
+        },
+        "AuditLogs": page_of(ref("AuditLog")),
         "AuditVerification": of(
             {
                 "object": {"const": "organization.audit_log.verification"},
                 "number": INTEGER,
                 "hash": STRING,
-            },
-            {"broken": INTEGER, "hash_of": STRING},
-        ),
-        "UsageResult": of(
-            {"object": STRING},
-            {
-                **dict.fromkeys((*counted, "num_model_requests", "num_sessions", "num_requests"), INTEGER),
-                **dict.fromkeys(groups, STRING),
-                "batch": BOOLEAN,
-                "safety_identifier": person,
+                **nullable({"broken": INTEGER, "hash_of": STRING}),
             },
         ),
+        "UsageResult": {"anyOf": results},
         "UsagePage": _buckets("UsageResult"),
         "CostsResult": of(
             {
                 "object": {"const": "organization.costs.result"},
                 "amount": of({"value": NUMBER, "currency": STRING}),
-            },
-            {
-                "quantity": NUMBER,
-                "quantity_unit": STRING,
-                **dict.fromkeys(("project_id", "user_id", "api_key_id", "line_item", "api_source"), STRING),
-                "safety_identifier": person,
-            },
+                **nullable({"quantity": NUMBER, "quantity_unit": STRING}),
+                **{group: _GROUPS.get(group, or_null(STRING)) for group in COSTS_GROUP_BY},
+            }
         ),
         "CostsPage": _buckets("CostsResult"),
     }

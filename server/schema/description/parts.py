@@ -11,6 +11,10 @@ INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
+RETRY_AFTER: Schema = {
+    **INTEGER,
+    "description": "An extension: seconds after which the request may succeed.",
+}
 METADATA: Schema = {"type": "object", "additionalProperties": STRING, "maxProperties": 16}
 
 
@@ -30,26 +34,46 @@ def of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = N
     return {"type": "object", "properties": properties, **({"required": [*required]} if required else {})}
 
 
+def nullable(members: Mapping[str, Schema]) -> dict[str, Schema]:
+    """Members that are always there, and may be null."""
+    return {name: or_null(schema) for name, schema in members.items()}
+
+
+def with_others(schema: Schema) -> Schema:
+    """An object that may have members besides those that are named: what a client has sent, given back."""
+    return {**schema, "additionalProperties": True}
+
+
 def page_of(items: Schema) -> Schema:
     """A page of a list."""
-    ends = {"first_id": or_null(STRING), "last_id": or_null(STRING), "has_more": BOOLEAN}
+    ends = {**nullable({"first_id": STRING, "last_id": STRING}), "has_more": BOOLEAN}
     return of({"object": {"const": "list"}, "data": listed(items), **ends})
 
 
-_BY_TURN = listed(INTEGER)
+_KINDS = ("input", "cached", "output", "tool_output")
 USAGE = of(
     {
-        "input_tokens": INTEGER,
-        "input_tokens_details": of({"cached_tokens": INTEGER}),
-        "output_tokens": INTEGER,
-        "output_tokens_details": of({"reasoning_tokens": INTEGER}, {"tool_output_tokens": INTEGER}),
-        "total_tokens": INTEGER,
-    },
-    {
-        "input_tokens_per_turn": _BY_TURN,
-        "cached_tokens_per_turn": _BY_TURN,
-        "output_tokens_per_turn": _BY_TURN,
-        "tool_output_tokens_per_turn": _BY_TURN,
-    },
+        **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), INTEGER),
+        "input_tokens_details": of(dict.fromkeys(("cached_tokens", "cache_write_tokens"), INTEGER)),
+        "output_tokens_details": of(dict.fromkeys(("reasoning_tokens", "tool_output_tokens"), INTEGER)),
+        **{f"{kind}_tokens_per_turn": listed(INTEGER) for kind in _KINDS},
+    }
 )
 """The usage of a response."""
+
+VERDICT = of(
+    {
+        "type": {"const": "moderation_result"},
+        "model": STRING,
+        "flagged": BOOLEAN,
+        **dict.fromkeys(("categories", "category_scores", "category_applied_input_types"), OBJECT),
+    }
+)
+"""What moderation found of a text."""
+UNJUDGED = of({"type": {"const": "error"}, "code": STRING, "message": STRING})
+"""What stands in its place where a text was not judged."""
+
+OBFUSCATION: Schema = {
+    **STRING,
+    "description": "Hides how long the text of the event is, with `include_obfuscation`.",
+}

@@ -1,4 +1,5 @@
-"""Describes responses, chat, completions, conversations, models, and what all families share."""
+"""Describes responses, conversations, models, the bodies of requests for completions, and what all families
+share."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from server.items import ASSISTANT_PART, ITEM_TYPES, USER_PART
+from server.items import ASSISTANT_PART, ITEM_TYPES, SEALED, USER_PART
 from server.schema import fields, generate
 from server.schema.chat import ChatRequest
 from server.schema.completions import MAX_PROMPTS, CompletionRequest
@@ -17,14 +18,18 @@ from server.schema.description.parts import (
     METADATA,
     NUMBER,
     OBJECT,
+    RETRY_AFTER,
     STRING,
+    UNJUDGED,
     USAGE,
+    VERDICT,
     listed,
+    nullable,
     of,
     page_of,
     ref,
+    with_others,
 )
-from server.schema.events import fields as event_fields
 from server.schema.fields import FIELDS, SamplingFields
 from server.schema.items import MAX_ITEMS
 from server.schema.prompts import REFERENCE as PROMPT_REFERENCE
@@ -160,6 +165,11 @@ def request_schema(api: str, model: type[BaseModel], *required: str) -> Schema:
 
 
 _CONTENT: Schema = {"anyOf": [STRING, listed(OBJECT)]}
+TOOL_OUTPUTS = listed(
+    {"anyOf": [of({"output": _CONTENT}, {"call_id": STRING, "tool_call_id": STRING}), ref("Item")]},
+    minItems=1,
+)
+"""The answers to calls, whole items or short forms."""
 _CHAT_CALL = of(
     {"id": STRING, "type": {"enum": ["function", "custom"]}}, {"function": OBJECT, "custom": OBJECT}
 )
@@ -181,6 +191,15 @@ def _items() -> Schema:
         schema["properties"]["metadata"] = {
             "type": ["object", "null"],
             "description": "An extension: what its client keeps with it.",
+        }
+        if row.has_private_half:
+            schema["properties"][SEALED] = {
+                **STRING,
+                "description": "An extension, of what is not stored: what the model was shown besides.",
+            }
+        schema["properties"]["created_at"] = {
+            **or_null(INTEGER),
+            "description": "An extension: when it came into the conversation that shows it, in Unix seconds.",
         }
         if name == "message":
             schema["properties"]["content"] = listed(part)
@@ -249,15 +268,7 @@ def _requests() -> dict[str, Schema]:
         "ToolOutputs": of(
             {},
             {
-                "tool_outputs": listed(
-                    {
-                        "anyOf": [
-                            of({"output": _CONTENT}, {"call_id": STRING, "tool_call_id": STRING}),
-                            ref("Item"),
-                        ]
-                    },
-                    minItems=1,
-                ),
+                "tool_outputs": TOOL_OUTPUTS,
                 "type": STRING,
                 "call_id": STRING,
                 "tool_call_id": STRING,
@@ -291,8 +302,30 @@ def _requests() -> dict[str, Schema]:
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
         "Nothing": OBJECT,
-        "Tool": schema_of(normalize_tool),
-        "ToolChoice": {"anyOf": [{"enum": ["none", "auto", "required"]}, of({"type": STRING})]},
+        "Tool": {"anyOf": [*map(with_others, schema_of(normalize_tool)["anyOf"])]},
+        "ToolChoice": {
+            "anyOf": [
+                {"enum": ["none", "auto", "required"]},
+                of({"type": STRING}, {"name": STRING, "namespace": STRING, "server_label": STRING}),
+                of(
+                    {
+                        "type": {"const": "allowed_tools"},
+                        "mode": {"enum": ["auto", "required"]},
+                        "tools": listed(OBJECT),
+                    }
+                ),
+            ]
+        },
+        "TextFormat": {
+            "anyOf": [
+                of({"type": {"enum": ["text", "json_object"]}}),
+                of(
+                    {"type": {"const": "json_schema"}, "name": STRING, "schema": OBJECT, "strict": BOOLEAN},
+                    {"description": STRING},
+                ),
+                with_others(of({"type": {"const": "structural_tag"}})),
+            ]
+        },
         "ChatFormat": {
             "anyOf": [
                 of({"type": {"enum": ["text", "json_object", "structural_tag"]}}),
@@ -342,52 +375,14 @@ def _requests() -> dict[str, Schema]:
 STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 
 
-_COMPLETION_USAGE = of(
-    {
-        "prompt_tokens": INTEGER,
-        "completion_tokens": INTEGER,
-        "total_tokens": INTEGER,
-        "prompt_tokens_details": of({"cached_tokens": INTEGER}),
-        "completion_tokens_details": of({"reasoning_tokens": INTEGER}),
-    }
-)
-_FINISH = or_null({"enum": ["stop", "length", "tool_calls", "content_filter"]})
-_HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
-_SCORES = listed(or_null({"type": "object", "additionalProperties": OBJECT}))
-_ENDED: Mapping[str, Schema] = {
-    "stop_reason": {
-        "anyOf": [STRING, INTEGER],
-        "description": "An extension: the stop string, or the id of the stop token, that ended it.",
-    },
-    "token_ids": listed(INTEGER),
-}
-_CHAT_TEXT = {"content": or_null(STRING), "reasoning": STRING, "reasoning_content": STRING}
-
-_VERDICT = of(
-    {
-        "type": {"const": "moderation_result"},
-        "model": STRING,
-        "flagged": BOOLEAN,
-        "categories": OBJECT,
-        "category_scores": OBJECT,
-        "category_applied_input_types": OBJECT,
-    }
-)
-_UNJUDGED = of({"type": {"const": "error"}, "code": STRING, "message": STRING})
-_VERDICTS: Schema = {
-    "anyOf": [
-        of({"type": {"const": "moderation_results"}, "model": STRING, "results": listed(_VERDICT)}),
-        _UNJUDGED,
-    ]
-}
-
 _REPLIES: Mapping[str, Schema] = {
-    "Verdicts": {
-        "description": "What moderation found, where it was asked for.",
-        **of({"input": _VERDICTS, "output": _VERDICTS}),
-    },
     "Error": of(
-        {"error": of({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
+        {
+            "error": of(
+                {"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)},
+                {"retry_after": RETRY_AFTER},
+            )
+        }
     ),
     "Response": of(
         {
@@ -397,38 +392,45 @@ _REPLIES: Mapping[str, Schema] = {
             "status": {"enum": [*STATUSES]},
             "model": STRING,
             "output": listed(ref("Item")),
-            "error": or_null(of({"code": STRING, "message": STRING}, {"retry_after": INTEGER})),
+            "error": or_null(of({"code": STRING, "message": STRING}, {"retry_after": RETRY_AFTER})),
             "incomplete_details": or_null(of({"reason": STRING})),
             "usage": or_null(USAGE),
             "background": BOOLEAN,
             "conversation": or_null(of({"id": STRING})),
-            "instructions": or_null(_CONTENT),
+            "instructions": or_null({"anyOf": [STRING, listed(ref("Item"))]}),
             "max_output_tokens": or_null(INTEGER),
             "max_tool_calls": or_null(INTEGER),
             "metadata": METADATA,
             "parallel_tool_calls": BOOLEAN,
             "previous_response_id": or_null(STRING),
-            "reasoning": of({}, {"effort": STRING, "summary": STRING}),
+            "reasoning": of(dict.fromkeys(("effort", "summary", "context"), or_null(STRING))),
             "service_tier": STRING,
             "store": BOOLEAN,
             "temperature": NUMBER,
-            "text": of({"format": of({"type": STRING})}, {"verbosity": STRING}),
+            "text": of({"format": ref("TextFormat"), "verbosity": STRING}),
             "tool_choice": ref("ToolChoice"),
-            "tools": listed(OBJECT),
+            "tools": listed(ref("Tool")),
             "top_logprobs": INTEGER,
             "top_p": NUMBER,
             "truncation": {"enum": ["auto", "disabled"]},
+            **dict.fromkeys(("frequency_penalty", "presence_penalty"), NUMBER),
+            **nullable(
+                {
+                    "completed_at": INTEGER,
+                    **dict.fromkeys(
+                        ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"), STRING
+                    ),
+                }
+            ),
         },
         {
-            "completed_at": INTEGER,
-            "moderation": of({half: {"anyOf": [_VERDICT, _UNJUDGED]} for half in ("input", "output")}),
+            "moderation": of({half: {"anyOf": [VERDICT, UNJUDGED]} for half in ("input", "output")}),
+            **{
+                name: {**listed(OBJECT), "description": "An extension, with `enable_response_messages`."}
+                for name in ("input_messages", "output_messages")
+            },
             "prompt": ref("ResponsePrompt"),
-            "prompt_cache_key": STRING,
-            "safety_identifier": STRING,
             "user": STRING,
-            "prompt_cache_retention": STRING,
-            "frequency_penalty": NUMBER,
-            "presence_penalty": NUMBER,
             "attempt": {
                 **INTEGER,
                 "description": "An extension, in flight: how often an engine was given it.",
@@ -450,87 +452,6 @@ _REPLIES: Mapping[str, Schema] = {
                 "to be given; `type` is that of their items in the output.",
             },
         },
-    ),
-    "ResponseEvent": {
-        "description": "The `data:` of one event of a stream.",
-        "anyOf": [
-            of({"type": {"const": name}, "sequence_number": INTEGER, **{key: {} for key in keys}})
-            for name, keys in event_fields().items()
-        ],
-    },
-    "ChatCompletion": of(
-        {
-            **_HEAD,
-            "object": {"const": "chat.completion"},
-            "service_tier": STRING,
-            "choices": listed(
-                of(
-                    {
-                        "index": INTEGER,
-                        "message": {
-                            **of({"role": {"const": "assistant"}}),
-                            "description": "As in ChatMessage.",
-                        },
-                        "finish_reason": _FINISH,
-                        "logprobs": or_null(OBJECT),
-                    },
-                    _ENDED,
-                )
-            ),
-            "usage": _COMPLETION_USAGE,
-        },
-        {
-            "metadata": METADATA,
-            "prompt_token_ids": listed(INTEGER),
-            "prompt_logprobs": _SCORES,
-            "moderation": ref("Verdicts"),
-        },
-    ),
-    "ChatCompletionChunk": of(
-        {
-            **_HEAD,
-            "object": {"const": "chat.completion.chunk"},
-            "choices": listed(
-                of({"index": INTEGER, "delta": of({}, _CHAT_TEXT), "finish_reason": _FINISH}, _ENDED)
-            ),
-        },
-        {
-            "usage": _COMPLETION_USAGE,
-            "prompt_token_ids": listed(INTEGER),
-            "moderation": ref("Verdicts"),
-        },
-    ),
-    "Completion": of(
-        {
-            **_HEAD,
-            "object": {"const": "text_completion"},
-            "choices": listed(
-                of(
-                    {"index": INTEGER, "text": STRING, "finish_reason": _FINISH, "logprobs": or_null(OBJECT)},
-                    {**_ENDED, "prompt_token_ids": listed(INTEGER), "prompt_logprobs": _SCORES},
-                )
-            ),
-        },
-        {"usage": _COMPLETION_USAGE},
-    ),
-    "Generation": of(
-        {
-            **_HEAD,
-            "object": {"enum": ["generation", "generation.chunk"]},
-            "request_id": STRING,
-            "choices": listed(
-                of(
-                    {
-                        "index": INTEGER,
-                        "token_ids": listed(INTEGER),
-                        "finish_reason": _FINISH,
-                        "logprobs": or_null(of({"content": listed(OBJECT)})),
-                    },
-                    {"stop_reason": _ENDED["stop_reason"]},
-                )
-            ),
-        },
-        {"usage": _COMPLETION_USAGE, "prompt_logprobs": _SCORES},
     ),
     "Conversation": of(
         {
@@ -558,13 +479,13 @@ _REPLIES: Mapping[str, Schema] = {
             "owned_by": STRING,
             "root": STRING,
             "parent": or_null(STRING),
+        },
+        {
             "max_model_len": {
                 **or_null(INTEGER),
                 "description": "Tokens of prompt and answer together; null where it was never loaded, and "
                 "of a model for speech.",
             },
-        },
-        {
             "input_modalities": listed(STRING),
             "state": {"enum": ["unloaded", "waiting", "loading", "loaded", "failed"]},
             "deprecation_date": {**STRING, "format": "date"},
@@ -574,7 +495,7 @@ _REPLIES: Mapping[str, Schema] = {
             "dimensions": INTEGER,
             "labels": listed(STRING),
             "languages": listed(STRING),
-            "window_seconds": {"type": "number"},
+            "window_seconds": NUMBER,
             "prompts": {"type": "object", "additionalProperties": STRING},
             "default_prompt": STRING,
             "pooling": of(
@@ -591,8 +512,8 @@ _REPLIES: Mapping[str, Schema] = {
                     {
                         "object": {"const": "tool"},
                         "tool": OBJECT,
-                        "available": {"type": "boolean"},
-                        "reason": {"type": ["string", "null"]},
+                        "available": BOOLEAN,
+                        "reason": or_null(STRING),
                     }
                 )
             ),
@@ -600,28 +521,8 @@ _REPLIES: Mapping[str, Schema] = {
     ),
     "Models": of({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Items": page_of(ref("Item")),
-    "ConversationItem": {
-        "allOf": [
-            ref("Item"),
-            of(
-                {},
-                {
-                    "created_at": {
-                        **INTEGER,
-                        "description": "An extension: when it came into the conversation, in Unix seconds.",
-                    }
-                },
-            ),
-        ]
-    },
-    "ConversationItems": page_of(ref("ConversationItem")),
     "Conversations": page_of(ref("Conversation")),
-    "Events": page_of(ref("ResponseEvent")),
     "Responses": page_of(ref("Response")),
-    "ChatCompletions": page_of(ref("ChatCompletion")),
-    "ChatCompletionMessages": page_of(
-        of({"id": STRING, "role": STRING}, {"content": STRING, "content_parts": listed(OBJECT)})
-    ),
     "Compaction": of(
         {
             "id": STRING,
@@ -640,7 +541,7 @@ _REPLIES: Mapping[str, Schema] = {
     "Status": of({"status": STRING}),
     "Load": of({"server_load": INTEGER, "running": INTEGER, "waiting": INTEGER, "kv_cache_usage": NUMBER}),
     "Ready": of({"status": {"const": "ready"}, "models": listed(STRING)}),
-    "Version": of({"version": STRING}),
+    "Version": of({"version": STRING}, {"sandbox": {**STRING, "description": "What runs code."}}),
 }
 
 

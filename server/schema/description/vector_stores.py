@@ -51,6 +51,10 @@ def vector_store_components() -> Mapping[str, Schema]:
                 "expires_at": or_null(INTEGER),
                 "last_active_at": or_null(INTEGER),
                 "metadata": METADATA,
+                "embedding": {
+                    **or_null(of({"model": STRING, "completed": INTEGER, "total": INTEGER})),
+                    "description": "An extension: the model of its vectors, and how many files have them.",
+                },
             },
             {"expires_after": of({"anchor": {"const": "last_active_at"}, "days": INTEGER})},
         ),

@@ -37,7 +37,7 @@ from server.items import (
 from server.items.catalogue import _rows
 from server.runs.events import Assembler, fold
 from server.schema import events as grammar
-from server.shapes import STRING, array, mapping, record
+from server.shapes import STRING, array, record
 from tests.support import wire
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import Gate, loose, prompts, saying
@@ -156,7 +156,7 @@ WHOLE = replace(
 LISTED = ItemType(
     "dice_listing",
     "dicel_",
-    record({"cups": array(mapping)}),
+    record({"cups": array(STRING)}),
     unspoken,
     events={"response.dice_listing.completed": PLACE},
     order="dice_listing.completed",

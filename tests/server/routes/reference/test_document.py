@@ -109,6 +109,16 @@ def test_bodies_that_the_server_takes_fit_the_document(name: str) -> None:
 @pytest.mark.parametrize("body", [CODEX, LLAMA_INDEX, VERCEL, AGENTS])
 def test_what_clients_send_fits_the_document(body: Json) -> None:
     check("CreateResponse", body)
+    check("SocketRequest", {"type": "response.create", "stream_id": "a", **body})
+
+
+def test_frames_of_clients_fit_the_document() -> None:
+    answer = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    check("SocketRequest", {"type": "response.inject", "response_id": "resp_1", "input": [answer]})
+    check("SocketRequest", {"type": "response.steer", "previous_response_id": "resp_1", "input": "x"})
+    check("SocketRequest", {"type": "response.processed", "response_id": "resp_1"})
+    for frame in ({"type": "response.cancel"}, {"input": "x"}, {"type": "response.create", "input": 1}):
+        assert not validator("SocketRequest").is_valid(frame)
 
 
 MESSAGE: Json = {"model": "claude", "messages": [{"role": "user", "content": "x"}]}
