@@ -9,21 +9,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import httpx
 
 from server.cli.connection import ChatError, add_server_arguments, server_client, trouble
 from server.cli.resuming import pick
-from server.cli.session import Session
-from server.cli.terminal import remember, terminal_reader
+from server.cli.session import Session, call_words
+from server.cli.terminal import drop_typed, remember, terminal_reader
 
 HELP = "/help lists commands, /quit leaves, Ctrl-C stops an answer, Alt-Enter adds a line"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags; it talks to a server, so the server's settings are none of its business."""
-    parser.add_argument("MODEL", nargs="?", help="a name from /v1/models (default: the first)")
+    parser.add_argument("MODEL", nargs="?", help="a name from /v1/models (default: the server's default)")
     add_server_arguments(parser)
     parser.add_argument("--model", default=None, help="the same as MODEL")
     parser.add_argument("--instructions", default=None, help="a system message for every turn")
@@ -67,8 +68,12 @@ def chat(options: argparse.Namespace) -> int:
         return 1
     with http:
         read = terminal_reader() if interactive else input
-        approve = Approval(options.approve, read if interactive else None).of_policy()
-        session = Session(http, options, sys.stdout, colour=sys.stdout.isatty(), approve=approve)
+        ask = partial(_ask_anew, read) if interactive else None
+        approve = Approval(options.approve, ask).of_policy()
+        output = None if ask is None else partial(_ask_for_output, ask)
+        session = Session(
+            http, options, sys.stdout, colour=sys.stdout.isatty(), approve=approve, output=output
+        )
         try:
             session.begin()
             if options.resume is not None:
@@ -81,6 +86,17 @@ def chat(options: argparse.Namespace) -> int:
             return 0
         all_went_well = Chat(session, http, read, interactive=interactive).run()
     return 0 if interactive or all_went_well else 1
+
+
+def _ask_anew(read: Callable[[str], str], question: str) -> str:
+    """Ask what was not foreseen: what was typed before is no answer to it."""
+    drop_typed()
+    return read(question)
+
+
+def _ask_for_output(ask: Callable[[str], str], call: dict[str, Any]) -> str:
+    """What a person says that a call of the client's gave."""
+    return ask(f"What did {call_words(call)} give? ")
 
 
 def _take_model(options: argparse.Namespace) -> None:
@@ -112,11 +128,7 @@ class Approval:
         if tool in self._always:
             return True, None
         question = f"May {tool[1]} of {tool[0]} be called? yes, no, always, or why not: "
-        try:
-            answer = self._ask(question).strip()
-        except (KeyboardInterrupt, EOFError):
-            print()
-            return False, None
+        answer = self._ask(question).strip()
         if answer.lower() in ("a", "always"):
             self._always.add(tool)
         if answer.lower() in ("y", "yes", "a", "always"):
@@ -172,7 +184,7 @@ class Chat:
         name, _, rest = text[1:].partition(" ")
         command = COMMANDS.get(ALIASES.get(name, name))
         if command is None:
-            print(HELP)
+            print(f"There is no /{name}. {HELP}.")
             return True
         command[1](self, rest.strip())
         return True

@@ -21,7 +21,7 @@ from server.cli.connection import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("MODEL", nargs="?", help="a name from /v1/models (default: the first)")
+    parser.add_argument("MODEL", nargs="?", help="a name from /v1/models (default: the server's default)")
     add_server_arguments(parser)
     parser.add_argument(
         "--prompt", default="-", help="the text to go on from, or - for standard input (the default)"

@@ -49,7 +49,7 @@ def _memory(model: dict[str, Any]) -> str:
 
 
 COLUMNS: Columns = {
-    "MODEL": lambda model: model["id"],
+    "MODEL": lambda model: f"{model['id']}{' (default)' if model['default'] else ''}",
     "STATE": lambda model: model["state"],
     "ENGINE": lambda model: f"{model['engine']}{' (child)' if model['child'] else ''}",
     "USE": lambda model: model["use"],

@@ -28,6 +28,7 @@ class Choice:
     at: int
     words: str
     status: str = ""
+    forked: bool = False
 
 
 def choices(http: httpx.Client) -> list[Choice]:
@@ -46,7 +47,10 @@ def choices(http: httpx.Client) -> list[Choice]:
         at = used.get("created_at", conversation["created_at"])
         found.append((at, conversation["id"], {**conversation, "status": used.get("status", "")}))
     found.sort(key=lambda one: one[0], reverse=True)
-    return [Choice(id, at, _words(http, id, one), one["status"]) for at, id, one in found[:MOST]]
+    return [
+        Choice(id, at, _words(http, id, one), one["status"], "forked_from" in one)
+        for at, id, one in found[:MOST]
+    ]
 
 
 def _words(http: httpx.Client, id: str, one: dict[str, Any]) -> str:
@@ -78,7 +82,11 @@ def pick(http: httpx.Client, out: TextIO, ask: Callable[[str], str] | None) -> s
     out.writelines(f"{line}\n" for line in _table(offered))
     out.flush()
     while True:
-        answer = ask(f"Which one (1 to {len(offered)}, Enter for 1)? ").strip() or "1"
+        try:
+            answer = ask(f"Which one (1 to {len(offered)}, Enter for 1)? ").strip() or "1"
+        except KeyboardInterrupt:
+            out.write("\n")
+            raise
         if answer.isdecimal() and 1 <= int(answer) <= len(offered):
             return offered[int(answer) - 1].id
         if any(answer == one.id for one in offered):
@@ -89,7 +97,8 @@ def _table(offered: list[Choice]) -> Iterator[str]:
     now = time.time()
     for number, one in enumerate(offered, 1):
         status = f" ({one.status})" if one.status in ("queued", "in_progress") else ""
-        yield f"{number:3}  {_ago(now - one.at):>8}  {one.id[:17]}...  {one.words}{status}".rstrip()
+        mark = "fork: " if one.forked else ""
+        yield f"{number:3}  {_ago(now - one.at):>8}  {one.id[:17]}...  {mark}{one.words}{status}".rstrip()
 
 
 def _ago(seconds: float) -> str:

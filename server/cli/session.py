@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, TextIO
 
@@ -33,8 +34,24 @@ DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 TOOLS = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
 
+APPROVAL_REQUEST = "mcp_approval_request"
+
+SOON_S = 2
+"""How long a call that has just been made is given to become what its response waits for."""
+
+CLIENT_CALLS = frozenset(
+    {
+        *("function_call", "custom_tool_call", "shell_call", "local_shell_call"),
+        *("apply_patch_call", "computer_call"),
+    }
+)
+"""Calls whose outputs a client gives, if the server has not given them."""
+
 Approve = Callable[[dict[str, Any]], tuple[bool, str | None]]
 """Whether a call may be made, and a reason that the model is told."""
+
+Output = Callable[[dict[str, Any]], str]
+"""What a call of the client's gave."""
 
 
 class Session:
@@ -48,13 +65,16 @@ class Session:
         *,
         colour: bool,
         approve: Approve | None = None,
+        output: Output | None = None,
     ) -> None:
-        """approve: asks for each call that needs it; None where nobody can be asked."""
+        """approve, output: ask for each call that needs one; None where nobody can be asked. Both let the
+        interrupt or the end of input pass by which somebody leaves the question."""
         self._http = http
         self._options = options
         self._out = out
         self._colour = colour
         self._approve = approve
+        self._output = output
         self._previous: str | None = None
         self._conversation: str | None = None
         self._left: list[dict[str, Any]] = []
@@ -72,7 +92,7 @@ class Session:
         self._previous = self._conversation = None
         self._left = []
         if not self.model:
-            self.model = self.models()[0]
+            self.model = self._first_model()
         conversation, previous = self._options.conversation, self._options.previous
         if conversation and conversation != "new" and not anew:
             self._conversation = read_json(self._http.get(f"/v1/conversations/{conversation}"))["id"]
@@ -82,8 +102,14 @@ class Session:
         self._print("", PLAIN)
 
     def models(self) -> list[str]:
-        """What the server serves, by name."""
-        return [model["id"] for model in read_json(self._http.get("/v1/models"))["data"]]
+        """The models that answer messages, by name, the server's default first."""
+        served = read_json(self._http.get("/v1/models"))["data"]
+        return [model["id"] for model in served if "used_for" not in model]
+
+    def _first_model(self) -> str:
+        if not (names := self.models()):
+            raise ChatError("the server has no model that answers messages")
+        return names[0]
 
     def take_model(self, name: str) -> None:
         """Have this model answer from here on. Raises ChatError where the server does not serve it."""
@@ -117,7 +143,7 @@ class Session:
             self._show_past([*items, *self._left])
             self._requests = _unanswered(items)
             if under_way is not None:
-                self._turn(self._events(response_id=under_way))
+                self._follow(under_way)
             self._answer_requests()
             return
         response = read_json(self._http.get(f"/v1/responses/{id}"))
@@ -130,7 +156,7 @@ class Session:
             self._requests = _unanswered(response["output"])
         else:
             self._show_past(items)
-            self._turn(self._events(response_id=id))
+            self._follow(id)
         self._answer_requests()
 
     def _look_at_newest(self) -> str | None:
@@ -142,7 +168,9 @@ class Session:
             return None
         (newest,) = page
         if newest["status"] == "cancelled":
-            self._left = [*self._input_of(newest["id"]), *newest["output"]]
+            said = [*self._input_of(newest["id"]), *newest["output"]]
+            open = {item["id"] for item in _unanswered(said)}
+            self._left = [item for item in said if item["id"] not in open]
         return None if newest["status"] in TERMINAL_STATUSES else str(newest["id"])
 
     def _input_of(self, id: str) -> list[dict[str, Any]]:
@@ -229,6 +257,49 @@ class Session:
                 self._previous = response_id
         return not failed
 
+    def _follow(self, id: str) -> bool:
+        """Show a response that is being made to its end, and have answered what it waits for; who leaves such
+        a question leaves the response waiting. False where it failed."""
+        self._previous, waiting = id, _Waiting()
+        while True:
+            went_well = self._turn(self._until_it_waits(id, waiting))
+            if not waiting.calls:
+                return went_well
+            self._requests = []  # they are answered here
+            try:
+                answers = self._answers(waiting.calls)
+                read_json(self._http.post(f"/v1/responses/{id}/tool_outputs", json={"tool_outputs": answers}))
+            except (KeyboardInterrupt, EOFError):
+                self._print("\n(it goes on waiting; --resume comes back to it)\n", DIM)
+                self._print("", PLAIN)
+                return True
+            except ChatError as refused:  # somebody else was first
+                self._print(f"({refused})\n", DIM)
+
+    def _until_it_waits(self, id: str, waiting: _Waiting) -> Iterator[dict[str, Any]]:
+        """The events of a response from behind those that were seen on, up to its end, or to the call for
+        which it waits."""
+        waiting.calls = []
+        for event in self._events(response_id=id, seen=waiting.seen):
+            waiting.seen = event["sequence_number"]
+            yield event
+            if event["type"] != "response.output_item.done" or not _unanswered([event["item"]]):
+                continue
+            if calls := self._waited_for(id):
+                if all(self._can_answer(call) for call in calls):
+                    waiting.calls = calls
+                    return
+                self._print("(it waits for an answer, which cannot be given here)\n", DIM)
+
+    def _waited_for(self, id: str) -> list[dict[str, Any]]:
+        """The calls that a response waits for now, or in a moment."""
+        response = read_json(self._http.get(f"/v1/responses/{id}", params={"wait": SOON_S}))
+        pending = {
+            call.get("call_id") or call["approval_request_id"]
+            for call in response.get("pending_tool_calls", ())
+        }
+        return [item for item in _unanswered(response["output"]) if _answered_by(item) in pending]
+
     def _stop(self, response_id: str) -> None:
         if not response_id:
             self._print("\n(stopped)\n", DIM)
@@ -243,21 +314,37 @@ class Session:
             self._print("\n(stopped)\n", DIM)
 
     def _answer_requests(self) -> bool:
-        """Ask for the calls that need it, have the answers sent, and show what comes of them."""
+        """Ask for the calls that need it, have the answers sent, and show what comes of them. Who leaves the
+        question says no."""
         went_well = True
-        while self._requests and self._approve is not None:
-            answers: list[dict[str, Any]] = []
-            for request in self._requests:
-                approved, reason = self._approve(request)
-                answer = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
-                answers.append({**answer, "approve": approved, **({"reason": reason} if reason else {})})
+        while self._requests and all(self._can_answer(request) for request in self._requests):
+            try:
+                answers = self._answers(self._requests)
+            except (KeyboardInterrupt, EOFError):
+                self._print("\n", PLAIN)
+                answers = [_answer(request, (False, None)) for request in self._requests]
             went_well = self._turn(self._events(self._body(answers))) and went_well
         return went_well
 
-    def _events(self, body: dict[str, Any] | None = None, response_id: str = "") -> Iterator[dict[str, Any]]:
-        """The turn's events, each once, over as many connections as it takes, also over the end of the server
-        and its next start. Raises TransportError where the first one cannot be made."""
-        seen, attempt, since = -1, 0, time.monotonic()
+    def _can_answer(self, call: dict[str, Any]) -> bool:
+        return (self._approve if call["type"] == APPROVAL_REQUEST else self._output) is not None
+
+    def _answers(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The items that answer these calls, each of which can be answered."""
+        found = []
+        for call in calls:
+            asked = self._approve if call["type"] == APPROVAL_REQUEST else self._output
+            assert asked is not None
+            found.append(_answer(call, asked(call)))
+        return found
+
+    def _events(
+        self, body: dict[str, Any] | None = None, response_id: str = "", seen: int = -1
+    ) -> Iterator[dict[str, Any]]:
+        """The turn's events behind the number `seen`, each once, over as many connections as it takes, also
+        over the end of the server and its next start. Raises TransportError where the first one cannot be
+        made."""
+        attempt, since = 0, time.monotonic()
         key = token_hex(16)  # what is sent again because no reply came is carried out once
         while time.monotonic() - since < LOST_S:
             try:
@@ -315,7 +402,7 @@ class Session:
     def _show_item(self, item: dict[str, Any]) -> None:
         if item["type"] == "reasoning":
             self._print("\n", DIM)
-        elif item["type"] == "mcp_approval_request":
+        elif item["type"] == APPROVAL_REQUEST:
             self._requests.append(item)
             self._print(call_words(item), BOLD)
             told = " -> not made: it needs an approval, which this chat does not give\n"
@@ -346,10 +433,45 @@ class Session:
         self._out.flush()
 
 
+@dataclass
+class _Waiting:
+    """Where a response that is followed stands. calls: what it waits for; empty while it does not."""
+
+    seen: int = -1
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+
 def _unanswered(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls that wait for an approval; the last items are theirs."""
-    answered = {item["approval_request_id"] for item in items if item["type"] == "mcp_approval_response"}
-    return [one for one in items if one["type"] == "mcp_approval_request" and one["id"] not in answered]
+    """Calls that wait for an approval or for an output, in their order."""
+    answers = {item.get("approval_request_id") or item.get("call_id") for item in items if _is_answer(item)}
+    return [item for item in items if (key := _answered_by(item)) is not None and key not in answers]
+
+
+def _answered_by(item: dict[str, Any]) -> str | None:
+    """The id by which a call is answered; None for what is no call of the client's or of an approval."""
+    if item["type"] == APPROVAL_REQUEST:
+        return str(item["id"])
+    return str(item["call_id"]) if item["type"] in CLIENT_CALLS else None
+
+
+def _is_answer(item: dict[str, Any]) -> bool:
+    kind: str = item["type"]
+    return kind == "mcp_approval_response" or kind.endswith("_call_output")
+
+
+def _answer(call: dict[str, Any], said: tuple[bool, str | None] | str) -> dict[str, Any]:
+    """The item that answers a call."""
+    if isinstance(said, str):
+        return {"type": "function_call_output", "call_id": call["call_id"], "output": said}
+    if call["type"] != APPROVAL_REQUEST:
+        return {
+            "type": "function_call_output",
+            "call_id": call["call_id"],
+            "output": "The call was not made.",
+        }
+    approved, reason = said
+    answer = {"type": "mcp_approval_response", "approval_request_id": call["id"], "approve": approved}
+    return {**answer, **({"reason": reason} if reason else {})}
 
 
 def text_of(item: dict[str, Any]) -> str:

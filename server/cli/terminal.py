@@ -37,6 +37,15 @@ def terminal_reader() -> Callable[[str], str]:
     return input
 
 
+def drop_typed() -> None:
+    """Drop what was typed and not read yet: it was meant for something else than the question that comes."""
+    with suppress(ImportError, OSError):
+        import termios
+
+        if sys.stdin.isatty():
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
+
+
 def remember(turn: str) -> None:
     """Have the arrow keys bring this turn again, here and in later chats."""
     with suppress(ImportError):

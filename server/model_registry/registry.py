@@ -207,10 +207,10 @@ class Models:
     # -- which one answers -----------------------------------------------------------------------------------
 
     async def choose(self, name: str | None, owner: str = "", key: str | None = None) -> ServedModel:
-        """The model that answers a request for this name, loaded. With a canary it may be another one: always
-        the same for equal `key`s, which may be a conversation's id. Where a model cannot answer, those that
-        stand in for it are tried. Raises ApiError as `get` does, and 503 while it loads; EngineUnavailable
-        and LoadError.
+        """The model that answers a request for this name, loaded. With a canary it may be another one, unless
+        the name has a version: always the same for equal `key`s, which may be a conversation's id. Where a
+        model cannot answer, those that stand in for it are tried. Raises ApiError as `get` does, and 503
+        while it loads; EngineUnavailable and LoadError.
         """
         first = self._id(name)
         entry = self._entries.get(self._adapters.get(first, first))
@@ -219,8 +219,8 @@ class Models:
             return self.get(name)
         wanted = [first]
         if first == entry.id:
-            led = entry.canary is not None and leads_to(entry.canary, owner, key)
-            to = [self._named[entry.canary.to]] if led and entry.canary is not None else []
+            canary = None if entry.pins(name) else entry.canary
+            to = [self._named[canary.to]] if canary is not None and leads_to(canary, owner, key) else []
             wanted = [*dict.fromkeys((*to, first, *(self._named[each] for each in entry.fallback)))]
         failure: Exception | None = None
         for each in wanted:
@@ -317,7 +317,9 @@ class Models:
         """The models that may answer a request for this name while nothing fails: two with a canary."""
         id = self._default_name() if name is None else self._named.get(name, name)
         entry = self._entries.get(id)
-        return [id] if entry is None or entry.canary is None else [id, self._named[entry.canary.to]]
+        if entry is None or entry.canary is None or entry.pins(name):
+            return [id]
+        return [id, self._named[entry.canary.to]]
 
     def _id(self, name: str | None) -> str:
         """What a name means. ApiError 404, and 400 without one where there is no default."""
@@ -364,7 +366,8 @@ class Models:
     @property
     def names(self) -> list[str]:
         """All names that a request may give, the default model's first."""
-        return [*dict.fromkeys((*self._table, *self._others, *self._named, *self._adapters))]
+        first = () if self._default is None else (self._default,)
+        return [*dict.fromkeys((*first, *self._table, *self._others, *self._named, *self._adapters))]
 
     @property
     def claimable(self) -> tuple[list[str], list[str]]:

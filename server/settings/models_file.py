@@ -97,6 +97,10 @@ class ModelEntry(SettingsTable):
         """The one name by which runs remember it."""
         return self.name if self.version is None else f"{self.name}-{self.version}"
 
+    def pins(self, name: str | None) -> bool:
+        """Whether a name means this version, and no other way to an answer."""
+        return self.version is not None and name in (self.id, f"{self.name}@{self.version}")
+
     @property
     def names(self) -> tuple[str, ...]:
         """All names that mean this very model, its id first; a bare name of several versions is none."""

@@ -316,7 +316,7 @@ async def test_the_command(tmp_path: Path) -> None:
             timeout=30,
         )
     assert done.returncode == 0
-    assert done.stdout.decode().splitlines() == ["hello", chat.HELP]
+    assert done.stdout.decode().splitlines() == ["hello", f"There is no /nonsense. {chat.HELP}."]
     refused = subprocess.run([*command, "http://127.0.0.1:9"], capture_output=True, timeout=30)
     assert refused.returncode == 1
     assert b"no server answers at http://127.0.0.1:9 (" in refused.stderr

@@ -44,7 +44,8 @@ async def talk(running: Running, *lines: str, argv: tuple[str, ...] = (), ask: A
         wanted = options(*argv)
         with httpx.Client(base_url=running.base_url, timeout=20) as http:
             approve = Approval(wanted.approve, ask).of_policy()
-            talking = Session(http, wanted, out, colour=False, approve=approve)
+            output = None if ask is None else lambda call: str(ask(call["name"]))
+            talking = Session(http, wanted, out, colour=False, approve=approve, output=output)
             talking.begin()
             if wanted.resume is not None:
                 talking.go_on(wanted.resume or resuming.pick(http, out, ask))
@@ -142,6 +143,71 @@ async def test_calls_are_asked_for_and_made_or_not(tmp_path: Path) -> None:
         # What was left open is asked for when the chat is taken up again.
         await talk(server, call, argv=("--tools",))
         assert "-> 42" in await talk(server, argv=("--tools", "--resume"), ask=ask("1", "y"))
+
+
+WEATHER = {"type": "function", "name": "get_weather", "strict": False}
+CALL = 'call get_weather {"city": "Paris"}'
+
+
+async def waiting(http: httpx.AsyncClient, **body: Any) -> tuple[str, str]:
+    """A conversation and its response, which waits for somebody; their ids."""
+    conversation = (await http.post("/v1/conversations", json={})).json()["id"]
+    asked = {"conversation": conversation, "background": True, "await_tool_outputs": True, **body}
+    made = (await http.post("/v1/responses", json=asked)).json()["id"]
+    shown = (await http.get(f"/v1/responses/{made}?wait=20")).json()
+    assert len(shown["pending_tool_calls"]) == 1
+    return conversation, made
+
+
+async def test_what_a_response_waits_for_is_asked_for_and_it_goes_on(tmp_path: Path) -> None:
+    builtin = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
+    sums = {"input": 'call calculator {"expression": "6 * 7"}', "tools": [builtin]}
+    async with live_app(tmp_path, mcp=McpSettings(approval="always")) as server, http_client(server) as http:
+        conversation, made = await waiting(http, input=CALL, tools=[WEATHER])
+        printed = await talk(server, argv=("--resume", conversation), ask=typed())
+        assert printed.endswith(
+            'get_weather({"city": "Paris"})\n\n(it goes on waiting; --resume comes back to it)\n'
+        )
+        assert (await http.get(f"/v1/responses/{made}")).json()["status"] == "in_progress"
+        await talk(server, argv=("--resume", conversation), ask=typed("sunny"))
+        done = (await http.get(f"/v1/responses/{made}")).json()
+        outputs = [item["output"] for item in done["output"] if item["type"] == "function_call_output"]
+        assert done["status"] == "completed" and outputs == ["sunny"]
+        conversation, made = await waiting(http, **sums)
+        assert "-> 42" in await talk(server, argv=("--resume", made), ask=typed("y"))
+        assert (await http.get(f"/v1/responses/{made}")).json()["status"] == "completed"
+
+
+async def test_what_was_answered_elsewhere_is_told_and_gone_on_from(live_server: Running) -> None:
+    async with http_client(live_server) as http:
+        conversation, made = await waiting(http, input=CALL, tools=[WEATHER])
+
+    def late(_question: str) -> str:
+        with httpx.Client(base_url=live_server.base_url) as http:
+            [call] = http.get(f"/v1/responses/{made}").json()["pending_tool_calls"]
+            given = {"tool_outputs": [{"call_id": call["call_id"], "output": "sunny"}]}
+            http.post(f"/v1/responses/{made}/tool_outputs", json=given).raise_for_status()
+        return "rain"
+
+    printed = await talk(live_server, "say more", argv=("--resume", conversation), ask=late)
+    assert "was answered already" in printed
+    assert printed.endswith("more\n")
+
+
+async def test_a_call_of_a_stopped_turn_that_nobody_answered_is_left_behind(live_server: Running) -> None:
+    async with http_client(live_server) as http:
+        conversation, made = await waiting(http, input=CALL, tools=[WEATHER])
+        await http.post(f"/v1/responses/{made}/cancel")
+        assert (await talk(live_server, "say on", argv=("--resume", conversation))).endswith("on\n")
+        items = (await http.get(f"/v1/conversations/{conversation}/items?order=asc")).json()["data"]
+    assert [text_of(item) for item in items] == [CALL, "say on", "on"]
+
+
+async def test_calls_with_which_a_response_ended_are_asked_for_too(live_server: Running) -> None:
+    async with http_client(live_server) as http:
+        made = (await http.post("/v1/responses", json={"input": CALL, "tools": [WEATHER]})).json()
+    await talk(live_server, argv=("--resume", made["id"]), ask=typed("sunny"))
+    assert b"sunny" in bytes(id for id in prompts(live_server)[-1].prompt_ids if id < 256)
 
 
 async def test_a_server_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

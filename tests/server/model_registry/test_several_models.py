@@ -72,6 +72,7 @@ async def test_names_lead_to_models_and_what_is_shown_of_them(tmp_path: Path) ->
         assert old.headers["sunset"] == "Sun, 31 Jan 2027 00:00:00 GMT"
         assert old.headers["deprecation"] == "@1801353600"
         shown = {model["id"]: model for model in (await api.http.get("/v1/models")).json()["data"]}
+        assert next(iter(shown)) == "chat-2025-08-01", "clients take the first one"
         assert {name: shown[name]["root"] for name in asked} == asked
         assert shown["chat@2025-08-01"]["deprecation_date"] == "2027-01-31"
         one = await api.http.get("/v1/models/gpt-4o")
@@ -199,6 +200,13 @@ async def test_a_canary_of_owners_leads_them_alone(tmp_path: Path) -> None:
     others: Json = {"name": "c", "canary": {"to": "b", "owners": ["somebody"]}}
     async with serving(tmp_path, local, {"name": "b"}, others) as (_, api):
         assert [await model_of(api, model=name) for name in "ac"] == ["b", "c"]
+
+
+async def test_who_names_a_version_has_it(tmp_path: Path) -> None:
+    one: Json = {"name": "chat", "version": "1", "canary": {"to": "next", "percent": 100}}
+    async with serving(tmp_path, one, {"name": "next"}) as (_, api):
+        asked = {name: await model_of(api, model=name) for name in ("chat", "chat@1", "chat-1")}
+    assert asked == {"chat": "next", "chat@1": "chat-1", "chat-1": "chat-1"}
 
 
 async def test_another_model_answers_where_one_is_away_or_fails_again_and_again(
