@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema_rs
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +28,11 @@ from server.schema import components
 Json = dict[str, Any]
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+
+SOCKETS = frozenset(
+    route.path for router in ROUTERS for route in router.routes if isinstance(route, APIWebSocketRoute)
+)
+"""The paths of WebSockets, all of which speak of responses."""
 
 
 @contextmanager
@@ -146,7 +151,7 @@ class _Reply:
             case "http.response.body" if self._name is not None:  # others may be large
                 self._body += message.get("body", b"")
                 yield from self._look(self._name, over=not message.get("more_body"))
-            case "send":
+            case "send" if self._scope["path"] in SOCKETS:
                 yield from self._fault(json.loads(message["text"]), "SocketEvent")
 
     def _look(self, name: str, *, over: bool) -> Iterator[str]:
