@@ -16,7 +16,7 @@ from server.routes.documented import documented
 from server.speech import SpeechWork, answer, parse_speech
 from server.stateless import begin
 
-router = APIRouter(prefix="/v1/audio")
+router = APIRouter(prefix="/v1/audio", tags=["Audio"])
 
 FORM = "multipart/form-data"
 TEXTS = ("text/plain", "text/vtt")

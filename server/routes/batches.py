@@ -20,7 +20,7 @@ from server.routes.documented import PAGE, documented
 from server.schema import check_metadata, missing, refuse
 from storage import NewBatch, NotFound
 
-router = APIRouter(prefix="/v1/batches")
+router = APIRouter(prefix="/v1/batches", tags=["Batches"])
 
 ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """Those that a batch may be for, where the server has them."""

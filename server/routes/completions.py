@@ -59,7 +59,7 @@ from server.telemetry import Telemetry, note_end_user
 from server.usage import Meter
 from server.vector_stores import Payer
 
-router = APIRouter()
+router = APIRouter(tags=["Completions"])
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", ChatRequest, CompletionRequest, MessagesRequest, contravariant=True)

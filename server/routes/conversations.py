@@ -58,7 +58,7 @@ from storage import ConversationChange, ItemConflict, NewFork, NewItem, Position
 
 T = TypeVar("T")
 
-router = APIRouter(prefix="/v1/conversations")
+router = APIRouter(prefix="/v1/conversations", tags=["Conversations"])
 
 MAX_ITEMS = 20
 """Items that one request may add."""

@@ -12,7 +12,7 @@ from server.http import context, flag, life
 from server.routes.documented import documented, needs
 from server.telemetry import CONTENT_TYPE
 
-router = APIRouter()
+router = APIRouter(tags=["Server"])
 
 
 @router.head("/health", **needs(OPEN), include_in_schema=False)

@@ -16,7 +16,7 @@ from server.model_registry import Models, PooledModel, ServedModel, SpeechModel
 from server.routes.documented import documented
 from server.settings import ModelEntry
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", tags=["Models"])
 
 
 def started_object(model: ServedModel | PooledModel | SpeechModel) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from server.routes.responses import new_id
 from server.schema import PromptBody, parse_new_prompt, parse_prompt_change, refuse, version_number
 from storage import NotFound, PromptChange, StoredPrompt
 
-router = APIRouter(prefix="/v1/prompts")
+router = APIRouter(prefix="/v1/prompts", tags=["Prompts"])
 
 
 @router.post("", **documented("Prompt", "prompts.write", body="CreatePrompt"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from server.http import Context
     from storage import StoredResponse
 
-router = APIRouter(prefix="/v1/responses")
+router = APIRouter(prefix="/v1/responses", tags=["Responses"])
 
 MAX_EVENTS = 1000
 """Of one page."""

@@ -86,7 +86,7 @@ from server.sse_frame import frames
 from server.threads import THREADED_PARTS, aside, begin_large_request, in_large_request
 from storage import EventsExpired, HistoryItem, NotFound, StoredItem, StoredResponse
 
-router = APIRouter(prefix="/v1/responses")
+router = APIRouter(prefix="/v1/responses", tags=["Responses"])
 
 STATUSES = ("queued", "in_progress", *sorted(TERMINAL))
 

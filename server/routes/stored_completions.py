@@ -34,7 +34,7 @@ from server.schema import ChatRequest, check_metadata, completion_name, missing
 from server.threads import aside, in_large_request
 from storage import ChatCompletionKnown, KeyedRequest, NewChatCompletion, StoredChatCompletion
 
-router = APIRouter(prefix="/v1/chat/completions")
+router = APIRouter(prefix="/v1/chat/completions", tags=["Completions"])
 
 CLAIMS = "/v1/chat/completions#id"
 """In the place of a route, where ids are recorded that clients chose for what is being made; no request can

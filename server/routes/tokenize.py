@@ -25,7 +25,7 @@ from server.schema import ChatRequest, image_paths, missing, mistyped, parse_cha
 from server.stateless import offer_of, rendered
 from server.threads import aside, in_large_request
 
-router = APIRouter()
+router = APIRouter(tags=["Tokens"])
 
 TEXT_FIELDS = ("model", "prompt", "add_special_tokens", "return_token_strs")
 """What is read of a request for the tokens of a text."""

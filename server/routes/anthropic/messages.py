@@ -24,7 +24,7 @@ from server.routes.documented import documented
 from server.schema import MessagesRequest, parse_count, parse_messages
 from server.stateless import count_message_tokens, opened, prepare_message
 
-router = APIRouter()
+router = APIRouter(tags=["Messages"])
 
 FOREIGN = "claude"
 """What the names of Anthropic's models begin with, which clients send without being told to."""

@@ -14,7 +14,7 @@ from server.access import tool_scope
 from server.http import context, json_reply, owner, principal
 from server.routes.documented import documented
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", tags=["Tools"])
 
 HOSTED: tuple[Mapping[str, Any], ...] = (
     {"type": "web_search"},

@@ -50,7 +50,7 @@ from server.schema import array, missing, refuse, text
 from server.shapes import one_of, record, whole
 from storage import ContainerFile, ContainerFull, ContainerRoom, Page, PathTaken, StoredContainer
 
-router = APIRouter(prefix="/v1/containers")
+router = APIRouter(prefix="/v1/containers", tags=["Containers"])
 
 MAX_MINUTES = 24 * 60
 MAX_FILES = 50

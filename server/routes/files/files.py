@@ -20,7 +20,7 @@ from server.schema import FILE_PURPOSES, missing, refuse
 from server.shapes import one_of, record, whole
 from storage import NotFound, StoredFile
 
-router = APIRouter(prefix="/v1/files")
+router = APIRouter(prefix="/v1/files", tags=["Files"])
 
 MAX_PAGE = 10_000
 

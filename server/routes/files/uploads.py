@@ -29,7 +29,7 @@ from server.schema import missing, refuse, shorten
 from server.shapes import STRING, array, label, whole
 from storage import NotFound, Storage, StoredFile, StoredPart, StoredUpload, UploadEnded
 
-router = APIRouter(prefix="/v1/uploads")
+router = APIRouter(prefix="/v1/uploads", tags=["Files"])
 
 LIFETIME = 3600 * SECONDS
 """How long an upload may take, from its creation to its completion."""

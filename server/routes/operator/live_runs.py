@@ -22,7 +22,7 @@ from server.routes.documented import documented, needs
 from server.schema import parse_fork
 from server.stateless import Completion, LiveCompletions
 
-router = APIRouter()
+router = APIRouter(tags=["Organization"])
 
 
 @router.get(live_runs.PATH, **needs(OPERATOR_ONLY), include_in_schema=False)

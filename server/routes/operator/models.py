@@ -16,7 +16,7 @@ from server.errors import ApiError
 from server.http import actor, context, json_reply, read_body
 from server.routes.documented import documented, needs
 
-router = APIRouter()
+router = APIRouter(tags=["Organization"])
 
 PATH = "/admin/models"
 ORGANIZATION_PATH = "/v1/organization/models"

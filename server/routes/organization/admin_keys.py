@@ -14,7 +14,7 @@ from server.routes.documented import documented
 from server.routes.organization import asked
 from storage import NotFound, Storage, StoredKey
 
-router = APIRouter(prefix="/v1/organization/admin_api_keys")
+router = APIRouter(prefix="/v1/organization/admin_api_keys", tags=["Organization"])
 
 
 @router.get("", **documented("AdminKeys", ADMIN, query=("limit", "order:oldest", "after")))

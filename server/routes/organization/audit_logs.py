@@ -17,7 +17,7 @@ from server.routes.documented import documented
 from server.routes.organization import asked
 from storage import AuditFilter
 
-router = APIRouter(prefix="/v1/organization/audit_logs")
+router = APIRouter(prefix="/v1/organization/audit_logs", tags=["Organization"])
 
 MAX_SECONDS = 10**11
 

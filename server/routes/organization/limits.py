@@ -25,7 +25,7 @@ from server.shapes import missing
 from server.usage import Prices
 from storage import NotFound, StoredOwner
 
-router = APIRouter(prefix="/v1/organization/projects/{project_id}")
+router = APIRouter(prefix="/v1/organization/projects/{project_id}", tags=["Organization"])
 
 
 @router.get("/rate_limits", **documented("RateLimits", ADMIN, query=("limit:all", "after", "before")))

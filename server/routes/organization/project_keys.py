@@ -22,7 +22,7 @@ from server.routes.organization.projects import account
 from server.usage import Prices
 from storage import NotFound, Storage, StoredKey, StoredOwner
 
-router = APIRouter(prefix="/v1/organization/projects/{project_id}")
+router = APIRouter(prefix="/v1/organization/projects/{project_id}", tags=["Organization"])
 
 
 @router.get("/api_keys", **documented("ProjectKeys", ADMIN, query=("limit", "after", "owner_project_access")))

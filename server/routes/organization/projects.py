@@ -17,7 +17,7 @@ from storage import NotFound, Storage, StoredOwner
 
 PATH = "/v1/organization/projects"
 
-router = APIRouter(prefix=PATH)
+router = APIRouter(prefix=PATH, tags=["Organization"])
 
 
 @router.get("", **documented("Projects", ADMIN, query=("limit", "after", "include_archived")))

@@ -31,7 +31,7 @@ from server.usage import (
 )
 from storage import NotFound
 
-router = APIRouter(prefix="/v1/organization")
+router = APIRouter(prefix="/v1/organization", tags=["Organization"])
 
 
 MAX_SECONDS = 10**11

@@ -32,7 +32,7 @@ from server.routes.chosen_model import chosen_pooled
 from server.routes.documented import documented
 from server.threads import aside
 
-router = APIRouter()
+router = APIRouter(tags=["Embeddings"])
 
 UNPROMPTED = ("classification", "clustering")
 

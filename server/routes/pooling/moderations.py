@@ -16,7 +16,7 @@ from server.moderation import parse_moderation_request
 from server.routes.documented import documented
 from server.vector_stores import Payer
 
-router = APIRouter()
+router = APIRouter(tags=["Moderations"])
 
 
 @router.post("/v1/moderations", **documented("Moderations", "embeddings.write", body="CreateModeration"))

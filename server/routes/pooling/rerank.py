@@ -26,7 +26,7 @@ from server.routes.chosen_model import chosen_pooled
 from server.routes.documented import documented
 from server.routes.pooling.embeddings import work_of
 
-router = APIRouter()
+router = APIRouter(tags=["Ranking"])
 
 
 @router.post("/v1/rerank", **documented("Reranking", "embeddings.write", body="CreateReranking"))

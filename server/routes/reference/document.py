@@ -7,6 +7,7 @@ setting `docs` takes them away.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -30,6 +31,28 @@ DESCRIPTION = (
     "`/v1/responses` a client sends frames of the form `SocketRequest`, and gets those of `SocketEvent`."
 )
 
+TAGS: Mapping[str, str] = {
+    "Responses": "Answers of models, and what was said before them.",
+    "Conversations": "What was said, under an id of its own.",
+    "Prompts": "Texts with variables, in versions, that responses may name.",
+    "Completions": "Chats, texts and tokens that a model completes.",
+    "Messages": "Answers of models, as Anthropic's API gives them.",
+    "Embeddings": "Vectors and classes of inputs.",
+    "Ranking": "How well documents fit a query.",
+    "Moderations": "Whether inputs may do harm.",
+    "Audio": "What is said in a recording.",
+    "Files": "Files, also in parts.",
+    "Vector stores": "Files that are searched by their meaning.",
+    "Containers": "Machines in which models run code, and their files.",
+    "Batches": "Files of many requests.",
+    "Tokens": "Texts as the tokens of a model.",
+    "Models": "The models that there are.",
+    "Tools": "The tools of this server that a request may have.",
+    "Organization": "For administrators: keys, projects, limits, usage, runs and loaded models.",
+    "Server": "Whether the server is well, and what it is.",
+}
+"""The families of operations, in the order in which they are shown, and what each is about."""
+
 
 def document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document of an application, made once."""
@@ -39,6 +62,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             version=__version__,
             description=DESCRIPTION,
             routes=app.routes,
+            tags=[{"name": name, "description": about} for name, about in TAGS.items()],
             separate_input_output_schemas=False,
         )
         add_common_headers(made["paths"])

@@ -40,17 +40,23 @@ def _parts(document: Json, title: str) -> Iterator[str]:
     yield f"<meta name=viewport content='width=device-width'><style>{STYLE}</style>"
     yield f"<h1>{escape(title)}</h1><p>{_prose(document['info'].get('description', ''))}</p>"
     yield "<p>The same as JSON: <a href=/openapi.json>/openapi.json</a></p><nav><ul>"
-    operations = [
-        (method.upper(), path, operation)
-        for path, methods in document["paths"].items()
-        for method, operation in methods.items()
-    ]
-    for method, path, _ in operations:
-        yield f"<li><span class=m>{method}</span><a href='#{_anchor(method, path)}'>{escape(path)}</a></li>"
+    families: dict[str, list[tuple[str, str, Json]]] = {tag["name"]: [] for tag in document["tags"]}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            families[operation["tags"][0]].append((method.upper(), path, operation))
+    for family, operations in families.items():
+        yield f"<li><a href='#{_anchor('tag', family)}'>{escape(family)}</a><ul>"
+        for method, path, _ in operations:
+            link = f"<a href='#{_anchor(method, path)}'>{escape(path)}</a>"
+            yield f"<li><span class=m>{method}</span>{link}</li>"
+        yield "</ul></li>"
     yield "</ul></nav>"
-    for method, path, operation in operations:
-        yield f"<h2 id='{_anchor(method, path)}'><span class=m>{method}</span>{escape(path)}</h2>"
-        yield from _operation(operation)
+    for tag in document["tags"]:
+        yield f"<h1 id='{_anchor('tag', tag['name'])}'>{escape(tag['name'])}</h1>"
+        yield f"<p>{_prose(tag['description'])}</p>"
+        for method, path, operation in families[tag["name"]]:
+            yield f"<h2 id='{_anchor(method, path)}'><span class=m>{method}</span>{escape(path)}</h2>"
+            yield from _operation(operation)
     yield "<h1>Schemas</h1>"
     for name, schema in document["components"]["schemas"].items():
         yield f"<h2 id='schema-{escape(name)}'>{escape(name)}</h2>"

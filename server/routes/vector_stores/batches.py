@@ -25,7 +25,7 @@ from server.routes.vector_stores.replying import (
 )
 from server.vector_stores.wire import ADD_BATCH, batch_files, batch_object
 
-router = APIRouter(prefix="/v1/vector_stores")
+router = APIRouter(prefix="/v1/vector_stores", tags=["Vector stores"])
 
 
 @router.post(

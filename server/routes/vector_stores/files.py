@@ -25,7 +25,7 @@ from server.routes.vector_stores.replying import (
 )
 from server.vector_stores.wire import ADD_FILE, CHANGE_FILE, content_page, file_object
 
-router = APIRouter(prefix="/v1/vector_stores")
+router = APIRouter(prefix="/v1/vector_stores", tags=["Vector stores"])
 
 CONTENT = 100
 """Chunks of one page of a file's content."""

@@ -42,7 +42,7 @@ from server.vector_stores.wire import (
 )
 from storage import NewVectorStore
 
-router = APIRouter(prefix="/v1/vector_stores")
+router = APIRouter(prefix="/v1/vector_stores", tags=["Vector stores"])
 
 
 @router.post("", **documented("VectorStore", WRITES, body="CreateVectorStore", body_required=False))

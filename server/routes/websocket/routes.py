@@ -14,7 +14,7 @@ from server.routes.documented import documented
 from server.routes.websocket.connection import Connection
 
 responses = APIRouter(prefix="/v1/responses")
-tickets = APIRouter(prefix="/v1/ws_tickets")
+tickets = APIRouter(prefix="/v1/ws_tickets", tags=["Responses"])
 
 ROUTERS = (responses, tickets)
 

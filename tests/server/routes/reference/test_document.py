@@ -441,6 +441,13 @@ async def test_the_page_is_whole_and_asks_nobody(client: httpx.AsyncClient, serv
         assert path in text
 
 
+def test_every_operation_is_in_one_family_that_is_shown(server_app: Running) -> None:
+    found = document(create_app(server_app.life))
+    of_operations = [each["tags"] for methods in found["paths"].values() for each in methods.values()]
+    assert all(len(tags) == 1 for tags in of_operations)
+    assert {tags[0] for tags in of_operations} == {tag["name"] for tag in found["tags"]}
+
+
 async def test_it_needs_no_key_and_can_be_turned_off(tmp_path: Path) -> None:
     async with running_app(tmp_path / "a", api_key=("secret",)) as running, http_client(running) as client:
         assert (await client.get("/v1/models")).status_code == 401
