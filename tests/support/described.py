@@ -7,8 +7,9 @@ are held to the document, in which an object has the members that are named ther
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -16,9 +17,9 @@ import jsonschema_rs
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.datastructures import Headers
-from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.config import Config
 from server.errors import is_of_messages
 from server.items import ITEM_TYPES
 from server.routes import ROUTERS
@@ -26,6 +27,9 @@ from server.routes.reference import document
 from server.schema import components
 
 Json = dict[str, Any]
+
+JSON, EVENTS = "application/json", "text/event-stream"
+"""The media types of what is described."""
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
@@ -37,10 +41,14 @@ SOCKETS = frozenset(
 
 @contextmanager
 def described(app: FastAPI) -> Iterator[None]:
-    """Held while an application serves: AssertionError at the end where it sent what is not described."""
-    faults: list[str] = []
-    app.add_middleware(Watch, app=app, faults=faults)
+    """Held while an application serves: AssertionError at the end where it sent what is not described.
+
+    What is sent is only kept until then, as tests measure how long requests hold the event loop.
+    """
+    sent: list[_Sent] = []
+    app.add_middleware(Watch, config=app.state.life.config, sent=sent)
     yield
+    faults = [fault for each in sent for fault in each.faults()]
     assert not faults, "\n".join(faults)
 
 
@@ -104,81 +112,95 @@ def _innermost(error: Any) -> Any:
 
 
 class Watch:
-    """A middleware that looks at what an application sends. faults: what was wrong, one line each."""
+    """A middleware that keeps what an application sends. sent: where to."""
 
-    def __init__(self, inner: ASGIApp, *, app: FastAPI, faults: list[str]) -> None:
-        self._inner, self._app, self._faults = inner, app, faults
+    def __init__(self, inner: ASGIApp, *, config: Config, sent: list[_Sent]) -> None:
+        self._inner, self._config, self._sent = inner, config, sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer, and look at what it sends."""
-        if scope["type"] not in ("http", "websocket"):
+        """Let the application answer, and keep what it sends."""
+        # Older names of events and items are those of other servers.
+        profile = Headers(scope=scope).get("x-antiphon-profile", self._config.responses_profile)
+        if scope["type"] == "lifespan" or profile != "openai":
             await self._inner(scope, receive, send)
             return
-        seen = _Reply(self._app, scope)
+        path = scope["path"].removeprefix(self._config.root_path)
+        sent = _Sent(scope.get("method", "WEBSOCKET"), path)
+        self._sent.append(sent)
 
         async def watch(message: Message) -> None:
-            self._faults += seen.take(message)
+            sent.keep(message)
             await send(message)
 
         await self._inner(scope, receive, watch)
 
 
-def _operation(scope: Scope) -> Json | None:
-    """What the document says of the route that a request has; None where it does not show it."""
+def _contents(method: str, path: str, status: int) -> Mapping[str, str] | None:
+    """The schemas that the document names for what is sent, by media type, empty for texts; None where it
+    does not show the route."""
+    kind = "200" if status < 400 else f"{status // 100}XX"
     for route in ROUTES:
-        if route.matches(scope)[0] is Match.FULL:
-            found: Json | None = paths().get(route.path_format, {}).get(scope["method"].lower())
-            return found
-    return None
+        if method in (route.methods or ()) and route.path_regex.match(path):
+            if (operation := paths().get(route.path_format, {}).get(method.lower())) is not None:
+                contents = operation["responses"][kind]["content"]
+                return {
+                    each: contents[each]["schema"].get("$ref", "").rpartition("/")[2] for each in contents
+                }
+            break
+    if status < 400:
+        return None
+    return {JSON: "MessagesError" if is_of_messages(path) else "Error"}
 
 
-class _Reply:
-    """A reply while it is sent, or the frames of a WebSocket."""
+@dataclass(slots=True)
+class _Sent:
+    """A reply, or the frames of a WebSocket."""
 
-    def __init__(self, app: FastAPI, scope: Scope) -> None:
-        self._app, self._scope = app, scope
-        self._status, self._media_type = 0, ""
-        self._name: str | None = None
-        self._body = b""
+    method: str
+    path: str
+    status: int = 0
+    media_type: str = ""
+    body: list[bytes] = field(default_factory=list)
+    whole: bool = False
+    frames: list[str] = field(default_factory=list)
 
-    def take(self, message: Message) -> Iterator[str]:
-        """What is wrong with a message of the application."""
+    def keep(self, message: Message) -> None:
+        """Take over a message of the application."""
         match message["type"].removeprefix("websocket."):
             case "http.response.start":
-                self._status = message["status"]
-                self._media_type = Headers(raw=message["headers"]).get("content-type", "").partition(";")[0]
-                self._name = self._described_as()
-            case "http.response.body" if self._name is not None:  # others may be large
-                self._body += message.get("body", b"")
-                yield from self._look(self._name, over=not message.get("more_body"))
-            case "send" if self._scope["path"] in SOCKETS:
-                yield from self._fault(json.loads(message["text"]), "SocketEvent")
+                self.status = message["status"]
+                self.media_type = Headers(raw=message["headers"]).get("content-type", "").partition(";")[0]
+            case "http.response.body" if self.media_type in (JSON, EVENTS):
+                self.body.append(message.get("body", b""))
+                self.whole = not message.get("more_body")
+            case "send" if self.path in SOCKETS:
+                self.frames.append(message["text"])
 
-    def _look(self, name: str, *, over: bool) -> Iterator[str]:
-        if self._media_type == "text/event-stream":
-            *frames, self._body = self._body.split(b"\n\n")
-            for line in (line for each in frames for line in each.splitlines()):
-                data = line.removeprefix(b"data: ")
-                if data not in (line, b"[DONE]"):
-                    event = json.loads(data)
-                    yield from self._fault(event, "Error" if event.keys() == {"error"} else name)
-        elif over and self._media_type == "application/json" and self._body:
-            yield from self._fault(json.loads(self._body), name)
+    def faults(self) -> Iterator[str]:
+        """What in it is not described, one line each."""
+        yield from self._misfits(self.frames, "SocketEvent")
+        contents = _contents(self.method, self.path, self.status) if self.status else None
+        if contents is None:
+            return
+        if self.media_type not in contents:
+            yield self._told(f"{self.media_type} is none of {[*contents]}")
+        elif name := contents[self.media_type]:
+            yield from self._look(name)
 
-    def _described_as(self) -> str | None:
-        """The name of the schema of what is sent; None where nothing is described."""
-        config = self._app.state.life.config
-        if Headers(scope=self._scope).get("x-antiphon-profile", config.responses_profile) != "openai":
-            return None  # older names of events and items are those of other servers
-        if self._status >= 400:
-            return "MessagesError" if is_of_messages(self._scope["path"]) else "Error"
-        operation = _operation(self._scope)
-        if operation is None:
-            return None
-        schema = operation["responses"]["200"]["content"].get(self._media_type, {}).get("schema", {})
-        found: str | None = schema["$ref"].rpartition("/")[2] if "$ref" in schema else None
-        return found
+    def _look(self, name: str) -> Iterator[str]:
+        body = b"".join(self.body)
+        if self.media_type == EVENTS:
+            *events, _ = body.split(b"\n\n")
+            lines = (line for event in events for line in event.splitlines() if line.startswith(b"data: "))
+            yield from self._misfits((line[6:] for line in lines if line != b"data: [DONE]"), name)
+        elif self.whole and body:
+            yield from self._misfits([body], name)
 
-    def _fault(self, value: Any, name: str) -> Iterator[str]:
-        if (found := problem(value, name)) is not None:
-            yield f"{self._scope.get('method', 'WEBSOCKET')} {self._scope['path']} {self._status}: {found}"
+    def _misfits(self, texts: Iterable[str | bytes], name: str) -> Iterator[str]:
+        for value in map(json.loads, texts):
+            failed = self.media_type == EVENTS and value.keys() == {"error"}
+            if (found := problem(value, "Error" if failed else name)) is not None:
+                yield self._told(found)
+
+    def _told(self, fault: str) -> str:
+        return f"{self.method} {self.path} {self.status}: {fault}"

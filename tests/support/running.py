@@ -90,15 +90,15 @@ async def live_app(
     life.num_connections = lambda: len(server.server_state.connections)
     sock = bind("127.0.0.1", 0)
     url = base_url(sock, tls=tls is not None)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        await life.start()
-        with described(app):
+    with described(app):
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        try:
+            await life.start()
             yield Running(life, app, url)
-    finally:
-        server.should_exit = True
-        await serving
-        await life.close()
+        finally:
+            server.should_exit = True
+            await serving
+            await life.close()
 
 
 @asynccontextmanager

@@ -492,6 +492,9 @@ async def test_a_secret_is_not_kept(server_app: Running, client: httpx.AsyncClie
 # Other processes
 
 
+REFUSED = b'{"error":{"message":"No.","type":"invalid_request_error","param":null,"code":null}}'
+
+
 @asynccontextmanager
 async def begun_elsewhere(here: Held, *, alive: bool) -> AsyncIterator[None]:
     """Another process has begun to work on the chat request."""
@@ -504,7 +507,7 @@ async def begun_elsewhere(here: Held, *, alive: bool) -> AsyncIterator[None]:
     storage.runner = mine
     yield
     storage.runner = "another"
-    await storage.complete_request(asked, 200, b'[["content-type","text/plain"]]', b"{}")
+    await storage.complete_request(asked, 400, b'[["content-type","application/json"]]', REFUSED)
     storage.runner = mine
 
 
@@ -524,7 +527,7 @@ async def test_what_another_server_is_at_is_to_be_asked_again_soon(tmp_path: Pat
             assert int(busy.headers["retry-after"]) > 0
             other = await here.post("/v1/chat/completions", {**CHAT, "n": 2})
             assert error(other, 409)["code"] == "idempotency_key_reused"
-        assert (await here.post("/v1/chat/completions", CHAT)).json() == {}
+        assert (await here.post("/v1/chat/completions", CHAT)).content == REFUSED
         assert not here.engine.requests
 
 

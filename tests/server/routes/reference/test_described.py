@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[4]
 # What is sent is described
 
 
-def application(path: str, reply: Response, **config: str) -> FastAPI:
+def application(path: str, reply: Response) -> FastAPI:
     """One that answers a GET at a path."""
     app = FastAPI()
-    app.state.life = SimpleNamespace(config=SimpleNamespace(responses_profile="openai", **config))
+    app.state.life = SimpleNamespace(config=SimpleNamespace(responses_profile="openai", root_path=""))
     app.add_api_route(path, lambda: reply)
     return app
 
@@ -48,7 +48,9 @@ SECOND = '{"type": "response.output_text.delta", "sequence_number": 1}'
         ("/version", JSONResponse({"version": "1", "more": 1}), "no Version at its top: .*'more'"),
         ("/version", JSONResponse({"error": ERROR}, 400), None),
         ("/version", JSONResponse({"error": {**ERROR, "more": 1}}, 400), r"400: no Error at \.error"),
+        ("/version", Response("No.", 503, media_type="text/plain"), "503: text/plain is none of"),
         ("/v1/messages/x", JSONResponse({"error": ERROR}, 404), "404: no MessagesError"),
+        ("/version", Response("1", media_type="text/plain"), "200: text/plain is none of .*application/json"),
         ("/nowhere", JSONResponse({"anything": 1}), None),
         ("/v1/responses/{response_id}", streamed(SECOND), 'no ResponseEvent at its top: "item_id" is a'),
         ("/v1/responses/{response_id}", streamed('{"error": {"message": "No."}}'), "no Error"),
