@@ -45,14 +45,14 @@ def _parts(document: Json, title: str) -> Iterator[str]:
         for method, operation in methods.items():
             families[operation["tags"][0]].append((method.upper(), path, operation))
     for family, operations in families.items():
-        yield f"<li><a href='#{_anchor('tag', family)}'>{escape(family)}</a><ul>"
+        yield f"<li><a href='#{_anchor('tag-', family)}'>{escape(family)}</a><ul>"
         for method, path, _ in operations:
             link = f"<a href='#{_anchor(method, path)}'>{escape(path)}</a>"
             yield f"<li><span class=m>{method}</span>{link}</li>"
         yield "</ul></li>"
     yield "</ul></nav>"
     for tag in document["tags"]:
-        yield f"<h1 id='{_anchor('tag', tag['name'])}'>{escape(tag['name'])}</h1>"
+        yield f"<h1 id='{_anchor('tag-', tag['name'])}'>{escape(tag['name'])}</h1>"
         yield f"<p>{_prose(tag['description'])}</p>"
         for method, path, operation in families[tag["name"]]:
             yield f"<h2 id='{_anchor(method, path)}'><span class=m>{method}</span>{escape(path)}</h2>"

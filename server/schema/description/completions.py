@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from server.items import ANNOTATION
 from server.schema.description.parts import (
     INTEGER,
     METADATA,
@@ -14,13 +15,14 @@ from server.schema.description.parts import (
     UNJUDGED,
     VERDICT,
     listed,
+    mapped,
     nullable,
     of,
     page_of,
     ref,
     with_others,
 )
-from server.shapes import Schema, or_null
+from server.shapes import Schema, or_null, schema_of
 
 _USAGE = of(
     {
@@ -44,12 +46,12 @@ _TEXT_LOGPROBS = of(
     {
         "tokens": listed(STRING),
         "token_logprobs": listed(or_null(NUMBER)),
-        "top_logprobs": listed(or_null({"type": "object", "additionalProperties": NUMBER})),
+        "top_logprobs": listed(or_null(mapped(NUMBER))),
         "text_offset": listed(INTEGER),
     }
 )
 _SCORE = of({"logprob": NUMBER, "rank": or_null(INTEGER), "decoded_token": STRING})
-_SCORES = listed(or_null({"type": "object", "additionalProperties": _SCORE}))
+_SCORES = listed(or_null(mapped(_SCORE)))
 _STOP: Schema = {
     "anyOf": [STRING, INTEGER],
     "description": "An extension: the stop string, or the id of the stop token, that ended it.",
@@ -64,7 +66,7 @@ _CITED = of({"url": STRING, "title": STRING, "start_index": INTEGER, "end_index"
 _NOTES: Mapping[str, Schema] = {
     "annotations": listed(of({"type": {"const": "url_citation"}, "url_citation": _CITED})),
     "file_citations": {
-        **listed(OBJECT),
+        **listed(schema_of(ANNOTATION)),
         "description": "An extension: what it cites of files, as the annotations of a response.",
     },
 }

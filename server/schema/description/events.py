@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.items import ANNOTATION, ASSISTANT_PART
+from server.items import ANNOTATION, ASSISTANT_PART, ITEM_TYPES
 from server.schema import events
 from server.schema.description.parts import (
     INTEGER,
     NUMBER,
     OBFUSCATION,
-    OBJECT,
     RETRY_AFTER,
     STRING,
     listed,
+    mapped,
     of,
     page_of,
     ref,
@@ -36,7 +36,9 @@ _MEMBERS: Mapping[str, Schema] = {
     "logprobs": listed(of({**_TOKEN, "top_logprobs": listed(of(_TOKEN))})),
     **dict.fromkeys(("error code", "error param"), or_null(STRING)),
     "response.shell_call_output_content.delta delta": of({}, {"stdout": STRING, "stderr": STRING}),
-    "response.shell_call_output_content.done output": listed(OBJECT),
+    "response.shell_call_output_content.done output": schema_of(ITEM_TYPES["shell_call_output"].shape)[
+        "properties"
+    ]["output"],
 }
 """The members of events that are neither texts nor numbers, by name, or by the event's type and a name."""
 
@@ -76,7 +78,7 @@ def _events(more: Mapping[str, Schema], first: Mapping[str, Schema]) -> list[Sch
 
 
 _STREAM_ID: Schema = {**STRING, "description": "The lane that the frame belongs to."}
-_HEADERS: Schema = {"type": "object", "additionalProperties": STRING}
+_HEADERS = mapped(STRING)
 _FAILURE = {"code": or_null(STRING), "message": STRING}
 
 

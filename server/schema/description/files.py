@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.schema.description.parts import INTEGER, METADATA, OBJECT, STRING, listed, of, page_of, ref
+from server.schema.description.parts import INTEGER, METADATA, STRING, listed, nullable, of, page_of, ref
 from server.shapes import Schema, or_null
 
 _MEMORY: Schema = {"enum": ["1g", "4g", "16g", "64g"]}
@@ -94,6 +94,8 @@ _CONTAINER_FILE = of(
     }
 )
 
+_FAULT = of({"code": STRING, "message": STRING, **nullable({"param": STRING, "line": INTEGER})})
+
 _TOLD: Mapping[str, Schema] = {
     "Batch": of(
         {
@@ -106,7 +108,7 @@ _TOLD: Mapping[str, Schema] = {
             "created_at": INTEGER,
             "expires_at": INTEGER,
             "request_counts": of(dict.fromkeys(("total", "completed", "failed"), INTEGER)),
-            "errors": or_null(of({"object": {"const": "list"}, "data": listed(OBJECT)})),
+            "errors": or_null(of({"object": {"const": "list"}, "data": listed(_FAULT)})),
             "metadata": or_null(METADATA),
             "usage": or_null(
                 of(

@@ -13,9 +13,9 @@ from server.schema.description.parts import (
     BOOLEAN,
     INTEGER,
     NUMBER,
-    OBJECT,
     STRING,
     listed,
+    mapped,
     nullable,
     of,
     page_of,
@@ -54,10 +54,9 @@ def _limit_set() -> Schema:
         return {name: field_schema(model, name) or {} for name in model.model_fields if name != "models"}
 
     model = {"type": "object", "properties": members(ModelLimits), "additionalProperties": False}
-    models: Schema = {"type": "object", "additionalProperties": model}
     return {
         "type": "object",
-        "properties": {**members(LimitSet), "models": models},
+        "properties": {**members(LimitSet), "models": mapped(model)},
         "additionalProperties": False,
     }
 
@@ -113,7 +112,19 @@ def _keys() -> dict[str, Schema]:
             "created_at": _TIME,
         }
     )
-    admin_key = _key("organization.admin_api_key", OBJECT)
+    admin_key = _key(
+        "organization.admin_api_key",
+        of(
+            {
+                "type": {"const": "user"},
+                "object": {"const": "organization.user"},
+                "id": STRING,
+                "name": STRING,
+                "role": {"const": "owner"},
+                "created_at": _TIME,
+            }
+        ),
+    )
     project_key = _key(
         "organization.project.api_key",
         of({"type": {"const": "service_account"}, "service_account": ref("ServiceAccount")}),

@@ -15,7 +15,6 @@ RETRY_AFTER: Schema = {
     **INTEGER,
     "description": "An extension: seconds after which the request may succeed.",
 }
-METADATA: Schema = {"type": "object", "additionalProperties": STRING, "maxProperties": 16}
 
 
 def ref(name: str) -> Schema:
@@ -26,6 +25,11 @@ def ref(name: str) -> Schema:
 def listed(items: Schema, **bounds: int) -> Schema:
     """An array of such values."""
     return {"type": "array", "items": items, **bounds}
+
+
+def mapped(values: Schema) -> Schema:
+    """An object of such values, by names that are not known before."""
+    return {"type": "object", "additionalProperties": values}
 
 
 def of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
@@ -50,6 +54,9 @@ def page_of(items: Schema) -> Schema:
     return of({"object": {"const": "list"}, "data": listed(items), **ends})
 
 
+METADATA: Schema = {**mapped(STRING), "maxProperties": 16}
+ATTRIBUTES = mapped({"type": ["string", "number", "boolean"]})
+
 _KINDS = ("input", "cached", "output", "tool_output")
 USAGE = of(
     {
@@ -61,14 +68,14 @@ USAGE = of(
 )
 """The usage of a response."""
 
-VERDICT = of(
-    {
-        "type": {"const": "moderation_result"},
-        "model": STRING,
-        "flagged": BOOLEAN,
-        **dict.fromkeys(("categories", "category_scores", "category_applied_input_types"), OBJECT),
-    }
-)
+JUDGED: Mapping[str, Schema] = {
+    "flagged": BOOLEAN,
+    "categories": mapped(BOOLEAN),
+    "category_scores": mapped(NUMBER),
+    "category_applied_input_types": mapped(listed(STRING)),
+}
+"""What moderation finds of a text, by category."""
+VERDICT = of({"type": {"const": "moderation_result"}, "model": STRING, **JUDGED})
 """What moderation found of a text."""
 UNJUDGED = of({"type": {"const": "error"}, "code": STRING, "message": STRING})
 """What stands in its place where a text was not judged."""

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.schema.description.parts import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, listed, of
+from server.schema.description.parts import (
+    BOOLEAN,
+    INTEGER,
+    JUDGED,
+    NUMBER,
+    OBJECT,
+    STRING,
+    listed,
+    mapped,
+    of,
+)
 from server.shapes import Schema
 
 _VECTOR: Schema = {"anyOf": [listed(NUMBER), STRING]}
@@ -83,9 +93,11 @@ _TOLD: Mapping[str, Schema] = {
         {
             "response_type": {"enum": ["embeddings_by_type", "embeddings_floats"]},
             "id": STRING,
-            "embeddings": {"anyOf": [OBJECT, listed(_VECTOR)]},
+            "embeddings": {"anyOf": [mapped(listed(_VECTOR)), listed(_VECTOR)]},
             "texts": listed(STRING),
-            "meta": OBJECT,
+            "meta": of(
+                {"api_version": of({"version": STRING}), "billed_units": of({"input_tokens": INTEGER})}
+            ),
         }
     ),
     "Pooled": _pooled("pooling", {"data": _VECTOR}),
@@ -95,16 +107,7 @@ _TOLD: Mapping[str, Schema] = {
         {
             "id": STRING,
             "model": STRING,
-            "results": listed(
-                of(
-                    {
-                        "flagged": BOOLEAN,
-                        "categories": OBJECT,
-                        "category_scores": OBJECT,
-                        "category_applied_input_types": OBJECT,
-                    }
-                )
-            ),
+            "results": listed(of(JUDGED)),
         }
     ),
     "Reranking": of(
@@ -115,7 +118,9 @@ _TOLD: Mapping[str, Schema] = {
             "results": listed(
                 of({"index": INTEGER, "relevance_score": NUMBER}, {"document": of({"text": STRING})})
             ),
-            "meta": OBJECT,
+            "meta": of(
+                {"billed_units": of({"search_units": INTEGER}), "tokens": of({"input_tokens": INTEGER})}
+            ),
         }
     ),
 }

@@ -24,6 +24,7 @@ from server.schema.description.parts import (
     USAGE,
     VERDICT,
     listed,
+    mapped,
     nullable,
     of,
     page_of,
@@ -66,7 +67,7 @@ _BY_NAME: Mapping[str, Schema] = {
     "response_format": ref("ChatFormat"),
     "metadata": METADATA,
     "stop": {"anyOf": [STRING, listed(STRING, maxItems=fields.MAX_STOPS)]},
-    "logit_bias": {"type": "object", "additionalProperties": {**NUMBER, "minimum": -100, "maximum": 100}},
+    "logit_bias": mapped({**NUMBER, "minimum": -100, "maximum": 100}),
 }
 """Fields of more than one form, and those that are checked by functions."""
 
@@ -496,7 +497,7 @@ _REPLIES: Mapping[str, Schema] = {
             "labels": listed(STRING),
             "languages": listed(STRING),
             "window_seconds": NUMBER,
-            "prompts": {"type": "object", "additionalProperties": STRING},
+            "prompts": mapped(STRING),
             "default_prompt": STRING,
             "pooling": of(
                 {"modes": listed(STRING), "source": STRING, "attention": STRING},
@@ -511,7 +512,7 @@ _REPLIES: Mapping[str, Schema] = {
                 of(
                     {
                         "object": {"const": "tool"},
-                        "tool": OBJECT,
+                        "tool": ref("Tool"),
                         "available": BOOLEAN,
                         "reason": or_null(STRING),
                     }

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from server.schema.description.parts import (
+    ATTRIBUTES,
     BOOLEAN,
     INTEGER,
     METADATA,
     NUMBER,
-    OBJECT,
     STRING,
     listed,
     of,
@@ -31,6 +31,7 @@ def _results(name: str, items: Schema, more: Mapping[str, Schema] | None = None)
 
 def vector_store_components() -> Mapping[str, Schema]:
     """The schemas of this family, by name."""
+    sizes = dict.fromkeys(("max_chunk_size_tokens", "chunk_overlap_tokens"), INTEGER)
     return {
         "CreateVectorStore": CREATE_STORE.schema(),
         "UpdateVectorStore": CHANGE_STORE.schema(),
@@ -68,8 +69,8 @@ def vector_store_components() -> Mapping[str, Schema]:
                 "vector_store_id": STRING,
                 "status": {"enum": [*_STATUSES]},
                 "last_error": or_null(of({"code": STRING, "message": STRING})),
-                "chunking_strategy": of({"type": {"const": "static"}, "static": OBJECT}),
-                "attributes": OBJECT,
+                "chunking_strategy": of({"type": {"const": "static"}, "static": of(sizes)}),
+                "attributes": ATTRIBUTES,
             }
         ),
         "VectorStoreFileList": page_of(ref("VectorStoreFile")),
@@ -92,7 +93,7 @@ def vector_store_components() -> Mapping[str, Schema]:
                         "file_id": STRING,
                         "filename": STRING,
                         "score": {**NUMBER, "minimum": 0, "maximum": 1},
-                        "attributes": OBJECT,
+                        "attributes": ATTRIBUTES,
                         "content": _CONTENT,
                     }
                 )
