@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -39,22 +39,16 @@ def _parts(document: Json, title: str) -> Iterator[str]:
     yield f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>"
     yield f"<meta name=viewport content='width=device-width'><style>{STYLE}</style>"
     yield f"<h1>{escape(title)}</h1><p>{_prose(document['info'].get('description', ''))}</p>"
-    yield "<p>The same as JSON: <a href=/openapi.json>/openapi.json</a></p><nav><ul>"
+    yield "<p>The same as JSON: <a href=/openapi.json>/openapi.json</a></p>"
     families: dict[str, list[tuple[str, str, Json]]] = {tag["name"]: [] for tag in document["tags"]}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             families[operation["tags"][0]].append((method.upper(), path, operation))
-    for family, operations in families.items():
-        yield f"<li><a href='#{_anchor('tag-', family)}'>{escape(family)}</a><ul>"
-        for method, path, _ in operations:
-            link = f"<a href='#{_anchor(method, path)}'>{escape(path)}</a>"
-            yield f"<li><span class=m>{method}</span>{link}</li>"
-        yield "</ul></li>"
-    yield "</ul></nav>"
+    yield from _contents(families)
     for tag in document["tags"]:
-        yield f"<h1 id='{_anchor('tag-', tag['name'])}'>{escape(tag['name'])}</h1>"
-        yield f"<p>{_prose(tag['description'])}</p>"
-        for method, path, operation in families[tag["name"]]:
+        name = tag["name"]
+        yield f"<h1 id='{_anchor('tag-', name)}'>{escape(name)}</h1><p>{_prose(tag['description'])}</p>"
+        for method, path, operation in families[name]:
             yield f"<h2 id='{_anchor(method, path)}'><span class=m>{method}</span>{escape(path)}</h2>"
             yield from _operation(operation)
     yield "<h1>Schemas</h1>"
@@ -62,6 +56,18 @@ def _parts(document: Json, title: str) -> Iterator[str]:
         yield f"<h2 id='schema-{escape(name)}'>{escape(name)}</h2>"
         yield from _schema(schema)
     yield "</html>"
+
+
+def _contents(families: Mapping[str, Sequence[tuple[str, str, Json]]]) -> Iterator[str]:
+    """The table of contents. families: the method, the path and more of each operation, by tag."""
+    yield "<nav><ul>"
+    for name, operations in families.items():
+        yield f"<li><a href='#{_anchor('tag-', name)}'>{escape(name)}</a><ul>"
+        for method, path, _ in operations:
+            link = f"<a href='#{_anchor(method, path)}'>{escape(path)}</a>"
+            yield f"<li><span class=m>{method}</span>{link}</li>"
+        yield "</ul></li>"
+    yield "</ul></nav>"
 
 
 def _operation(operation: Json) -> Iterator[str]:

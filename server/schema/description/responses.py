@@ -258,7 +258,7 @@ def _generation() -> Schema:
 
 
 def _requests() -> dict[str, Schema]:
-    """Bodies of requests, and what they share with replies."""
+    """Bodies of requests."""
     return {
         "CreateResponse": request_schema("responses", CreateResponse),
         "CountInputTokens": request_schema("input_tokens", CreateResponse),
@@ -303,6 +303,12 @@ def _requests() -> dict[str, Schema]:
         ),
         "Detokenize": of({"tokens": listed(INTEGER)}, {"model": STRING}),
         "Nothing": OBJECT,
+    }
+
+
+def _shared() -> dict[str, Schema]:
+    """What bodies of requests are made of, and replies too."""
+    return {
         "Tool": {"anyOf": [*map(with_others, schema_of(normalize_tool)["anyOf"])]},
         "ToolChoice": {
             "anyOf": [
@@ -548,4 +554,4 @@ _REPLIES: Mapping[str, Schema] = {
 
 def response_components() -> Mapping[str, Schema]:
     """The schemas of these families, by name."""
-    return {**_requests(), **_REPLIES}
+    return {**_requests(), **_shared(), **_REPLIES}
