@@ -119,9 +119,7 @@ class Watch:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer, and keep what it sends."""
-        # Older names of events and items are those of other servers.
-        profile = Headers(scope=scope).get("x-antiphon-profile", self._config.responses_profile)
-        if scope["type"] == "lifespan" or profile != "openai":
+        if scope["type"] == "lifespan" or self._profile(scope) != "openai":
             await self._inner(scope, receive, send)
             return
         path = scope["path"].removeprefix(self._config.root_path)
@@ -133,6 +131,10 @@ class Watch:
             await send(message)
 
         await self._inner(scope, receive, watch)
+
+    def _profile(self, scope: Scope) -> str:
+        """The profile of a reply: the older ones name events and items as other servers do."""
+        return Headers(scope=scope).get("x-antiphon-profile", self._config.responses_profile)
 
 
 def _contents(method: str, path: str, status: int) -> Mapping[str, str] | None:
