@@ -23,13 +23,12 @@ from server.config import Config
 from server.errors import is_of_messages
 from server.items import ITEM_TYPES
 from server.routes import ROUTERS
-from server.routes.reference import document
 from server.schema import components
-
-Json = dict[str, Any]
 
 JSON, EVENTS = "application/json", "text/event-stream"
 """The media types of what is described."""
+
+DOCUMENT = "urn:openapi"
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
@@ -52,16 +51,6 @@ def described(app: FastAPI) -> Iterator[None]:
     assert not faults, "\n".join(faults)
 
 
-@cache
-def paths() -> Json:
-    """The operations of all routes, by path and method."""
-    app = FastAPI(title="Antiphon")
-    for router in ROUTERS:
-        app.include_router(router)
-    found: Json = document(app)["paths"]
-    return found
-
-
 def closed(schema: Any) -> Any:
     """A schema whose objects have no members but those that it names, where it names any."""
     if isinstance(schema, list):
@@ -79,14 +68,15 @@ def closed(schema: Any) -> Any:
 def validator(name: str, item_types: frozenset[str]) -> Any:
     """What holds a value to the schema of this name. item_types: those that there are, to which tests add."""
     return jsonschema_rs.validator_for(
-        {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas(item_types)}}
+        {"$ref": f"{DOCUMENT}#/components/schemas/{name}"}, registry=registry(item_types)
     )
 
 
 @cache
-def schemas(_item_types: frozenset[str]) -> Json:
-    """The schemas of the document, closed."""
-    return {name: closed(schema) for name, schema in components.__wrapped__().items()}
+def registry(_item_types: frozenset[str]) -> jsonschema_rs.Registry:
+    """The document's schemas, closed."""
+    schemas = {name: closed(schema) for name, schema in components.__wrapped__().items()}
+    return jsonschema_rs.Registry([(DOCUMENT, {"components": {"schemas": schemas}})])
 
 
 def problem(value: Any, name: str) -> str | None:
@@ -140,14 +130,12 @@ class Watch:
 def _contents(method: str, path: str, status: int) -> Mapping[str, str] | None:
     """The schemas that the document names for what is sent, by media type, empty for texts; None where it
     does not show the route."""
-    kind = "200" if status < 400 else f"{status // 100}XX"
+    kind = 200 if status < 400 else f"{status // 100}XX"
     for route in ROUTES:
         if method in (route.methods or ()) and route.path_regex.match(path):
-            if (operation := paths().get(route.path_format, {}).get(method.lower())) is not None:
-                contents = operation["responses"][kind]["content"]
-                return {
-                    each: contents[each]["schema"].get("$ref", "").rpartition("/")[2] for each in contents
-                }
+            if kind in route.responses:
+                contents = route.responses[kind]["content"].items()
+                return {name: each["schema"].get("$ref", "").rpartition("/")[2] for name, each in contents}
             break
     if status < 400:
         return None

@@ -379,6 +379,7 @@ def _shared() -> dict[str, Schema]:
 # ------------------------------------------------------------------------------------------------------------
 # Replies
 
+_STORELESS = of({"type": {"const": "file_search"}, "vector_store_ids": listed(STRING, maxItems=0)})
 STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 
 
@@ -518,7 +519,10 @@ _REPLIES: Mapping[str, Schema] = {
                 of(
                     {
                         "object": {"const": "tool"},
-                        "tool": ref("Tool"),
+                        "tool": {
+                            "anyOf": [ref("Tool"), _STORELESS],
+                            "description": "As a request would write it; `file_search` lacks its stores.",
+                        },
                         "available": BOOLEAN,
                         "reason": or_null(STRING),
                     }

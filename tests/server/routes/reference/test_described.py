@@ -15,7 +15,7 @@ from fastapi import FastAPI, WebSocket
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from server.schema import components
-from tests.support.described import described, paths, problem
+from tests.support.described import ROUTES, described, problem
 
 ROOT = Path(__file__).parents[4]
 
@@ -108,9 +108,8 @@ def replies() -> set[str]:
     """The names of all schemas that replies, events and frames of this server are made of."""
     found: set[str] = set()
     todo = {"SocketEvent"}
-    for methods in paths().values():
-        for operation in methods.values():
-            todo |= {ref for reply in operation["responses"].values() for ref in named(reply)}
+    for route in ROUTES:
+        todo |= set(named(route.responses))
     while todo - found:
         name = (todo - found).pop()
         found.add(name)
