@@ -29,6 +29,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 """The media types of what is described."""
 
 DOCUMENT = "urn:openapi"
+"""Where schemas find each other."""
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
