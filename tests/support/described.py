@@ -48,7 +48,7 @@ def described(app: FastAPI) -> Iterator[None]:
     sent: list[_Sent] = []
     app.add_middleware(Watch, config=app.state.life.config, sent=sent)
     yield
-    faults = [fault for each in sent for fault in each.faults()]
+    faults = dict.fromkeys(fault for each in sent for fault in each.faults())
     assert not faults, "\n".join(faults)
 
 
