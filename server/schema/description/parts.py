@@ -62,11 +62,11 @@ USAGE = of(
     {
         **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), INTEGER),
         "input_tokens_details": of(dict.fromkeys(("cached_tokens", "cache_write_tokens"), INTEGER)),
-        "output_tokens_details": of(dict.fromkeys(("reasoning_tokens", "tool_output_tokens"), INTEGER)),
-        **{f"{kind}_tokens_per_turn": listed(INTEGER) for kind in _KINDS},
-    }
+        "output_tokens_details": of({"reasoning_tokens": INTEGER}, {"tool_output_tokens": INTEGER}),
+    },
+    {f"{kind}_tokens_per_turn": listed(INTEGER) for kind in _KINDS},
 )
-"""The usage of a response."""
+"""The usage of a response. What is optional was not counted by earlier versions of this server."""
 
 JUDGED: Mapping[str, Schema] = {
     "flagged": BOOLEAN,
