@@ -411,6 +411,8 @@ def from_pydantic(error: ValidationError) -> ApiError:
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
     try:
+        if first["type"] == "missing":
+            missing(path)
         _refuse_bounds(path, first["type"], first["input"], first.get("ctx", {}))
         if (wanted := _WANTED.get(first["type"])) is not None:
             if wanted == "an integer" and isinstance(first["input"], float) and first["input"].is_integer():
