@@ -45,13 +45,13 @@ from server.schema.tools import (
     search_tool,
     secrets_of,
 )
-from server.shapes import array, from_pydantic, mapping, missing, refuse
+from server.shapes import MAX_INT32, Within, array, from_pydantic, mapping, missing, refuse
 
 MAX_CHOICES = 16
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_DOCUMENTS = 1000
 
-Tokens = Annotated[int, Field(ge=1, lt=1 << 31)]
+Tokens = Annotated[int, Within(1, MAX_INT32)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -87,18 +87,18 @@ class ChatRequest(PlainFields):
     asked_model: str | None = None  # see `CreateResponse`
     messages: SkipValidation[list[dict[str, Any]]]
     items: SkipValidation[list[Item]]
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    n: Annotated[int, Within(1, MAX_CHOICES)] = 1
     search: Search | None = None
     stream: bool = False
     stream_options: ChatStreamOptions = ChatStreamOptions()
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Within(0, 20)] | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    max_tool_calls: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_tool_calls: Annotated[int, Within(1, MAX_INT32)] | None = None
     searches: bool = False
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
     shape: Shape | None = None

@@ -25,7 +25,7 @@ from server.schema.fields import (
 from server.schema.formats import asked_shape, parse_format
 from server.schema.plain_fields import PlainFields, check_plain
 from server.schema.search import Search, parse_search
-from server.shapes import check_length, from_pydantic, missing, mistyped, refuse
+from server.shapes import MAX_INT32, Within, check_length, from_pydantic, missing, mistyped, refuse
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
@@ -43,13 +43,13 @@ class CompletionRequest(PlainFields):
 
     model: Name | None = None
     prompts: list[Prompt]
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    n: Annotated[int, Within(1, MAX_CHOICES)] = 1
     search: Search | None = None
     stream: bool = False
     stream_options: ChatStreamOptions = ChatStreamOptions()
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] = DEFAULT_MAX_TOKENS
+    logprobs: Annotated[int, Within(0, 20)] | None = None
+    max_tokens: Annotated[int, Within(0, MAX_INT32)] = DEFAULT_MAX_TOKENS
     add_special_tokens: bool = True
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     service_tier: Tier | None = None
