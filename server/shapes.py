@@ -52,6 +52,14 @@ def missing(path: str) -> NoReturn:
     refuse(path, f"Missing required parameter: '{path}'.", "missing_required_parameter")
 
 
+def member(value: Mapping[str, Any], name: str, shape: Shape, path: str = "") -> Any:
+    """The member of this name that the object at `path` must have, in its shape."""
+    at = f"{path}.{name}" if path else name
+    if value.get(name) is None:
+        missing(at)
+    return shape(value[name], at)
+
+
 def mistyped(path: str, wanted: str, value: Any) -> NoReturn:
     """Raise the 400 of a value of another type."""
     refuse(

@@ -19,6 +19,7 @@ from server.shapes import (
     array,
     check_length,
     mapping,
+    member,
     missing,
     mistyped,
     one_of,
@@ -87,7 +88,7 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
         if message.get("role") == "function" or message.get("function_call") is not None:
             refuse(path, "Function messages are deprecated; use tool calls.", "unsupported_parameter")
         made_up = _is_own_role(message.get("role"))
-        role = "user" if made_up else _ROLE(message.get("role"), f"{path}.role")
+        role = "user" if made_up else member(message, "role", _ROLE, path)
         unread(message, _KNOWN[role], path)
         if role == "assistant":
             new = _assistant(message, path, new_id)
@@ -173,7 +174,7 @@ def _made(calls: Any, path: str, new_id: NewId) -> list[Item]:
     kind = one_of(*(row.type for row in ITEM_TYPES.values() if row.execution is not None))
     for index, call in enumerate(array(mapping)(calls, path)):
         at = f"{path}[{index}]"
-        kind(call.get("type"), f"{at}.type")
+        member(call, "type", kind, at)
         item = normalize_item({key: call[key] for key in call if key != "index"}, at, new_id)
         if is_left_out(item):
             ignore(at)

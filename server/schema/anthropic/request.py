@@ -38,6 +38,7 @@ from server.shapes import (
     array,
     from_pydantic,
     mapping,
+    member,
     missing,
     one_of,
     record,
@@ -287,7 +288,7 @@ def _shape(values: Mapping[str, Any]) -> tuple[Any, str]:
         return None, "output_config.format"
     path, form = found[0]
     mapping(form, path)
-    one_of("json_schema")(form.get("type"), f"{path}.type")
+    member(form, "type", one_of("json_schema"), path)
     unread(form, ("type", "schema", "name"), path)
     parsed = parse_format(
         {"type": "json_schema", "name": "answer", "schema": form.get("schema"), "strict": True}, path

@@ -84,6 +84,27 @@ def test_parts_that_are_not_text_are_found_where_they_stand() -> None:
     assert unsupported_in(messages, modalities=frozenset({"text", "image", "file"})) == []
 
 
+@pytest.mark.parametrize(
+    ("message", "param", "code", "told"),
+    [
+        ({"content": "x"}, "role", "missing_required_parameter", "Missing required parameter"),
+        ({"role": None, "content": "x"}, "role", "missing_required_parameter", "Missing required parameter"),
+        ({"role": 5, "content": "x"}, "role", "invalid_type", "a string, but got an integer"),
+        (
+            {"role": "assistant", "server_tool_calls": [{}]},
+            "server_tool_calls[0].type",
+            "missing_required_parameter",
+            "Missing required parameter",
+        ),
+    ],
+)
+def test_what_a_message_lacks_is_told_as_missing(message: Json, param: str, code: str, told: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        items(message)
+    assert (caught.value.code, caught.value.param) == (code, f"messages[0].{param}")
+    assert f"'messages[0].{param}'" in caught.value.message and told in caught.value.message
+
+
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400)
 WORDS = [
     "user",

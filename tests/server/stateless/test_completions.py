@@ -178,7 +178,7 @@ UNSUPPORTED = "unsupported_parameter"
         ({"prompt": "a", "logprobs": True}, "logprobs", TYPE),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens", "integer_below_min_value"),
         ({"prompt": "a", "stream_options": {}}, "stream_options", VALUE),
-        ({"prompt": "a", "stop": ""}, "stop", VALUE),
+        ({"prompt": "a", "stop": ""}, "stop", "empty_string"),
     ],
 )
 async def test_what_is_wrong_is_named(client: httpx.AsyncClient, body: Json, param: str, code: str) -> None:
