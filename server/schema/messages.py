@@ -67,6 +67,14 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
 
 _PARTS: Mapping[str, str] = {"image_url": "input_image", "file": "input_file"}
 """Chat's content parts that items name otherwise; `text` and `refusal` they share."""
+_PARTS_OF: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("developer", "system", "user"), ("text", "image_url", "file", "input_audio")),
+    "assistant": ("text", "refusal"),
+    "tool": ("text", "image_url", "file"),
+}
+"""Chat's content parts by role."""
+_PARTS_AS_ITEMS = ("input_text", "output_text", "input_image", "input_file", "computer_screenshot")
+"""Content parts under the names of items, which a chat takes too."""
 
 
 def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[Item]:
@@ -115,13 +123,15 @@ def authors(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> l
 
 def _said(role: str, content: Any, path: str, new_id: NewId) -> Item:
     if isinstance(content, list):
-        content = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
+        content = [_part(part, f"{path}.content[{index}]", role) for index, part in enumerate(content)]
     return normalize_item({"type": "message", "role": role, "content": content}, path, new_id)
 
 
-def _part(part: Any, path: str) -> Any:
-    """A content part under its name in items."""
+def _part(part: Any, path: str, role: str) -> Any:
+    """A content part of a message of this role, under its name in items."""
     kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in _PARTS_AS_ITEMS:
+        one_of(*_PARTS_OF[role])(kind, f"{path}.type")
     if kind == "image_url":
         if isinstance(part.get("image_url"), str):
             part = {**part, "image_url": {"url": part["image_url"]}}
@@ -198,7 +208,7 @@ def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
     identifier(call_id, f"{path}.tool_call_id")
     if isinstance(content, list):
         paths = [f"{path}.content[{index}]" for index in range(len(content))]
-        content = [OUTPUT_PART(_part(part, at), at) for part, at in zip(content, paths, strict=True)]
+        content = [OUTPUT_PART(_part(part, at, "tool"), at) for part, at in zip(content, paths, strict=True)]
     elif not isinstance(content, str):
         mistyped(f"{path}.content", "a string or an array", content)
     with collecting():  # an item calls its content otherwise; what is ignored of it was named above
@@ -208,18 +218,24 @@ def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
 
 
 def file_paths(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:
-    """The paths of the files in checked `messages`, in their order."""
-    return _paths(messages, "input_file", param)
+    """The paths of the files in checked `messages`, in their order: each of the object that says which."""
+    return [
+        f"{path}.file" if part["type"] == "file" else path
+        for path, part in _parts(messages, "input_file", param)
+    ]
 
 
 def image_paths(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:
     """The paths of the images in checked `messages`, in their order."""
-    return _paths(messages, "input_image", param)
+    return [path for path, _ in _parts(messages, "input_image", param)]
 
 
-def _paths(messages: Sequence[Mapping[str, Any]], kind: str, param: str) -> list[str]:
+def _parts(
+    messages: Sequence[Mapping[str, Any]], kind: str, param: str
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """(path, part) of every content part of checked `messages` that items call so, in their order."""
     return [
-        f"{param}[{index}].content[{position}]"
+        (f"{param}[{index}].content[{position}]", part)
         for index, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for position, part in enumerate(message["content"])

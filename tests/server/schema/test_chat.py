@@ -80,7 +80,7 @@ def test_parts_that_are_not_text_are_found_where_they_stand() -> None:
     ]
     found = unsupported_in(messages, modalities=frozenset({"text"}))
     assert found == [("messages[1].content[1]", "image")], "files are read"
-    assert file_paths(messages) == ["messages[1].content[2]", "messages[2].content[0]"]
+    assert file_paths(messages) == ["messages[1].content[2].file", "messages[2].content[0].file"]
     assert unsupported_in(messages, modalities=frozenset({"text", "image", "file"})) == []
 
 
@@ -103,6 +103,22 @@ def test_what_a_message_lacks_is_told_as_missing(message: Json, param: str, code
         items(message)
     assert (caught.value.code, caught.value.param) == (code, f"messages[0].{param}")
     assert f"'messages[0].{param}'" in caught.value.message and told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "kinds"),
+    [
+        ({"role": "user"}, "video_url", "'text', 'image_url', 'file', 'input_audio'"),
+        ({"role": "system"}, "audio", "'text', 'image_url', 'file', 'input_audio'"),
+        ({"role": "tool", "tool_call_id": "c"}, "input_audio", "'text', 'image_url', 'file'"),
+        ({"role": "assistant"}, "image_url", "'text', 'refusal'"),
+    ],
+)
+def test_a_part_of_another_kind_is_told_with_the_kinds_of_chat(message: Json, kind: str, kinds: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        items({**message, "content": [{"type": kind}]})
+    assert caught.value.param == "messages[0].content[0].type"
+    assert caught.value.message == f"Invalid value: '{kind}'. Supported values are: {kinds}."
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400)
