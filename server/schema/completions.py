@@ -109,17 +109,21 @@ def _check_beams(request: CompletionRequest) -> None:
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """The four official forms: a text, texts, token ids, lists of token ids."""
-    several = value if isinstance(value, list) and not _is_ids(value) else [value]
-    check_length("prompt", len(several), "array", 1, MAX_PROMPTS)
-    prompts: list[Prompt] = []
-    for index, prompt in enumerate(several):
-        path = f"prompt[{index}]" if several is value else "prompt"
-        if not isinstance(prompt, str) and not (isinstance(prompt, list) and _is_ids(prompt)):
-            mistyped(path, "a string or an array of token ids", prompt)
-        prompts.append(prompt)
-    return prompts
+    """The four official forms: a text, texts, token ids, lists of token ids. An array that begins with an id
+    is one prompt."""
+    if not isinstance(value, list) or (value and type(value[0]) is int):
+        return [_prompt(value, "prompt")]
+    check_length("prompt", len(value), "array", 1, MAX_PROMPTS)
+    return [_prompt(prompt, f"prompt[{index}]") for index, prompt in enumerate(value)]
 
 
-def _is_ids(value: list[Any]) -> bool:
-    return bool(value) and all(type(token_id) is int for token_id in value)
+def _prompt(value: Any, path: str) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        mistyped(path, "a string or an array of token ids", value)
+    check_length(path, len(value), "array", 1)
+    for index, token_id in enumerate(value):
+        if type(token_id) is not int:
+            mistyped(f"{path}[{index}]", "a token id", token_id)
+    return value
