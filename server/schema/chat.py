@@ -25,7 +25,7 @@ from server.schema.fields import (
     screen,
 )
 from server.schema.formats import asked_shape, parse_format
-from server.schema.messages import to_items
+from server.schema.messages import check_answers, to_items
 from server.schema.plain_fields import PlainFields, check_plain
 from server.schema.responses import (
     CreateResponse,
@@ -177,6 +177,8 @@ def parse_chat(
     if "messages" not in values:
         missing("messages")
     values["items"] = to_items(values["messages"], new_id=_unnamed)
+    if on == "chat":
+        check_answers(values["messages"])
     values |= _tools(values, unsupported_tools, on)
     if "chat_template_kwargs" in values:
         values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])

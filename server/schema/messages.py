@@ -7,7 +7,7 @@ both APIs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from server.ignored import collecting, ignore, unread
@@ -25,6 +25,7 @@ from server.shapes import (
     one_of,
     record,
     refuse,
+    shorten,
     tagged,
     text,
 )
@@ -109,6 +110,39 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
             author["name"] = _AUTHOR(message["name"], f"{path}.name")
         items += [{**item, **author} if item["type"] == "message" else item for item in new]
     return items
+
+
+def check_answers(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ApiError 400 where, in checked `messages`, a tool answers what the assistant's message before did
+    not call, or where a call has no answer before the next turn."""
+    calls: set[str] = set()
+    unanswered: set[str] = set()
+    caller = ""
+    for index, message in enumerate(messages):
+        if message["role"] != "tool":
+            _require_answers(unanswered, caller)
+            made = message.get("tool_calls") if message["role"] == "assistant" else None
+            calls = {call["id"] for call in made or ()}
+            unanswered, caller = set(calls), f"messages[{index}].tool_calls"
+        elif (call_id := message["tool_call_id"]) in calls:
+            unanswered.discard(call_id)
+        else:
+            refuse(
+                f"messages[{index}].tool_call_id",
+                f"There is no call '{shorten(call_id)}' for this message to answer: messages of the role "
+                "'tool' stand behind the assistant's message whose 'tool_calls' they answer.",
+            )
+    _require_answers(unanswered, caller)
+
+
+def _require_answers(unanswered: Collection[str], caller: str) -> None:
+    if unanswered:
+        named = ", ".join(f"'{shorten(call_id)}'" for call_id in sorted(unanswered)[:8])
+        message = (
+            f"There is no answer to {named}: behind an assistant's message with 'tool_calls' there must be a "
+            "message of the role 'tool' for each of them."
+        )
+        refuse(caller, message)
 
 
 def _is_own_role(role: Any) -> bool:

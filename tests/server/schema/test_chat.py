@@ -121,6 +121,50 @@ def test_a_part_of_another_kind_is_told_with_the_kinds_of_chat(message: Json, ki
     assert caught.value.message == f"Invalid value: '{kind}'. Supported values are: {kinds}."
 
 
+def tool_turn(*call_ids: str) -> Json:
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": each, "type": "function", "function": function} for each in call_ids]
+    return {"role": "assistant", "tool_calls": calls}
+
+
+def output(call_id: str) -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": "x"}
+
+
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "named"),
+    [
+        ([output("a")], "messages[0].tool_call_id", "'a'"),
+        ([USER, tool_turn("a"), output("b")], "messages[2].tool_call_id", "'b'"),
+        ([tool_turn("a"), output("a"), USER, output("a")], "messages[3].tool_call_id", "'a'"),
+        ([USER, tool_turn("a", "b"), output("b")], "messages[1].tool_calls", "'a'"),
+        ([tool_turn("b", "a"), USER], "messages[0].tool_calls", "'a', 'b'"),
+        ([tool_turn("a"), tool_turn("b"), output("a"), output("b")], "messages[0].tool_calls", "'a'"),
+    ],
+)
+def test_calls_and_answers_that_do_not_belong_together_are_refused(
+    messages: list[Json], param: str, named: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat({"messages": messages})
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", param)
+    assert named in caught.value.message
+    parse_chat({"messages": messages}, on="tokens")  # any part of a chat may be counted
+
+
+def test_each_call_is_answered_before_the_next_turn() -> None:
+    for messages in (
+        [tool_turn("a", "b"), output("b"), output("a")],
+        [tool_turn("a"), output("a"), tool_turn("a"), output("a"), USER],  # ids of a model that counts anew
+        [tool_turn("a", "a"), output("a"), output("a")],
+        [USER, {**tool_turn(), "content": "x"}, USER],
+    ):
+        parse_chat({"messages": messages})
+
+
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400)
 WORDS = [
     "user",
