@@ -64,7 +64,7 @@ ECHOED = ("x-client-request-id", "x-request-trace")
 
 UNBUILT = {
     ("POST", "/v1/audio/speech"): (
-        "this server does not make speech. It reads it: POST /v1/audio/transcriptions and "
+        "this server does not make speech. It makes texts of recordings: POST /v1/audio/transcriptions and "
         "/v1/audio/translations."
     ),
     ("POST", "/v1/messages/batches"): (
@@ -348,7 +348,6 @@ def _asker_of(exc: Exception, scope: Scope) -> str | None:
 def _near(scope: Scope) -> str:
     """What to tell of a path that is not here besides that; empty where nothing is known."""
     path: str = scope["path"]
-
     paths: Collection[str] = scope["app"].state.paths
 
     def matches(other: str) -> bool:
