@@ -64,8 +64,8 @@ ECHOED = ("x-client-request-id", "x-request-trace")
 
 UNBUILT = {
     ("POST", "/v1/audio/speech"): (
-        "this server does not make speech. It makes texts of recordings: POST /v1/audio/transcriptions and "
-        "/v1/audio/translations."
+        "this server does not make speech. It makes texts of recordings: POST "
+        "/v1/audio/transcriptions and /v1/audio/translations."
     ),
     ("POST", "/v1/messages/batches"): (
         "batches of messages are part of Anthropic's API, and this server does not have them. POST "
