@@ -886,14 +886,8 @@ class Config(BaseModel):
     otel_content: bool = _setting(False, "put what models and tools are told, and what they say, into spans")
 
     def of_entry(self, entry: ModelEntry) -> Config:
-        """The configuration as it is for one of the models. Raises ConfigError for a setting that it cannot
-        have."""
-        known = {row.name for row in settings() if row.engines} - {"model", "lora"} | ENTRY_SETTINGS
-        for name in entry.settings:
-            if name not in known:
-                meant = nearest(name, known | set(ModelEntry.model_fields))
-                hint = f"; did you mean '{meant}'?" if meant else ""
-                raise ConfigError(f"models, {entry.id}: '{name}' is no setting of a model{hint}")
+        """The configuration as it is for one of the models. Raises ConfigError for a value that a setting
+        cannot have."""
         values = {name: getattr(self, name) for name in Config.model_fields}
         values |= {"models": None, "entries": ModelsFile(), "lora": (), "api_server_count": 1}
         others = ("embedding_model", "rerank_model", "classification_model", "speech_model")
@@ -1190,9 +1184,22 @@ def _entries(models: Path | None, listed: Any, file: Path, env: Mapping[str, str
             raise ConfigError(f"{models}: {what}: each model is a table [[{MODELS_TABLE}]]")
         file, listed = models, found[MODELS_TABLE]
     try:
+        _check_names(listed)
         return ModelsFile() if listed is None else read_entries(listed, env)
     except ValueError as exc:
         raise ConfigError(f"{file}: {exc}") from None
+
+
+def _check_names(tables: Any) -> None:
+    """Raise ValueError for a name in the tables of models that no model has a setting of."""
+    known = {row.name for row in settings() if row.engines} - {"model", "lora"} | ENTRY_SETTINGS
+    known |= ModelEntry.model_fields.keys()
+    for index, table in enumerate(tables if isinstance(tables, list) else ()):
+        for name in table if isinstance(table, dict) else ():
+            if name not in known:
+                meant = nearest(name, known)
+                hint = f"; did you mean '{meant}'?" if meant else ""
+                raise ValueError(f"{MODELS_TABLE}.{index}: '{name}' is no setting of a model{hint}")
 
 
 def _read_file(file: Path) -> str:

@@ -11,9 +11,11 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeGuard
 
-from pydantic import ValidationError
+from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from server.errors import ApiError
 from server.ignored import unread
@@ -21,6 +23,7 @@ from server.ignored import unread
 Shape = Callable[[Any, str], Any]
 Schema = dict[str, Any]
 
+MAX_INT32 = (1 << 31) - 1
 MAX_SCHEMA_PARTS = 8_000  # objects and arrays; twice what the decoder takes, and cheap to refuse here
 
 
@@ -47,6 +50,14 @@ def json_type(value: Any) -> str:
 def missing(path: str) -> NoReturn:
     """Raise the 400 of a value that is required and absent."""
     refuse(path, f"Missing required parameter: '{path}'.", "missing_required_parameter")
+
+
+def member(value: Mapping[str, Any], name: str, shape: Shape, path: str = "") -> Any:
+    """The member of this name that the object at `path` must have, in its shape."""
+    at = f"{path}.{name}" if path else name
+    if value.get(name) is None:
+        missing(at)
+    return shape(value[name], at)
 
 
 def mistyped(path: str, wanted: str, value: Any) -> NoReturn:
@@ -112,6 +123,11 @@ def _written(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:.15g}"
 
 
+def _is_long(number: Any) -> TypeGuard[float]:
+    """Whether a number is what JSON's reader makes of an integer that has more than 64 bits."""
+    return isinstance(number, float) and number.is_integer() and abs(number) >= 1 << 63
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Shapes as JSON Schema
 
@@ -171,6 +187,8 @@ def whole(minimum: int | None = None, maximum: int | None = None) -> Shape:
     """An integer within bounds."""
 
     def shape(value: Any, path: str) -> Any:
+        if _is_long(value):
+            check_range(path, value, "integer", minimum, maximum)
         if not isinstance(value, int) or isinstance(value, bool):
             mistyped(path, "an integer", value)
         check_range(path, value, "integer", minimum, maximum)
@@ -392,6 +410,26 @@ def either(as_string: Shape, as_array: Shape) -> Shape:
 # Pydantic's errors
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The bounds of an integer, both included, in an `Annotated[int, ...]` of a pydantic model. Neither has
+    more than 64 bits."""
+
+    least: int
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        bounded = core_schema.int_schema(ge=self.least, le=self.most)
+        return core_schema.no_info_before_validator_function(self._check_long, bounded)
+
+    def _check_long(self, value: Any) -> Any:
+        if not _is_long(value):
+            return value
+        if value > 0:
+            raise PydanticKnownError("less_than_equal", {"le": self.most})
+        raise PydanticKnownError("greater_than_equal", {"ge": self.least})
+
+
 _WANTED: Mapping[str, str] = {
     "string_type": "a string",
     "bool_type": "a boolean",
@@ -413,11 +451,10 @@ def from_pydantic(error: ValidationError) -> ApiError:
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
     try:
+        if first["type"] == "missing":
+            missing(path)
         _refuse_bounds(path, first["type"], first["input"], first.get("ctx", {}))
         if (wanted := _WANTED.get(first["type"])) is not None:
-            if wanted == "an integer" and isinstance(first["input"], float) and first["input"].is_integer():
-                # What JSON's reader makes of an integer that has more than 64 bits.
-                check_range(path, int(first["input"]), "integer", -(1 << 63), (1 << 63) - 1)
             mistyped(path, wanted, first["input"])
     except ApiError as official:
         return official
@@ -432,8 +469,7 @@ def _refuse_bounds(path: str, problem: str, value: Any, bounds: Mapping[str, Any
     if problem in ("too_short", "too_long", "string_too_short", "string_too_long"):
         kind = "string" if isinstance(value, str) else "object" if isinstance(value, dict) else "array"
         check_length(path, len(value), kind, bounds.get("min_length", 0), bounds.get("max_length"))
-    if problem in ("greater_than_equal", "less_than_equal", "less_than"):
-        bound = bounds.get("ge", bounds.get("le", bounds.get("lt")))
-        kind = "integer" if isinstance(bound, int) else "decimal"
-        most = bounds.get("le", bounds["lt"] - 1 if "lt" in bounds and kind == "integer" else None)
-        check_range(path, value, kind, bounds.get("ge"), most)
+    if problem in ("greater_than_equal", "less_than_equal"):
+        least, most = bounds.get("ge"), bounds.get("le")
+        kind = "integer" if isinstance(most if least is None else least, int) else "decimal"
+        check_range(path, value, kind, least, most)

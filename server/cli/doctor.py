@@ -193,7 +193,7 @@ def _holds_secrets(file: Path) -> bool:
 
 
 async def _port(config: Config) -> Finding:
-    from server.process import CertificateError, Tls, bind
+    from server.process import CertificateError, Tls, bind, cannot_listen
 
     try:
         if config.ssl_certfile is not None:
@@ -205,7 +205,7 @@ async def _port(config: Config) -> Finding:
     except OSError as exc:
         if (url := await _running(config)) is not None and httpx.URL(url).port == config.port:
             return "ok", f"the server of this database listens on {url}"
-        return "FAIL", f"{config.host}:{config.port} cannot be listened on: {exc.strerror or exc}"
+        return "FAIL", cannot_listen(config, exc)
     free = f"{config.host}:{config.port} is free"
     if config.loopback and config.led_to is None:
         return "ok", free

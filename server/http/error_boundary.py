@@ -9,12 +9,13 @@ request.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import ipaddress
 import logging
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -62,6 +63,10 @@ ECHOED = ("x-client-request-id", "x-request-trace")
 """Headers that a reply repeats as they came: a client's own names for its request."""
 
 UNBUILT = {
+    ("POST", "/v1/audio/speech"): (
+        "this server does not make speech. It makes texts of recordings: POST "
+        "/v1/audio/transcriptions and /v1/audio/translations."
+    ),
     ("POST", "/v1/messages/batches"): (
         "batches of messages are part of Anthropic's API, and this server does not have them. POST "
         "/v1/batches takes files of requests."
@@ -84,8 +89,8 @@ UNBUILT_FAMILIES = frozenset(
         "videos",
     }
 )
-"""What stands behind /v1 in the paths of endpoints that clients know from other servers, and that are not
-here."""
+"""What stands behind /v1 in the paths of endpoints that clients know from other servers, and of which not all
+are here."""
 
 UNBUILT_ADMINISTRATION = re.compile(
     r"/v1/organization/(?:projects/[^/]+/)?("
@@ -343,6 +348,7 @@ def _asker_of(exc: Exception, scope: Scope) -> str | None:
 def _near(scope: Scope) -> str:
     """What to tell of a path that is not here besides that; empty where nothing is known."""
     path: str = scope["path"]
+    paths: Collection[str] = scope["app"].state.paths
 
     def matches(other: str) -> bool:
         return bool(allowed_methods(scope["app"].routes, {**scope, "path": other, "root_path": ""}))
@@ -352,15 +358,46 @@ def _near(scope: Scope) -> str:
         return f"{told}, and the page /docs lists them." if matches("/docs") else f"{told}."
     family = path.removeprefix("/v1/").partition("/")[0]
     within = UNBUILT_ADMINISTRATION.match(path)
-    if within is not None or (path.startswith("/v1/") and family in UNBUILT_FAMILIES):
-        under = path[: within.end(1)] if within is not None else f"/v1/{family}"
+    under = path[: within.end(1)] if within is not None else f"/v1/{family}"
+    is_unbuilt = within is not None or (path.startswith("/v1/") and family in UNBUILT_FAMILIES)
+    is_partly_built = any(own == under or own.startswith(f"{under}/") for own in paths)
+    if is_unbuilt and not is_partly_built:
         told = f"this server does not have the endpoints under {under}."
         return f"{told} Its page /docs lists those that it has." if matches("/docs") else told
     moved = path.replace("/v3/", "/v1/", 1)  # as OpenVINO's model server has them
     for other in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"), moved):
         if other != path and matches(other):
             return f"did you mean {other}?"
+    if (meant := _spelled_nearly(path, paths)) is not None:
+        return f"did you mean {meant}?"
+    if is_unbuilt:
+        told = f"this server has other endpoints under {under}, but not this one."
+        return f"{told} Its page /docs lists them." if matches("/docs") else told
     return ""
+
+
+def _spelled_nearly(path: str, own_paths: Iterable[str]) -> str | None:
+    """The path of a route whose words are nearly those of this path, with the ids of this path; None where
+    there is none."""
+    asked = path.rstrip("/").split("/")
+    near = []
+    for own_path in own_paths:
+        words = own_path.split("/")
+        if len(words) == len(asked) and all(map(_is_near, asked, words)):
+            pairs = zip(asked, words, strict=True)
+            near.append("/".join(given if _is_parameter(word) else word for given, word in pairs))
+    return next(iter(difflib.get_close_matches(path, near, n=1, cutoff=0)), None)
+
+
+def _is_near(given: str, word: str) -> bool:
+    """Whether a segment of a path may have been meant as this one of a route's."""
+    if _is_parameter(word):
+        return given != ""
+    return given == word or bool(difflib.get_close_matches(given, [word], cutoff=0.75))
+
+
+def _is_parameter(word: str) -> bool:
+    return word.startswith("{")
 
 
 def allowed_methods(routes: list[BaseRoute], scope: Scope) -> list[str]:

@@ -175,7 +175,7 @@ class Shelf:
             async with self._making_room:
                 await self._make_room(held)
                 held.step = "loading"
-                log.info("%s is loaded", held.name)
+                log.info("loading %s", held.name)
                 began = time.monotonic()
                 await held.model.load()
         except EngineError as error:

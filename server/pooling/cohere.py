@@ -14,6 +14,7 @@ import orjson
 from server.ignored import unread
 from server.pooling.requests import MAX_INPUTS, read_text, read_whole
 from server.schema import check_length, missing, mistyped, refuse
+from server.shapes import member
 
 FIELDS = (
     *("model", "texts", "inputs", "images", "input_type", "embedding_types", "truncate"),
@@ -91,7 +92,7 @@ def _words(value: Any, path: str) -> str:
             refuse(
                 f"{where}.type", f"Invalid '{where}.type': the models of this server take parts of 'text'."
             )
-        found.append(_text(part.get("text"), f"{where}.text"))
+        found.append(member(part, "text", _text, where))
     return "\n".join(found)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from server.process.log_lines import set_up_logging
-    from server.process.serve import bind
+    from server.process.serve import bind, cannot_listen
     from server.process.serve import serve as run_server
     from server.process.supervisor import supervise, unshared
     from server.process.tls import CertificateError, Tls
@@ -21,6 +21,7 @@ _HOMES = {
     "CertificateError": ("tls", "CertificateError"),
     "Tls": ("tls", "Tls"),
     "bind": ("serve", "bind"),
+    "cannot_listen": ("serve", "cannot_listen"),
     "look_for_sandbox": ("tools_registry", "look_for_sandbox"),
     "read_web": ("tools_registry", "read_web"),
     "run_server": ("serve", "serve"),  # the package has a module of that name
@@ -42,6 +43,7 @@ __all__ = [
     "CertificateError",
     "Tls",
     "bind",
+    "cannot_listen",
     "look_for_sandbox",
     "read_web",
     "run_server",

@@ -67,7 +67,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
         exception_handlers={HTTPException: _to_the_boundary},
     )
     app.state.life = life
-    app.state.paths = frozenset(getattr(route, "path", None) for route in routes)
+    app.state.paths = frozenset(getattr(route, "path", "") for route in routes)
     life.serve_inside(app)
     app.router.default = _no_such_route
     for router in routers:

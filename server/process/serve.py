@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import importlib
@@ -353,7 +354,11 @@ def _unreachable(config: Config) -> str | None:
 
 def cannot_listen(config: Config, error: OSError) -> str:
     """Why the port cannot be had."""
-    return f"cannot listen on {config.host} port {config.port}: {error.strerror or error}"
+    if error.errno == errno.EADDRINUSE:
+        why = "another program listens there. Give another --port; 0 takes a free one."
+    else:
+        why = error.strerror or str(error)
+    return f"cannot listen on {config.host} port {config.port}: {why}"
 
 
 def refuse(*reasons: str) -> int:

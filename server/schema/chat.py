@@ -25,7 +25,7 @@ from server.schema.fields import (
     screen,
 )
 from server.schema.formats import asked_shape, parse_format
-from server.schema.messages import to_items
+from server.schema.messages import check_answers, to_items
 from server.schema.plain_fields import PlainFields, check_plain
 from server.schema.responses import (
     CreateResponse,
@@ -45,13 +45,13 @@ from server.schema.tools import (
     search_tool,
     secrets_of,
 )
-from server.shapes import array, from_pydantic, mapping, missing, refuse
+from server.shapes import MAX_INT32, Within, array, from_pydantic, mapping, missing, refuse
 
 MAX_CHOICES = 16
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_DOCUMENTS = 1000
 
-Tokens = Annotated[int, Field(ge=1, lt=1 << 31)]
+Tokens = Annotated[int, Within(1, MAX_INT32)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -87,18 +87,18 @@ class ChatRequest(PlainFields):
     asked_model: str | None = None  # see `CreateResponse`
     messages: SkipValidation[list[dict[str, Any]]]
     items: SkipValidation[list[Item]]
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    n: Annotated[int, Within(1, MAX_CHOICES)] = 1
     search: Search | None = None
     stream: bool = False
     stream_options: ChatStreamOptions = ChatStreamOptions()
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Within(0, 20)] | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    max_tool_calls: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_tool_calls: Annotated[int, Within(1, MAX_INT32)] | None = None
     searches: bool = False
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
     shape: Shape | None = None
@@ -177,6 +177,8 @@ def parse_chat(
     if "messages" not in values:
         missing("messages")
     values["items"] = to_items(values["messages"], new_id=_unnamed)
+    if on == "chat":
+        check_answers(values["messages"])
     values |= _tools(values, unsupported_tools, on)
     if "chat_template_kwargs" in values:
         values["chat_template_kwargs"] = check_template_kwargs(values["chat_template_kwargs"])

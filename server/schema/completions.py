@@ -25,7 +25,7 @@ from server.schema.fields import (
 from server.schema.formats import asked_shape, parse_format
 from server.schema.plain_fields import PlainFields, check_plain
 from server.schema.search import Search, parse_search
-from server.shapes import check_length, from_pydantic, missing, mistyped, refuse
+from server.shapes import MAX_INT32, Within, check_length, from_pydantic, missing, mistyped, refuse
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
@@ -43,13 +43,13 @@ class CompletionRequest(PlainFields):
 
     model: Name | None = None
     prompts: list[Prompt]
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    n: Annotated[int, Within(1, MAX_CHOICES)] = 1
     search: Search | None = None
     stream: bool = False
     stream_options: ChatStreamOptions = ChatStreamOptions()
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] = DEFAULT_MAX_TOKENS
+    logprobs: Annotated[int, Within(0, 20)] | None = None
+    max_tokens: Annotated[int, Within(0, MAX_INT32)] = DEFAULT_MAX_TOKENS
     add_special_tokens: bool = True
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     service_tier: Tier | None = None
@@ -109,17 +109,21 @@ def _check_beams(request: CompletionRequest) -> None:
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """The four official forms: a text, texts, token ids, lists of token ids."""
-    several = value if isinstance(value, list) and not _is_ids(value) else [value]
-    check_length("prompt", len(several), "array", 1, MAX_PROMPTS)
-    prompts: list[Prompt] = []
-    for index, prompt in enumerate(several):
-        path = f"prompt[{index}]" if several is value else "prompt"
-        if not isinstance(prompt, str) and not (isinstance(prompt, list) and _is_ids(prompt)):
-            mistyped(path, "a string or an array of token ids", prompt)
-        prompts.append(prompt)
-    return prompts
+    """The four official forms: a text, texts, token ids, lists of token ids. An array that begins with an id
+    is one prompt."""
+    if not isinstance(value, list) or (value and type(value[0]) is int):
+        return [_prompt(value, "prompt")]
+    check_length("prompt", len(value), "array", 1, MAX_PROMPTS)
+    return [_prompt(prompt, f"prompt[{index}]") for index, prompt in enumerate(value)]
 
 
-def _is_ids(value: list[Any]) -> bool:
-    return bool(value) and all(type(token_id) is int for token_id in value)
+def _prompt(value: Any, path: str) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        mistyped(path, "a string or an array of token ids", value)
+    check_length(path, len(value), "array", 1)
+    for index, token_id in enumerate(value):
+        if type(token_id) is not int:
+            mistyped(f"{path}[{index}]", "a token id", token_id)
+    return value

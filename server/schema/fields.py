@@ -15,7 +15,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from server.ignored import ignore
-from server.shapes import from_pydantic, refuse
+from server.shapes import (
+    MAX_INT32,
+    Within,
+    array,
+    check_length,
+    check_range,
+    either,
+    from_pydantic,
+    mapping,
+    number,
+    refuse,
+    shorten,
+    text,
+)
 
 Api = Literal["responses", "input_tokens", "compact", "chat", "completions", "messages", "count_tokens"]
 Kind = Literal["honoured", "hint", "refused", "extension"]
@@ -25,7 +38,6 @@ MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 64
-INT64 = 1 << 63
 
 # ------------------------------------------------------------------------------------------------------------
 # The table
@@ -92,7 +104,7 @@ PRIORITIES = {"priority": -1, "default": 0, "flex": 1}
 MOST, LEAST = -1000, 1000
 """The numbers that a request may ask for as its `priority`: lower ones go first."""
 
-Priority = Annotated[int, Field(ge=MOST, le=LEAST)]
+Priority = Annotated[int, Within(MOST, LEAST)]
 
 
 def is_tier(asked: str | None) -> bool:
@@ -371,7 +383,9 @@ def _same(value: Any, accepted: Any) -> bool:
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Temperature = Annotated[Number, Field(ge=0, le=2)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenId = Annotated[int, Within(0, MAX_INT32)]
+_STOP = text(1, MAX_STOP_CHARS)
+_STOPS = either(_STOP, array(_STOP, max_items=MAX_STOPS))
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 
 
@@ -388,26 +402,26 @@ class SamplingFields(BaseModel):
 
     temperature: Temperature | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    top_k: Annotated[int, Within(-1, MAX_INT32)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     # it divides and multiplies logits; the bounds are far beyond what any text survives
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: dict[str, float] | None = None
-    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    seed: Annotated[int, Within(-(1 << 63), (1 << 63) - 1)] | None = None
     stop: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
     include_stop_str_in_output: bool | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    min_tokens: Annotated[int, Within(0, MAX_INT32)] | None = None
     ignore_eos: bool | None = None
-    num_assistant_tokens: Annotated[int, Field(ge=0, le=32)] | None = None
-    max_ngram_size: Annotated[int, Field(ge=1, le=16)] | None = None
+    num_assistant_tokens: Annotated[int, Within(0, 32)] | None = None
+    max_ngram_size: Annotated[int, Within(1, 16)] | None = None
     assistant_confidence_threshold: Annotated[Number, Field(ge=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Annotated[int, Within(0, MAX_INT32)] | None = None
+    logprobs: Annotated[int, Within(0, 20)] | None = None
+    prompt_logprobs: Annotated[int, Within(0, 20)] | None = None
 
     @field_validator("top_p")
     @classmethod
@@ -423,30 +437,19 @@ class SamplingFields(BaseModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _stop_list(cls, stop: Any) -> Any:
-        stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
-            raise ValueError("expected a string or an array of strings")
-        if not all(stops):
-            raise ValueError("a stop string must not be empty")
-        if max(map(len, stops), default=0) > MAX_STOP_CHARS:
-            raise ValueError(f"expected stop strings of at most {MAX_STOP_CHARS} characters")
-        return stops
+        stops = _STOPS(stop, "stop")
+        return [stops] if isinstance(stops, str) else stops
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _bias_by_id(cls, bias: Any) -> Any:
-        if not isinstance(bias, dict):
-            raise ValueError("expected an object of token ids and biases")
-        if len(bias) > MAX_BIASES:
-            raise ValueError(f"expected at most {MAX_BIASES} token ids")
+        check_length("logit_bias", len(mapping(bias, "logit_bias")), "object", most=MAX_BIASES)
         out: dict[str, float] = {}
         for token_id, value in bias.items():
-            if not (
-                isinstance(token_id, str) and token_id.isascii() and token_id.isdigit() and len(token_id) <= 9
-            ):
-                raise ValueError("the keys must be token ids")
-            if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-                raise ValueError("a bias must be a number between -100 and 100")
+            path = f"logit_bias.{shorten(token_id)}"
+            if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= 9):
+                refuse(path, f"Invalid '{path}': the keys of 'logit_bias' must be token ids.")
+            check_range(path, number(value, path), "decimal", -100, 100)
             out[token_id] = float(value)
         return out
 

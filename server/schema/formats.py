@@ -21,6 +21,7 @@ from server.shapes import (
     boolean,
     limit_parts,
     mapping,
+    member,
     missing,
     mistyped,
     one_of,
@@ -44,6 +45,7 @@ EXTENSIONS: Mapping[str, str] = {
 }
 """Request fields of other open servers, and what they are called among `structured_outputs`."""
 
+_KIND = one_of("text", "json_object", "json_schema", "structural_tag")
 _OUTPUTS = frozenset({"json", "regex", "choice", "grammar", "structural_tag", "json_object"})
 
 
@@ -54,7 +56,7 @@ def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
     if isinstance(value.get("type"), str) and value["type"] in _BARE_TAGS:
         _name_unread_of_tags(value, param)
         return {"type": "structural_tag", "format": dict(value)}
-    kind = one_of("text", "json_object", "json_schema", "structural_tag")(value.get("type"), f"{param}.type")
+    kind = member(value, "type", _KIND, param)
     if kind == "structural_tag":
         _name_unread_of_tags(value, param)
         return dict(value)

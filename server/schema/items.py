@@ -31,6 +31,7 @@ from server.shapes import (
     STRING,
     check_length,
     mapping,
+    member,
     missing,
     mistyped,
     one_of,
@@ -124,7 +125,7 @@ def normalize_item(value: Any, path: str, new_id: NewId) -> Item:
     kind = _type_of(value, path)
     if kind == "item_reference":
         unread(value, ("type", "id"), path)
-        return {"type": kind, "id": identifier(value.get("id"), f"{path}.id")}
+        return {"type": kind, "id": member(value, "id", identifier, path)}
     if _APART.isdisjoint(value):
         return _of_kind(kind, value, path, new_id)
     if value.get("created_at") is not None:
@@ -186,7 +187,7 @@ def _configuration(item: Item, path: str) -> Item:
     if "text" in item:
         path = f"{path}.text"
         form = _TEXT(item["text"], path)["format"]
-        one_of("text", "json_schema")(form.get("type"), f"{path}.format.type")
+        member(form, "type", one_of("text", "json_schema"), f"{path}.format")
         found["text"] = {"format": parse_format(form, f"{path}.format")}
     return found
 

@@ -7,7 +7,7 @@ both APIs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from server.ignored import collecting, ignore, unread
@@ -19,11 +19,13 @@ from server.shapes import (
     array,
     check_length,
     mapping,
+    member,
     missing,
     mistyped,
     one_of,
     record,
     refuse,
+    shorten,
     tagged,
     text,
 )
@@ -66,6 +68,14 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
 
 _PARTS: Mapping[str, str] = {"image_url": "input_image", "file": "input_file"}
 """Chat's content parts that items name otherwise; `text` and `refusal` they share."""
+_PARTS_OF: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("developer", "system", "user"), ("text", "image_url", "file", "input_audio")),
+    "assistant": ("text", "refusal"),
+    "tool": ("text", "image_url", "file"),
+}
+"""Chat's content parts by role."""
+_PARTS_AS_ITEMS = ("input_text", "output_text", "input_image", "input_file", "computer_screenshot")
+"""Content parts under the names of items, which a chat takes too."""
 
 
 def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[Item]:
@@ -87,7 +97,7 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
         if message.get("role") == "function" or message.get("function_call") is not None:
             refuse(path, "Function messages are deprecated; use tool calls.", "unsupported_parameter")
         made_up = _is_own_role(message.get("role"))
-        role = "user" if made_up else _ROLE(message.get("role"), f"{path}.role")
+        role = "user" if made_up else member(message, "role", _ROLE, path)
         unread(message, _KNOWN[role], path)
         if role == "assistant":
             new = _assistant(message, path, new_id)
@@ -102,6 +112,39 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
     return items
 
 
+def check_answers(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ApiError 400 where, in checked `messages`, a tool answers what the assistant's message before did
+    not call, or where a call has no answer before the next turn."""
+    calls: set[str] = set()
+    unanswered: set[str] = set()
+    caller = ""
+    for index, message in enumerate(messages):
+        if message["role"] != "tool":
+            _require_answers(unanswered, caller)
+            made = message.get("tool_calls") if message["role"] == "assistant" else None
+            calls = {call["id"] for call in made or ()}
+            unanswered, caller = set(calls), f"messages[{index}].tool_calls"
+        elif (call_id := message["tool_call_id"]) in calls:
+            unanswered.discard(call_id)
+        else:
+            refuse(
+                f"messages[{index}].tool_call_id",
+                f"There is no call '{shorten(call_id)}' for this message to answer: messages of the role "
+                "'tool' stand behind the assistant's message whose 'tool_calls' they answer.",
+            )
+    _require_answers(unanswered, caller)
+
+
+def _require_answers(unanswered: Collection[str], caller: str) -> None:
+    if unanswered:
+        named = ", ".join(f"'{shorten(call_id)}'" for call_id in sorted(unanswered)[:8])
+        message = (
+            f"There is no answer to {named}: behind an assistant's message with 'tool_calls' there must be a "
+            "message of the role 'tool' for each of them."
+        )
+        refuse(caller, message)
+
+
 def _is_own_role(role: Any) -> bool:
     return isinstance(role, str) and role not in _OFFICIAL and _OWN_ROLE.match(role) is not None
 
@@ -114,13 +157,15 @@ def authors(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> l
 
 def _said(role: str, content: Any, path: str, new_id: NewId) -> Item:
     if isinstance(content, list):
-        content = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
+        content = [_part(part, f"{path}.content[{index}]", role) for index, part in enumerate(content)]
     return normalize_item({"type": "message", "role": role, "content": content}, path, new_id)
 
 
-def _part(part: Any, path: str) -> Any:
-    """A content part under its name in items."""
+def _part(part: Any, path: str, role: str) -> Any:
+    """A content part of a message of this role, under its name in items."""
     kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in _PARTS_AS_ITEMS:
+        one_of(*_PARTS_OF[role])(kind, f"{path}.type")
     if kind == "image_url":
         if isinstance(part.get("image_url"), str):
             part = {**part, "image_url": {"url": part["image_url"]}}
@@ -173,7 +218,7 @@ def _made(calls: Any, path: str, new_id: NewId) -> list[Item]:
     kind = one_of(*(row.type for row in ITEM_TYPES.values() if row.execution is not None))
     for index, call in enumerate(array(mapping)(calls, path)):
         at = f"{path}[{index}]"
-        kind(call.get("type"), f"{at}.type")
+        member(call, "type", kind, at)
         item = normalize_item({key: call[key] for key in call if key != "index"}, at, new_id)
         if is_left_out(item):
             ignore(at)
@@ -197,7 +242,7 @@ def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
     identifier(call_id, f"{path}.tool_call_id")
     if isinstance(content, list):
         paths = [f"{path}.content[{index}]" for index in range(len(content))]
-        content = [OUTPUT_PART(_part(part, at), at) for part, at in zip(content, paths, strict=True)]
+        content = [OUTPUT_PART(_part(part, at, "tool"), at) for part, at in zip(content, paths, strict=True)]
     elif not isinstance(content, str):
         mistyped(f"{path}.content", "a string or an array", content)
     with collecting():  # an item calls its content otherwise; what is ignored of it was named above
@@ -207,18 +252,24 @@ def _tool(message: Mapping[str, Any], path: str, new_id: NewId) -> Item:
 
 
 def file_paths(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:
-    """The paths of the files in checked `messages`, in their order."""
-    return _paths(messages, "input_file", param)
+    """The paths of the files in checked `messages`, in their order: each of the object that says which."""
+    return [
+        f"{path}.file" if part["type"] == "file" else path
+        for path, part in _parts(messages, "input_file", param)
+    ]
 
 
 def image_paths(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:
     """The paths of the images in checked `messages`, in their order."""
-    return _paths(messages, "input_image", param)
+    return [path for path, _ in _parts(messages, "input_image", param)]
 
 
-def _paths(messages: Sequence[Mapping[str, Any]], kind: str, param: str) -> list[str]:
+def _parts(
+    messages: Sequence[Mapping[str, Any]], kind: str, param: str
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """(path, part) of every content part of checked `messages` that items call so, in their order."""
     return [
-        f"{param}[{index}].content[{position}]"
+        (f"{param}[{index}].content[{position}]", part)
         for index, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for position, part in enumerate(message["content"])

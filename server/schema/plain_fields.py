@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.ignored import ignore
-from server.shapes import STRING, refuse
+from server.shapes import MAX_INT32, STRING, Within, refuse
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -30,10 +30,10 @@ class PlainFields(BaseModel):
 
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Within(0, 20)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    truncate_prompt_tokens: Annotated[int, Within(1, MAX_INT32)] | None = None
     request_id: str | None = None
     safety_identifier: Annotated[str, Field(max_length=128)] | None = None
     user: Annotated[str, Field(max_length=1024)] | None = None

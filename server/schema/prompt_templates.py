@@ -116,7 +116,7 @@ def _template(value: Any, new_id: NewId, unsupported: Unsupported) -> bytes:
 def _check_messages(value: Any, new_id: NewId) -> None:
     if not isinstance(value, list):
         mistyped("messages", "an array", value)
-    check_length("messages", len(value), "array", most=MAX_MESSAGES)
+    check_length("messages", len(value), "array", least=1, most=MAX_MESSAGES)
     for index, item in enumerate(normalize_input(value, new_id=new_id, param="messages")):
         if item["type"] != "message":
             path = f"messages[{index}].type"

@@ -42,6 +42,8 @@ from server.schema.tools import (
     secrets_of,
 )
 from server.shapes import (
+    MAX_INT32,
+    Within,
     array,
     check_length,
     from_pydantic,
@@ -87,7 +89,7 @@ _TEMPLATE_NAMES = frozenset(
 )  # fmt: skip
 
 Text = Annotated[str, Field(max_length=10_485_760)]
-Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+Token = Annotated[int, Within(0, MAX_INT32)]
 
 
 class _Part(BaseModel):
@@ -200,9 +202,9 @@ class CreateResponse(BaseModel):
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    max_tool_calls: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    max_output_tokens: Annotated[int, Field(ge=MIN_OUTPUT_TOKENS, lt=1 << 31)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tool_calls: Annotated[int, Within(1, MAX_INT32)] | None = None
+    max_output_tokens: Annotated[int, Within(MIN_OUTPUT_TOKENS, MAX_INT32)] | None = None
+    top_logprobs: Annotated[int, Within(0, 20)] | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions | None = None
@@ -341,7 +343,7 @@ LEAST_THRESHOLD = 1000
 """Tokens from which on a request may ask for a compaction."""
 
 CONTEXT_MANAGEMENT = array(
-    record({"type": one_of("compaction")}, {"compact_threshold": whole(LEAST_THRESHOLD, (1 << 31) - 1)}), 1
+    record({"type": one_of("compaction")}, {"compact_threshold": whole(LEAST_THRESHOLD, MAX_INT32)}), 1
 )
 
 

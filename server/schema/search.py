@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import MAX_BEAMS, BeamParams
 from server.ignored import ignore
-from server.shapes import from_pydantic, refuse
+from server.shapes import Within, from_pydantic, refuse
 
 # What shapes or ends a text as it is drawn has no meaning for beams: the values that ask for nothing pass.
 _NOT_WITH_BEAMS: Mapping[str, tuple[Any, ...]] = {
@@ -53,7 +53,7 @@ class SearchFields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Within(0, 20)] | None = None
     use_beam_search: bool = False
     length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] = 1.0
     early_stopping: Literal[False, True, "never"] = False

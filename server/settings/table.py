@@ -56,7 +56,10 @@ def read_table(shape: type[T], name: str, table: Any, env: Mapping[str, str]) ->
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join([name, *map(str, first["loc"])])
-        raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
+        told = (
+            "it must be given" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+        )
+        raise ValueError(f"{place}: {told}") from None
 
 
 def _resolved(value: Any, env: Mapping[str, str], path: str) -> Any:

@@ -19,6 +19,7 @@ from server.routes.websocket.requests import asked_by, one_request
 from server.routes.websocket.session import Session
 from server.runs.planning import TERMINAL
 from server.schema import parse_tool_outputs
+from server.shapes import member
 from server.threads import aside, begin_large_request, in_large_request
 from storage import NotFound, StorageError
 
@@ -64,7 +65,7 @@ async def _fed(connection: Session, body: dict[str, Any]) -> str | None:
     """Why a response could not be fed, as a code; None where it was. Raises ApiError for what it cannot be
     fed with."""
     asked = await asked_by(connection)
-    response_id = identifier(body.get("response_id"), "response_id")
+    response_id = member(body, "response_id", identifier)
     given = {"tool_outputs": body.get("input")}
     if isinstance(body.get("input"), list) and len(body["input"]) > LARGE_INPUT:
         begin_large_request()
@@ -93,4 +94,5 @@ def _words_of_input() -> Iterator[None]:
         told = to_api_error(error)
         if told.param is not None and told.param.startswith("tool_outputs"):
             told.param = "input" + told.param.removeprefix("tool_outputs")
+            told.message = told.message.replace("'tool_outputs", "'input")
         raise told from None

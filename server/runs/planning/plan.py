@@ -302,8 +302,11 @@ class RunPlan:
         told: Told | None,
         most: int | None,
     ) -> RenderInput:
-        """The template's input for a context."""
+        """The template's input for a context. Raises ApiError 400 for one that says nothing."""
         messages = to_messages(context, self.lead, functions.names, told, most, sees=served.sees)
+        if not messages:
+            message = "There is nothing to answer: neither the input nor what it goes on from has a message."
+            refuse("input", message, "invalid_prompt")
         return self._input(messages, offered)
 
     def _input(self, messages: Sequence[Mapping[str, Any]], offered: Offer) -> RenderInput:

@@ -28,6 +28,7 @@ from server.shapes import (
     described,
     either,
     mapping,
+    member,
     missing,
     mistyped,
     one_of,
@@ -174,7 +175,7 @@ class Conversation:
             if not isinstance(message, dict):
                 mistyped(path, "an object", message)
             unread(message, ("role", "content"), path)
-            role = _ROLE(message.get("role"), f"{path}.role")
+            role = member(message, "role", _ROLE, path)
             if message.get("content") is None:
                 missing(f"{path}.content")
             if role == "system":

@@ -32,10 +32,13 @@ from server.schema.formats import asked_shape, parse_format
 from server.schema.items import UNSUPPORTED_KINDS
 from server.schema.tools import Unsupported
 from server.shapes import (
+    MAX_INT32,
+    Within,
     anything,
     array,
     from_pydantic,
     mapping,
+    member,
     missing,
     one_of,
     record,
@@ -57,7 +60,7 @@ _BUDGETS = ((4096, "low"), (16384, "medium"))
 _SHOWN = {"display": one_of("summarized", "omitted")}
 thinking_shape = tagged(
     {
-        "enabled": record({"budget_tokens": whole(MIN_BUDGET, (1 << 31) - 1)}, _SHOWN),
+        "enabled": record({"budget_tokens": whole(MIN_BUDGET, MAX_INT32)}, _SHOWN),
         "adaptive": record({}, _SHOWN),
         "between_tools": record({}, _SHOWN),
         "disabled": record({}),
@@ -77,11 +80,11 @@ class MessagesBody(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)]
+    max_tokens: Annotated[int, Within(0, MAX_INT32)]
     stream: bool = False
     temperature: Temperature | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    top_k: Annotated[int, Within(0, MAX_INT32)] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     speed: Literal["standard", "fast"] | None = None
 
@@ -285,7 +288,7 @@ def _shape(values: Mapping[str, Any]) -> tuple[Any, str]:
         return None, "output_config.format"
     path, form = found[0]
     mapping(form, path)
-    one_of("json_schema")(form.get("type"), f"{path}.type")
+    member(form, "type", one_of("json_schema"), path)
     unread(form, ("type", "schema", "name"), path)
     parsed = parse_format(
         {"type": "json_schema", "name": "answer", "schema": form.get("schema"), "strict": True}, path

@@ -161,7 +161,7 @@ async def test_data_in_the_request_conversations_and_chat_are_read_alike(
     assert chat.status_code == 200 and SHOWN in prompts(engine)[-1], chat.text
     file["file_id"] = "file-none"
     refused = await http.post("/v1/chat/completions", json={"messages": messages})
-    assert refused.json()["error"]["param"] == "messages[1].content[0].file_id"
+    assert refused.json()["error"]["param"] == "messages[1].content[0].file.file_id"
     two = asked(file_data=data_of(docx(docx_paragraph("Cold lamps."))), filename="lamps.docx")
     two[0]["content"].insert(0, {"type": "input_file", "file_data": data_of(b"x = 1"), "filename": "a.py"})
     await api.create(two)

@@ -56,6 +56,11 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
         ("/v1/conversations/", "/v1/conversations"),
         ("/v1/health", "/health"),
         ("/v3/chat/completions", "/v1/chat/completions"),
+        ("/v1/respones", "/v1/responses"),
+        ("/v1/respones/resp_1/cancle", "/v1/responses/resp_1/cancel"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/audio/transcription", "/v1/audio/transcriptions"),
+        ("/v1/model/", "/v1/models"),
     ):
         error = (await client.post(path)).json()["error"]
         assert error["message"] == f"Invalid URL (POST {path}): did you mean {meant}?"
@@ -74,6 +79,7 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
     ("method", "path"),
     [
         ("GET", "/v1/assistants"),
+        ("POST", "/v1/images/generations"),
     ],
 )
 async def test_official_endpoints_that_are_not_built_say_so(
@@ -84,6 +90,15 @@ async def test_official_endpoints_that_are_not_built_say_so(
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
     assert f"does not have the endpoints under {family}. Its page /docs" in reply.json()["error"]["message"]
     assert (await client.get("/docs")).status_code == 200
+
+
+async def test_an_endpoint_beside_others_that_are_built_is_told_to_be_missing_alone(
+    client: httpx.AsyncClient,
+) -> None:
+    speech = (await client.post("/v1/audio/speech", json={})).json()["error"]
+    assert "does not make speech" in speech["message"] and "transcriptions" in speech["message"]
+    voices = (await client.get("/v1/audio/voices")).json()["error"]
+    assert "has other endpoints under /v1/audio, but not this one. Its page" in voices["message"]
 
 
 async def test_no_documentation_pages_but_ours(client: httpx.AsyncClient) -> None:

@@ -114,6 +114,7 @@ async def test_prompts_are_listed_newest_first(client: httpx.AsyncClient) -> Non
         ({"template": {"instructions": 7}}, "template.instructions"),
         ({"template": {"temperature": 9}}, "template.temperature"),
         ({"template": {"messages": "hi"}}, "template.messages"),
+        ({"template": {"messages": []}}, "template.messages"),
         ({"template": {"messages": [{"role": "cat", "content": "x"}]}}, "template.messages[0].role"),
         (
             {"template": {"messages": [{"type": "item_reference", "id": "msg_1"}]}},

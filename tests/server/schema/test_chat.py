@@ -80,8 +80,89 @@ def test_parts_that_are_not_text_are_found_where_they_stand() -> None:
     ]
     found = unsupported_in(messages, modalities=frozenset({"text"}))
     assert found == [("messages[1].content[1]", "image")], "files are read"
-    assert file_paths(messages) == ["messages[1].content[2]", "messages[2].content[0]"]
+    assert file_paths(messages) == ["messages[1].content[2].file", "messages[2].content[0].file"]
     assert unsupported_in(messages, modalities=frozenset({"text", "image", "file"})) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "code", "told"),
+    [
+        ({"content": "x"}, "role", "missing_required_parameter", "Missing required parameter"),
+        ({"role": None, "content": "x"}, "role", "missing_required_parameter", "Missing required parameter"),
+        ({"role": 5, "content": "x"}, "role", "invalid_type", "a string, but got an integer"),
+        (
+            {"role": "assistant", "server_tool_calls": [{}]},
+            "server_tool_calls[0].type",
+            "missing_required_parameter",
+            "Missing required parameter",
+        ),
+    ],
+)
+def test_what_a_message_lacks_is_told_as_missing(message: Json, param: str, code: str, told: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        items(message)
+    assert (caught.value.code, caught.value.param) == (code, f"messages[0].{param}")
+    assert f"'messages[0].{param}'" in caught.value.message and told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "kinds"),
+    [
+        ({"role": "user"}, "video_url", "'text', 'image_url', 'file', 'input_audio'"),
+        ({"role": "system"}, "audio", "'text', 'image_url', 'file', 'input_audio'"),
+        ({"role": "tool", "tool_call_id": "c"}, "input_audio", "'text', 'image_url', 'file'"),
+        ({"role": "assistant"}, "image_url", "'text', 'refusal'"),
+    ],
+)
+def test_a_part_of_another_kind_is_told_with_the_kinds_of_chat(message: Json, kind: str, kinds: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        items({**message, "content": [{"type": kind}]})
+    assert caught.value.param == "messages[0].content[0].type"
+    assert caught.value.message == f"Invalid value: '{kind}'. Supported values are: {kinds}."
+
+
+def tool_turn(*call_ids: str) -> Json:
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": each, "type": "function", "function": function} for each in call_ids]
+    return {"role": "assistant", "tool_calls": calls}
+
+
+def output(call_id: str) -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": "x"}
+
+
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "named"),
+    [
+        ([output("a")], "messages[0].tool_call_id", "'a'"),
+        ([USER, tool_turn("a"), output("b")], "messages[2].tool_call_id", "'b'"),
+        ([tool_turn("a"), output("a"), USER, output("a")], "messages[3].tool_call_id", "'a'"),
+        ([USER, tool_turn("a", "b"), output("b")], "messages[1].tool_calls", "'a'"),
+        ([tool_turn("b", "a"), USER], "messages[0].tool_calls", "'a', 'b'"),
+        ([tool_turn("a"), tool_turn("b"), output("a"), output("b")], "messages[0].tool_calls", "'a'"),
+    ],
+)
+def test_calls_and_answers_that_do_not_belong_together_are_refused(
+    messages: list[Json], param: str, named: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat({"messages": messages})
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_value", param)
+    assert named in caught.value.message
+    parse_chat({"messages": messages}, on="tokens")  # any part of a chat may be counted
+
+
+def test_each_call_is_answered_before_the_next_turn() -> None:
+    for messages in (
+        [tool_turn("a", "b"), output("b"), output("a")],
+        [tool_turn("a"), output("a"), tool_turn("a"), output("a"), USER],  # ids of a model that counts anew
+        [tool_turn("a", "a"), output("a"), output("a")],
+        [USER, {**tool_turn(), "content": "x"}, USER],
+    ):
+        parse_chat({"messages": messages})
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
+import orjson
 import pytest
 
 from server.errors import ApiError
 from server.ignored import collecting
+from server.schema.chat import parse_chat
+from server.schema.completions import parse_completion
 from server.schema.fields import FIELDS, Api, SamplingFields, sampling_fields, screen
+from server.schema.responses import parse_create
 from tests.support import wire
+
+Json = dict[str, Any]
 
 OFFICIAL = {
     "responses": "CreateResponse",
@@ -172,6 +179,42 @@ def test_a_sampling_field_out_of_bounds_is_400_with_its_name(field: str, value: 
     assert caught.value.status == 400
     assert str(caught.value.param).startswith(field)
     wire.validate_error({"error": caught.value.error()})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code", "param", "message"),
+    [
+        ("stop", 5, "invalid_type", "stop", "a string or an array, but got an integer"),
+        ("stop", ["a", 1], "invalid_type", "stop[1]", "a string, but got an integer"),
+        ("stop", "", "empty_string", "stop", "empty string"),
+        ("stop", ["a" * 1025], "string_above_max_length", "stop[0]", "maximum length 1024"),
+        ("logit_bias", [1], "invalid_type", "logit_bias", "an object, but got an array"),
+        ("logit_bias", {"1": "1"}, "invalid_type", "logit_bias.1", "a number, but got a string"),
+        ("logit_bias", {"1": 101}, "decimal_above_max_value", "logit_bias.1", "<= 100"),
+        ("seed", 1e30, "integer_above_max_value", "seed", "<= 9223372036854775807, but got 1e+30"),
+        ("top_k", 1e30, "integer_above_max_value", "top_k", "<= 2147483647, but got 1e+30"),
+        ("top_k", -1e30, "integer_below_min_value", "top_k", ">= -1, but got -1e+30"),
+        ("stop_token_ids", [1, 1e30], "integer_above_max_value", "stop_token_ids[1]", "<= 2147483647"),
+    ],
+)
+def test_what_is_wrong_with_a_sampling_field_is_told_in_the_official_words(
+    field: str, value: Any, code: str, param: str, message: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        sampling_fields({field: value}, max_tokens=None)
+    assert (caught.value.code, caught.value.param) == (code, param)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("parse", [parse_create, parse_chat, parse_completion])
+def test_an_integer_of_more_than_64_bits_is_told_with_the_bounds_of_its_field(
+    parse: Callable[[Json], object],
+) -> None:
+    asked = {"input": "x", "messages": [{"role": "user", "content": "x"}], "prompt": "x"}
+    name = {parse_create: "input", parse_chat: "messages", parse_completion: "prompt"}[parse]
+    with pytest.raises(ApiError, match=r"'priority'.* <= 1000, but got 1e\+30 instead") as caught:
+        parse({name: asked[name], "priority": orjson.loads(b"1" + b"0" * 30)})
+    assert caught.value.code == "integer_above_max_value"
 
 
 def test_sampling_fields_survive_their_own_dump() -> None:

@@ -114,6 +114,7 @@ MESSAGES: list[Json] = [
         ],
     },
     {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "z"}]},
+    {"role": "tool", "tool_call_id": "b", "content": "z"},
 ]
 
 MESSAGE_TURNS: list[Json] = [

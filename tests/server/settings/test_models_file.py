@@ -96,6 +96,9 @@ def test_a_secret_may_come_from_the_environment(tmp_path: Path) -> None:
     ("table", "told"),
     [
         ('name = "a"', "which model\\? Give path"),
+        ('path = "x"', "models.0.name: it must be given"),
+        ('name = "a"\npaht = "x"', r"models.0: 'paht' is no setting of a model; did you mean 'path'\?"),
+        ('nmae = "a"\npath = "x"', r"models.0: 'nmae' is no setting of a model; did you mean 'name'\?"),
         ('name = "a"\nengine = "scripted"\nmax_modl_len = 5', "did you mean 'max_model_len'"),
         ('name = "a"\nengine = "scripted"\nalias = ["b"]', "did you mean 'aliases'"),
         ('name = "a"\nengine = "scripted"\nmax_model_len = -1', "models, a: max_model_len"),

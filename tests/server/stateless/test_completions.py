@@ -164,7 +164,10 @@ UNSUPPORTED = "unsupported_parameter"
         ({"prompt": ""}, "prompt", VALUE),
         ({"prompt": ["a", 1]}, "prompt[1]", TYPE),
         ({"prompt": ["a", ""]}, "prompt[1]", VALUE),
-        ({"prompt": [[]]}, "prompt[0]", TYPE),
+        ({"prompt": [[]]}, "prompt[0]", "empty_array"),
+        ({"prompt": [1, "a"]}, "prompt[1]", TYPE),
+        ({"prompt": [1, [2]]}, "prompt[1]", TYPE),
+        ({"prompt": ["a", [1, 2.5]]}, "prompt[1][1]", TYPE),
         ({"prompt": [True]}, "prompt[0]", TYPE),
         ({"prompt": [-1]}, "prompt", VALUE),
         ({"prompt": [10**6]}, "prompt", VALUE),
@@ -178,7 +181,7 @@ UNSUPPORTED = "unsupported_parameter"
         ({"prompt": "a", "logprobs": True}, "logprobs", TYPE),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens", "integer_below_min_value"),
         ({"prompt": "a", "stream_options": {}}, "stream_options", VALUE),
-        ({"prompt": "a", "stop": ""}, "stop", VALUE),
+        ({"prompt": "a", "stop": ""}, "stop", "empty_string"),
     ],
 )
 async def test_what_is_wrong_is_named(client: httpx.AsyncClient, body: Json, param: str, code: str) -> None:

@@ -362,7 +362,7 @@ async def test_errors_name_the_fields_of_chat(client: httpx.AsyncClient) -> None
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     history = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
     error = await refused(client, {"messages": history, "tools": [BUILTIN, CLIENTS]})
-    assert (error["param"], "c1" in error["message"]) == ("messages", True)
+    assert (error["param"], "c1" in error["message"]) == ("messages[1].tool_calls", True)
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
     error = await refused(client, asking(image, tools=[BUILTIN]))
     assert (error["param"], error["code"]) == ("messages[0].content[0]", "unsupported_content")

@@ -94,6 +94,14 @@ async def test_what_is_wrong_is_told_by_its_path(client: httpx.AsyncClient) -> N
         assert told["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
 
 
+async def test_what_is_missing_is_told_in_a_sentence(client: httpx.AsyncClient) -> None:
+    for name in ("model", "max_tokens", "messages"):
+        reply = await client.post(PATH, json=asking(**{name: None}))
+        told = reply.json()["error"]
+        assert told["details"] == {"error_code": "missing_required_parameter", "param": name}
+        assert told["message"] == f"Missing required parameter: '{name}'."
+
+
 async def test_errors_of_the_door_have_the_form_of_the_api(tmp_path: Path) -> None:
     async with running_app(tmp_path, api_key=("secret",)) as running, http_client(running) as client:
         for headers, status, kind in (

@@ -175,6 +175,14 @@ async def test_outputs_are_injected_into_a_response_that_waits(live_server: Runn
         await socket.socket.send(json.dumps(wrong))
         error = await socket.next()
         assert error["error"]["param"].startswith("input[0]"), error
+        for outputs, told in (
+            ([], "Invalid 'input': empty array. Expected an array with minimum length 1"),
+            (None, "Missing required parameter: 'input'."),
+            ("x", "Invalid type for 'input': expected an array, but got a string"),
+        ):
+            await socket.socket.send(json.dumps({**wrong, "input": outputs}))
+            error = (await socket.next())["error"]
+            assert error["param"] == "input" and error["message"].startswith(told), error
         fed = {"type": "response.inject", "response_id": response_id, "input": [answer(item["call_id"])]}
         await socket.socket.send(json.dumps(fed))
         ended = await socket.until(*ENDS)

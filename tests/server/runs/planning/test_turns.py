@@ -111,6 +111,20 @@ async def test_a_refused_turn_leaves_no_lock(room: Room) -> None:
     await room.api.create("say one", conversation=room.conversation)
 
 
+async def test_where_nothing_is_said_there_is_nothing_to_answer(room: Room) -> None:
+    thought = {"type": "reasoning", "summary": []}
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        for asked in (
+            {"conversation": room.conversation},
+            {"conversation": room.conversation, "input": []},
+            {"input": [thought]},
+        ):
+            reply = await room.api.http.post(path, json=asked)
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_prompt", "input")
+            assert error["message"].startswith("There is nothing to answer: ")
+
+
 async def test_an_unknown_conversation_is_a_404(room: Room) -> None:
     error = await room.api.refused(404, "hi", conversation="conv_unknown")
     assert error["param"] == "conversation" and "conv_unknown" in error["message"]
