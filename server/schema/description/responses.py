@@ -616,7 +616,20 @@ _REPLIES: Mapping[str, Schema] = {
     },
     "ConversationItems": page_of(ref("ConversationItem")),
     "Conversations": page_of(ref("Conversation")),
-    "Events": page_of(ref("ResponseEvent")),
+    "Events": {
+        "allOf": [
+            page_of(ref("ResponseEvent")),
+            of(
+                {
+                    "times": {
+                        **listed(or_null({"type": "number"})),
+                        "description": "When each event of `data` was made, in Unix seconds with their "
+                        "fractions; null where an earlier version wrote it.",
+                    }
+                }
+            ),
+        ]
+    },
     "Responses": page_of(ref("Response")),
     "ChatCompletions": page_of(ref("ChatCompletion")),
     "ChatCompletionMessages": page_of(
