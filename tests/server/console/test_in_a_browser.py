@@ -435,6 +435,13 @@ def test_a_call_is_declined(visit: Visit, server: Server) -> None:
     ended = server.get(f"/v1/responses/{response['id']}?wait=20")
     (answer,) = [item for item in ended["output"] if item["type"] == "mcp_approval_response"]
     assert (answer["approve"], answer["reason"]) == (False, "No sums.")
+    # How long it waited for that is told apart from the rest.
+    log = server.get(f"/v1/responses/{response['id']}/events")
+    answers = (event.get("item", {}).get("type") == "mcp_approval_response" for event in log["data"])
+    index = next(index for index, answered in enumerate(answers) if answered)
+    waited = log["times"][index] - log["times"][index - 1]
+    said = "under 1 s" if waited < 1 else f"{waited:.0f} s"
+    visit.page(f"#/runs/{response['id']}", f".facts div:has-text('of it waiting') >> text='{said}'")
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
 import { Offline, get, key, post, remove, save, sleep } from "../api.js";
 import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, number, seconds, size } from "../elements.js";
-import { empty, take } from "../fold.js";
+import { empty, isOutput, take } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { follow } from "../stream.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
@@ -13,7 +13,8 @@ const EVERY_MS = 1000;
 const ROW = 28; // pixels of a row of the timeline, as in the stylesheet
 const TABS = ["timeline", "items", "input", "usage", "raw"];
 
-const nothing = () => ({ rows: [], state: empty(), clock: null, error: null, done: false });
+// waits: the pairs of rows between which nothing came but the answer of somebody, or the end instead of one.
+const nothing = () => ({ rows: [], waits: [], state: empty(), clock: null, error: null, done: false });
 
 /** The events of a run from behind `after` on, what they come to, and when they were made. */
 function useEvents(id, after, turn, whole) {
@@ -26,7 +27,9 @@ function useEvents(id, after, turn, whole) {
     const handlers = {
       signal: abort.signal,
       onEvent: ({ event, raw, bytes }) => {
-        now.rows.push({ seq: event.sequence_number, type: event.type, came: Date.now() / 1000, bytes, raw });
+        const row = { seq: event.sequence_number, type: event.type, came: Date.now() / 1000, bytes, raw };
+        if (endsWaiting(event, now.state)) now.waits.push([now.rows.at(-1), row]);
+        now.rows.push(row);
         if (after < 0) take(now.state, event);
         redraw();
       },
@@ -46,6 +49,11 @@ function useEvents(id, after, turn, whole) {
     return () => abort.abort(new DOMException("left", "AbortError"));
   }, [id, after, turn]);
   return found;
+}
+
+function endsWaiting(event, { items }) {
+  const answers = event.type === "response.output_item.added" && isOutput(event.item);
+  return (answers || hasEnded(event.response ?? {})) && pendingOf(items).size > 0;
 }
 
 /**
@@ -81,6 +89,14 @@ function timeOf({ seq, came }, clock) {
   if (!clock?.start) return null;
   const time = clock.times[seq] ?? (seq >= clock.live ? came - clock.ahead : null);
   return time && Math.max(0, time - clock.start);
+}
+
+/** Seconds that a run has waited for somebody; NaN where that is not known, as behind the start of a replay. */
+function waited({ rows, waits, clock }, waiting) {
+  if (rows[0]?.seq !== 0) return NaN;
+  const gap = ([before, next]) => (timeOf(next, clock) ?? NaN) - timeOf(before, clock);
+  const over = waits.reduce((sum, wait) => sum + gap(wait), 0);
+  return waiting ? over + gap([rows.at(-1), { seq: Infinity, came: Date.now() / 1000 }]) : over;
 }
 
 const since = (time) => {
@@ -122,7 +138,7 @@ export function Run({ id }) {
   >
     <${Loaded} of=${loaded}>
       ${() => html`
-        <${Facts} response=${response} state=${state} />
+        <${Facts} response=${response} state=${state} events=${events} />
         ${response.error && html`<${Failure} error=${response.error} />`}
         <div class="tabs" role="tablist" aria-label="Parts of the run">
           ${TABS.map((name) => html`<button type="button" role="tab" id=${`tab-${name}`} aria-controls="panel" aria-selected=${name === tab} tabindex=${name === tab ? 0 : -1}
@@ -147,8 +163,15 @@ export function Run({ id }) {
   <//>`;
 }
 
-function Facts({ response, state }) {
-  const lasted = (response.completed_at ?? (hasEnded(response) ? NaN : Date.now() / 1000)) - response.created_at;
+function Facts({ response, state, events }) {
+  const redraw = useRedraw();
+  const ended = hasEnded(response);
+  useEffect(() => {
+    const timer = ended ? null : setInterval(redraw, EVERY_MS);
+    return () => clearInterval(timer);
+  }, [ended]);
+  const lasted = (response.completed_at ?? (ended ? NaN : Date.now() / 1000)) - response.created_at;
+  const waiting = waited(events, state === "waiting");
   const facts = [
     ["State", html`<${State} name=${state} />`],
     ["Model", response.model],
@@ -158,6 +181,7 @@ function Facts({ response, state }) {
     ["Attempt", response.attempt ?? "–"],
     ["Id", html`<${Id} value=${response.id} />`],
   ];
+  if (waiting > 0) facts.splice(4, 0, ["of it waiting", html`<span title="For outputs of functions and for approvals">${seconds(waiting)}</span>`]);
   if (response.conversation) facts.push(["Conversation", html`<a href=${href("chat", response.conversation.id)}>open</a>`]);
   if (response.previous_response_id) facts.push(["Goes on from", html`<a href=${href("runs", response.previous_response_id)}>open</a>`]);
   if (response.forked_from) facts.push(["Forked from", html`<a href=${href("runs", response.forked_from.response_id)}>open</a>`]);
