@@ -61,6 +61,7 @@ class Record:
     record.
     events: one JSON text per event, joined by LF, ECHO_MARK where the echo belongs.
     facts: JSON of what tokens do not determine (prompt and cached token counts, finish reason, times).
+    created_at: when its events were made, in microseconds; None where an earlier version wrote it.
     """
 
     first_seq: int
@@ -71,6 +72,7 @@ class Record:
     token_ids: tuple[int, ...] = ()
     logprobs: bytes | None = None
     facts: bytes | None = None
+    created_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

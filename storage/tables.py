@@ -185,6 +185,7 @@ segments = Table(
     Index("segments_by_response", "response_id", "first_seq", unique=True),
 )
 
+# created_at: when its events were made; NULL where an earlier version wrote it.
 records = Table(
     "records",
     metadata,
@@ -197,6 +198,7 @@ records = Table(
     Column("logprobs", LargeBinary),
     Column("facts", LargeBinary),
     Column("events", LargeBinary, nullable=False),
+    Column("created_at", BigInteger),
 )
 
 # Runs in flight: a row lives from the start to the terminal event. Narrow, because every commit touches it.

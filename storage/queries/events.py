@@ -76,6 +76,7 @@ def write(conn: Connection, batch: Sequence[Growth]) -> list[tuple[int, int, int
                     record.logprobs,
                     record.facts,
                     record.events,
+                    record.created_at,
                 )
             )
     many(conn, _INSERT, _COLUMNS, rows)
@@ -203,4 +204,5 @@ def _record(row: Row[*tuple[Any, ...]]) -> Record:
         token_ids=unpack(row.token_ids),
         logprobs=row.logprobs,
         facts=row.facts,
+        created_at=row.created_at,
     )

@@ -86,6 +86,8 @@ async def _of_the_first_owner(running: Running, http: httpx.AsyncClient) -> None
     ]
     events = await http.get(f"/v1/responses/{THOUGHT}?stream=true")
     assert "event: response.completed" in events.text
+    page = (await http.get(f"/v1/responses/{THOUGHT}/events")).json()
+    assert page["data"] and page["times"] == [None] * len(page["data"])
     history = (await http.get(f"/v1/responses/{CONTINUED}/input_items?scope=all&order=asc")).json()["data"]
     assert history[0]["content"][0]["text"] == "think why then say one"
     more = await api.create("say on", previous_response_id=CONTINUED)

@@ -92,6 +92,7 @@ export function pendingOf(items) {
   const answered = new Set(there.filter(isOutput).map((item) => item.approval_request_id ?? item.call_id));
   const open = there.filter((item) => {
     if (item.type === "mcp_approval_request") return !answered.has(item.id);
+    if (item.environment?.type === "container_reference") return false; // the server carries it out
     return CLIENT_CALLS.has(item.type) && item.status === "completed" && !answered.has(item.call_id);
   });
   return new Set(open.map((item) => (item.type === "mcp_approval_request" ? item.id : item.call_id)));

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from server.clock import now_us
 from server.runs.events.channel import Channel
 from storage import (
     ECHO_MARK,
@@ -281,4 +282,5 @@ def _record(drafts: Sequence[Draft], first_seq: int, tokens: Tokens = NO_TOKENS)
         token_ids=tokens.token_ids,
         logprobs=tokens.logprobs,
         facts=tokens.facts,
+        created_at=now_us(),
     )

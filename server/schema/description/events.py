@@ -135,7 +135,16 @@ def event_components() -> Mapping[str, Schema]:
     """The schemas of events and frames, by name."""
     return {
         "ResponseEvent": {"description": "The `data:` of one event of a stream.", "anyOf": _events({}, {})},
-        "Events": page_of(ref("ResponseEvent")),
+        "Events": page_of(
+            ref("ResponseEvent"),
+            {
+                "times": {
+                    **listed(or_null(NUMBER)),
+                    "description": "An extension: when each event of `data` was made, in Unix seconds with "
+                    "their fractions; null where an earlier version wrote it.",
+                }
+            },
+        ),
         "SocketRequest": {"description": "A frame of a client over a WebSocket.", "anyOf": _taken()},
         "SocketEvent": {"description": "A frame of this server over a WebSocket.", "anyOf": _sent()},
     }

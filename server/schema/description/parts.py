@@ -48,10 +48,10 @@ def with_others(schema: Schema) -> Schema:
     return {**schema, "additionalProperties": True}
 
 
-def page_of(items: Schema) -> Schema:
-    """A page of a list."""
+def page_of(items: Schema, more: Mapping[str, Schema] | None = None) -> Schema:
+    """A page of a list. more: what it says besides."""
     ends = {**nullable({"first_id": STRING, "last_id": STRING}), "has_more": BOOLEAN}
-    return of({"object": {"const": "list"}, "data": listed(items), **ends})
+    return of({"object": {"const": "list"}, "data": listed(items), **ends, **(more or {})})
 
 
 METADATA: Schema = {**mapped(STRING), "maxProperties": 16}

@@ -435,10 +435,21 @@ def test_a_call_is_declined(visit: Visit, server: Server) -> None:
     ended = server.get(f"/v1/responses/{response['id']}?wait=20")
     (answer,) = [item for item in ended["output"] if item["type"] == "mcp_approval_response"]
     assert (answer["approve"], answer["reason"]) == (False, "No sums.")
+    # How long it waited for that is told apart from the rest.
+    log = server.get(f"/v1/responses/{response['id']}/events")
+    answers = (event.get("item", {}).get("type") == "mcp_approval_response" for event in log["data"])
+    index = next(index for index, answered in enumerate(answers) if answered)
+    waited = log["times"][index] - log["times"][index - 1]
+    said = "under 1 s" if waited < 1 else f"{waited:.0f} s"
+    visit.page(f"#/runs/{response['id']}", f".facts div:has-text('of it waiting') >> text='{said}'")
 
 
 # ------------------------------------------------------------------------------------------------------------
 # Runs
+
+
+TIMED = "[...document.querySelectorAll('.event .at')].every((time) => /^[0-9.]+ m?s$/.test(time.textContent))"
+"""Every event in sight says when it was made."""
 
 
 def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) -> None:
@@ -448,12 +459,17 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     runs.click(f"[aria-label='Run {response['id']}']")
     runs.wait_for_selector(".event >> text=output_text.delta")
     until(runs, "parseInt(document.querySelector('[role=tab] small').textContent) > 20")
+    until(runs, TIMED)  # those that come while it is watched
     runs.click("text=Cancel")
     runs.wait_for_selector(".facts >> text=cancelled")
     runs.fill("[aria-label='Replay from event']", "7")
     runs.click(".replay button")
     until(runs, "document.querySelector('.event .seq')?.textContent === '7'")
-    assert set(runs.locator(".event .at").all_inner_texts()) == {""}  # of what is read back no time is known
+    until(runs, TIMED)
+    times = server.get(f"/v1/responses/{response['id']}/events?limit=8")["times"]
+    made = times[7] - times[0]
+    said = runs.inner_text(".event >> nth=0 >> .at")
+    assert said == (f"{1000 * made:.0f} ms" if made < 1 else f"{made:.2f} s")
     number = runs.inner_text(".event >> nth=0 >> .seq")
     runs.click(".event >> nth=0")
     shown = json.loads(runs.inner_text(".event-detail pre"))

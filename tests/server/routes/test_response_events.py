@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from server.clock import now_us
 from tests.support import wire
 from tests.support.owners import two_owners
 from tests.support.running import http_client, live_app, running_app
@@ -23,6 +24,7 @@ async def page(client: httpx.AsyncClient, response_id: str, **params: str | int)
     assert reply.status_code == 200, reply.text
     found: Json = reply.json()
     numbers = [str(event["sequence_number"]) for event in found["data"]]
+    assert len(found["times"]) == len(numbers)
     assert (found["first_id"], found["last_id"]) == ((numbers[0], numbers[-1]) if numbers else (None, None))
     return found
 
@@ -34,15 +36,34 @@ async def test_pages_hold_what_the_stream_said(client: httpx.AsyncClient, order:
     whole = await page(client, response_id)
     assert (whole["data"], whole["has_more"]) == (streamed.events, False)
     found: list[Json] = []
+    times: list[float] = []
     params: dict[str, str | int] = {"limit": 3, "order": order}
     while True:
         part = await page(client, response_id, **params)
         found += part["data"]
+        times += part["times"]
         if not part["has_more"]:
             break
         assert len(part["data"]) == 3
         params["after"] = part["last_id"]
     assert found == (streamed.events if order == "asc" else streamed.events[::-1])
+    assert times == (whole["times"] if order == "asc" else whole["times"][::-1])
+
+
+async def test_events_say_when_they_were_made(tmp_path: Path) -> None:
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
+        before = now_us() / 1_000_000
+        begun = await Api(client).create("hi", background=True)
+        await asyncio.wait_for(gate.reached.wait(), 20)
+        opened = now_us() / 1_000_000
+        gate.release.set()
+        response = await Api(client).ended(begun["id"])
+        found = await page(client, begun["id"])
+        times = found["times"]
+        late = next(i for i, event in enumerate(found["data"]) if "three" in event.get("delta", ""))
+        assert before <= times[0] <= opened <= times[late] <= times[-1] <= now_us() / 1_000_000
+        assert times == sorted(times) and int(times[0]) >= response["created_at"]
 
 
 async def test_the_ends_of_a_log(client: httpx.AsyncClient) -> None:

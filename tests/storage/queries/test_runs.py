@@ -63,7 +63,7 @@ async def test_a_run_from_start_to_end(storage: Storage) -> None:
 async def test_bytes_come_back_as_they_went_in(storage: Storage) -> None:
     body = '{"text":"\\u0000 \\ud83d\\ude00 😀 é\u2028","n":1.10e5}'.encode() + bytes(range(256))
     event = b'{"type":"response.created","response":{"id":"r1",' + ECHO_MARK + b"}}"
-    first = Record(0, 2, event + b"\n" + body, 1, 7, (0, 1, 2**32 - 1), body, body)
+    first = Record(0, 2, event + b"\n" + body, 1, 7, (0, 1, 2**32 - 1), body, body, 2**50)
     start = new("r1", message("m1", body))
     start = type(start)(
         **{name: getattr(start, name) for name in start.__slots__}

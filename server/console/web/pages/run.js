@@ -1,42 +1,41 @@
 // One run: its timeline as it is written, its items, what it used, and what can be done to it.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { get, key, post, remove, save } from "../api.js";
+import { Offline, get, key, post, remove, save, sleep } from "../api.js";
 import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, number, seconds, size } from "../elements.js";
-import { empty, take } from "../fold.js";
+import { empty, isOutput, take } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { follow } from "../stream.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
 import { answer, hasEnded, pendingOf } from "../turns.js";
 
+const EVERY_MS = 1000;
 const ROW = 28; // pixels of a row of the timeline, as in the stylesheet
 const TABS = ["timeline", "items", "input", "usage", "raw"];
 
-/** The events of a run from behind `after` on, and what they come to. */
+// waits: the pairs of rows between which nothing came but the answer of somebody, or the end instead of one.
+const nothing = () => ({ rows: [], waits: [], state: empty(), clock: null, error: null, done: false });
+
+/** The events of a run from behind `after` on, what they come to, and when they were made. */
 function useEvents(id, after, turn, whole) {
   const redraw = useRedraw();
-  const [found, set] = useState(() => ({ rows: [], state: empty(), error: null, done: false }));
+  const [found, set] = useState(nothing);
   useEffect(() => {
     const abort = new AbortController();
-    const now = { rows: [], state: empty(), error: null, done: false };
+    const now = nothing();
     set(now);
-    const began = performance.now();
-    let written = Infinity; // the last event that there was when this page began to read
     const handlers = {
       signal: abort.signal,
       onEvent: ({ event, raw, bytes }) => {
-        const at = event.sequence_number > written ? performance.now() - began : null;
-        now.rows.push({ seq: event.sequence_number, type: event.type, at, bytes, raw });
+        const row = { seq: event.sequence_number, type: event.type, came: Date.now() / 1000, bytes, raw };
+        if (endsWaiting(event, now.state)) now.waits.push([now.rows.at(-1), row]);
+        now.rows.push(row);
         if (after < 0) take(now.state, event);
         redraw();
       },
     };
-    const read = async () => {
-      const newest = await get(`v1/responses/${id}/events`, { order: "desc", limit: 1 }).catch(() => null);
-      if (newest) written = newest.data[0]?.sequence_number ?? -1;
-      await follow(id, handlers, after);
-    };
-    read()
+    tell(id, now, after, abort.signal, redraw).catch(() => {}); // then a timeline without times
+    follow(id, handlers, after)
       .catch((error) => {
         if (!abort.signal.aborted) now.error = error;
       })
@@ -51,6 +50,60 @@ function useEvents(id, after, turn, whole) {
   }, [id, after, turn]);
   return found;
 }
+
+function endsWaiting(event, { items }) {
+  const answers = event.type === "response.output_item.added" && isOutput(event.item);
+  return (answers || hasEnded(event.response ?? {})) && pendingOf(items).size > 0;
+}
+
+/**
+ * Keep `events.clock`: the times of the events that have come, which their stream does not tell. Ends with them.
+ *
+ * clock: `start`, when the run's first event was made; `times`, by the numbers of events; `ahead`, how far the clock
+ * here was ahead of the server's, for events whose time is not known yet; and from which number on those are live.
+ */
+async function tell(id, events, after, signal, redraw) {
+  const page = (query) => get(`v1/responses/${id}/events`, query, { signal });
+  const [oldest, newest] = await Promise.all(["asc", "desc"].map((order) => page({ order, limit: 1 })));
+  if (!oldest.data.length) return;
+  const known = Number(newest.last_id);
+  const clock = (events.clock = { start: oldest.times[0], times: [], ahead: 0, live: known + 1 });
+  for (let told = after; !signal.aborted; ) {
+    if (told < Math.max(known, events.rows.at(-1)?.seq ?? -1)) {
+      const found = await page({ after: told, limit: 1000 }).catch((error) => {
+        if (!(error instanceof Offline)) throw error;
+      });
+      for (const [index, event] of (found?.data ?? []).entries()) clock.times[event.sequence_number] = found.times[index];
+      if (found?.data.length) told = Number(found.last_id);
+      const seen = events.rows.findLast(({ seq }) => seq >= clock.live && clock.times[seq]);
+      if (seen) clock.ahead = seen.came - clock.times[seen.seq];
+      redraw();
+      if (found?.has_more) continue;
+    } else if (events.done) return;
+    await sleep(EVERY_MS);
+  }
+}
+
+/** Seconds from the start of a run to an event; null where nobody knows. */
+function timeOf({ seq, came }, clock) {
+  if (!clock?.start) return null;
+  const time = clock.times[seq] ?? (seq >= clock.live ? came - clock.ahead : null);
+  return time && Math.max(0, time - clock.start);
+}
+
+/** Seconds that a run has waited for somebody; NaN where that is not known, as behind the start of a replay. */
+function waited({ rows, waits, clock }, waiting) {
+  if (rows[0]?.seq !== 0) return NaN;
+  const gap = ([before, next]) => (timeOf(next, clock) ?? NaN) - timeOf(before, clock);
+  const over = waits.reduce((sum, wait) => sum + gap(wait), 0);
+  return waiting ? over + gap([rows.at(-1), { seq: Infinity, came: Date.now() / 1000 }]) : over;
+}
+
+const since = (time) => {
+  if (time === null) return "";
+  if (time < 1) return `${Math.round(time * 1000)} ms`;
+  return time < 600 ? `${time.toFixed(2)} s` : seconds(time);
+};
 
 export function Run({ id }) {
   const owner = useWatched(key);
@@ -85,7 +138,7 @@ export function Run({ id }) {
   >
     <${Loaded} of=${loaded}>
       ${() => html`
-        <${Facts} response=${response} state=${state} />
+        <${Facts} response=${response} state=${state} events=${events} />
         ${response.error && html`<${Failure} error=${response.error} />`}
         <div class="tabs" role="tablist" aria-label="Parts of the run">
           ${TABS.map((name) => html`<button type="button" role="tab" id=${`tab-${name}`} aria-controls="panel" aria-selected=${name === tab} tabindex=${name === tab ? 0 : -1}
@@ -110,8 +163,15 @@ export function Run({ id }) {
   <//>`;
 }
 
-function Facts({ response, state }) {
-  const lasted = (response.completed_at ?? (hasEnded(response) ? NaN : Date.now() / 1000)) - response.created_at;
+function Facts({ response, state, events }) {
+  const redraw = useRedraw();
+  const ended = hasEnded(response);
+  useEffect(() => {
+    const timer = ended ? null : setInterval(redraw, EVERY_MS);
+    return () => clearInterval(timer);
+  }, [ended]);
+  const lasted = (response.completed_at ?? (ended ? NaN : Date.now() / 1000)) - response.created_at;
+  const waiting = waited(events, state === "waiting");
   const facts = [
     ["State", html`<${State} name=${state} />`],
     ["Model", response.model],
@@ -121,6 +181,7 @@ function Facts({ response, state }) {
     ["Attempt", response.attempt ?? "–"],
     ["Id", html`<${Id} value=${response.id} />`],
   ];
+  if (waiting > 0) facts.splice(4, 0, ["of it waiting", html`<span title="For outputs of functions and for approvals">${seconds(waiting)}</span>`]);
   if (response.conversation) facts.push(["Conversation", html`<a href=${href("chat", response.conversation.id)}>open</a>`]);
   if (response.previous_response_id) facts.push(["Goes on from", html`<a href=${href("runs", response.previous_response_id)}>open</a>`]);
   if (response.forked_from) facts.push(["Forked from", html`<a href=${href("runs", response.forked_from.response_id)}>open</a>`]);
@@ -193,7 +254,7 @@ function Timeline({ id, events, replay, fork, after, running }) {
           onClick=${() => pick(picked === row ? null : row)}
         >
           <span class="seq">${row.seq}</span>
-          <span class="at">${row.at === null ? "" : row.at < 1000 ? `${row.at.toFixed(0)} ms` : `${(row.at / 1000).toFixed(2)} s`}</span>
+          <span class="at">${since(timeOf(row, events.clock))}</span>
           <span class="type clip">${row.type.replace(/^response\./, "")}</span>
           <span class="bar" aria-hidden="true"><i style=${{ width: `${Math.max(2, (row.bytes / largest) * 100)}%` }}>
             </i></span>
@@ -209,7 +270,7 @@ function Timeline({ id, events, replay, fork, after, running }) {
       <${Json} value=${picked.raw} label=${`event ${picked.seq}`} />
     </aside>`}
   </div>
-  ${events.rows.some((row) => row.at !== null) && html`<p class="faint small-print">A time is that of an event's arrival at this page, from the moment that it began to read. Events that were there before have none.</p>`}`;
+  ${events.clock && html`<p class="faint small-print">${events.clock.start ? "Times are counted from the first event of the run." : "An earlier version of the server made this run, and kept no times of its events."}</p>`}`;
 }
 
 function NoEvents({ error }) {
