@@ -1,7 +1,7 @@
 // What is said next: the text, its attachments, the model, its tools and how it is to answer.
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
-import { get, key, upload } from "./api.js";
+import { connection, get, key, upload } from "./api.js";
 import { Button, Field, Icon, Popover, size } from "./elements.js";
 import { notify, useKept, useLoaded, useWatched } from "./state.js";
 
@@ -62,6 +62,7 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
   const area = useRef();
   const picker = useRef();
   const owner = useWatched(key);
+  const away = useWatched(connection) !== "online";
   const models = useLoaded(async () => (await get("v1/models")).data.filter(generates), [owner], MODELS_MS);
 
   useEffect(() => {
@@ -93,20 +94,22 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
   const broken = functionsOf(settings.value.functions).error;
   let why = null; // nothing can be sent now
   if (waiting) why = "The answer waits for you, above. Send this when it has ended.";
+  else if (sending && away) why = "This is sent as soon as the server can be reached.";
   else if (working || sending) why = "An answer is being made. Send this when it has ended, or stop it.";
   else if (files.some((file) => !file.id)) why = "A file is still being uploaded.";
   const ready = (text.trim() || files.length) && !why && !broken && !disabled;
-  useEffect(() => hint(false), [why, text]);
+  useEffect(() => hint(sending && away), [why, text]);
   const submit = async (event) => {
     event?.preventDefault();
     if (!ready) return hint(true);
     const parts = files.map((file) => ({ type: file.image ? "input_image" : "input_file", file_id: file.id }));
     const content = [...parts, ...(text.trim() ? [{ type: "input_text", text }] : [])];
     setSending(true);
-    setText("");
-    setFiles([]);
+    const empty = () => (setText(""), setFiles([]));
+    if (id) empty(); // it is shown above; a first message stays here until it has a place
     try {
       await send(content);
+      if (!id) empty();
     } catch {
       setText((now) => now || text);
       setFiles((now) => (now.length ? now : files));

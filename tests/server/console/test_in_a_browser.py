@@ -26,7 +26,7 @@ import pytest
 from tests.support.processes import ROOT, free_port
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, Route
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 CHROMIUM = os.environ.get("ANTIPHON_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -279,6 +279,51 @@ def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None
     runs.wait_for_selector("nav .connection >> text=Connected")
 
 
+def test_what_is_refused_stays_where_it_was_written(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    refusal = {
+        "message": "Too many requests.",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "rate_limited",
+    }
+
+    def refuse(route: Route) -> None:
+        if route.request.method == "POST":
+            route.fulfill(status=429, json={"error": refusal})
+        else:
+            route.continue_()
+
+    for words in ("say a first thing", "say a second thing"):
+        page.route("**/v1/responses", refuse)
+        page.fill("#composer", words)
+        page.press("#composer", "Enter")
+        page.wait_for_selector("text=Too many requests.")
+        page.wait_for_function("words => document.getElementById('composer').value === words", arg=words)
+        page.unroute("**/v1/responses", refuse)
+        page.reload()
+        page.wait_for_function("words => document.getElementById('composer').value === words", arg=words)
+        if words == "say a first thing":
+            titles = [each["title"] for each in server.get("/v1/conversations?limit=100")["data"]]
+            assert words not in titles, "nothing was said, so there is no conversation"
+        page.press("#composer", "Enter")
+        says(page, words.removeprefix("say "))
+    assert page.input_value("#composer") == ""
+
+
+def test_a_first_message_is_sent_when_there_is_a_server(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    page.wait_for_selector(".model option >> text=scripted", state="attached")
+    server.kill()
+    page.fill("#composer", "say here again")
+    page.press("#composer", "Enter")
+    page.wait_for_selector("text=This is sent as soon as the server can be reached.")
+    server.start()
+    server.wait()
+    says(page, "here again")
+    assert page.input_value("#composer") == ""
+
+
 def test_an_answer_is_stopped_and_tried_again(visit: Visit) -> None:
     page = visit.page()
     ask(page, "tick 30\ncount 4000")
@@ -291,7 +336,16 @@ def test_an_answer_is_stopped_and_tried_again(visit: Visit) -> None:
     begun(page)
     page.wait_for_selector("[aria-label=Stop]:not([disabled])")
     page.click("[aria-label=Stop]")
-    page.wait_for_selector("text=This turn is not part of the conversation")
+    stopped = "() => document.body.innerText.split('This turn is not part of the conversation').length - 1"
+    page.wait_for_function(f"{stopped} === 2")
+    # What is said next leaves it where it was.
+    ask(page, "say after it")
+    says(page, "after it")
+    page.reload()
+    says(page, "after it")
+    said = page.locator(".turn.user").all_inner_texts()
+    assert said == ["tick 30\ncount 4000", "tick 30\ncount 4000", "say after it"]
+    assert page.evaluate(stopped) == 2
 
 
 def test_a_megabyte_is_shown_while_it_comes(visit: Visit) -> None:

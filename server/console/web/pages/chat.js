@@ -1,7 +1,7 @@
 // Chat: conversations, the turns of one of them, and what is said next.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { get, key, online, post, remove, sleep } from "../api.js";
+import { get, idempotencyKey, isAway, key, online, post, remove, sleep } from "../api.js";
 import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
 import { isOutput, textOf } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
@@ -13,6 +13,7 @@ const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
 const LOCKED = "conversation_locked";
 const LOADING_MS = 1000; // between two looks whether a model is loaded
+const REFUSED_MS = 1000; // in which the first turn of a conversation is told that it is refused, before it is shown
 const WATCH_MS = 3000; // between two looks for what other tabs and clients did
 
 export function Chat({ id }) {
@@ -84,11 +85,15 @@ async function history(id, most) {
     more = next.has_more;
   }
   const newest = responses.data[0];
-  let left = null; // the latest turn, where it ended without becoming part of the conversation
-  if (newest && (newest.status === "failed" || newest.status === "cancelled")) {
-    const input = await get(`v1/responses/${newest.id}/input_items`, { order: "asc", limit: 100 }).catch(() => ({ data: [] }));
-    left = { response: newest, input: input.data };
-  }
+  const ids = new Set(found.map((item) => item.id));
+  // Turns that ended without becoming part of the conversation, unless a later one has taken them along.
+  const ended = responses.data.filter(({ status }) => status === "failed" || status === "cancelled").reverse();
+  const inputs = await Promise.all(
+    ended.map(({ id }) => get(`v1/responses/${id}/input_items`, { order: "asc", limit: 100 }).catch(() => ({ data: [] }))),
+  );
+  const left = ended
+    .map((response, index) => ({ response, input: inputs[index].data }))
+    .filter(({ input }) => !input.some((item) => ids.has(item.id)));
   return { conversation, items: found.reverse(), more, responses: responses.data, newest, left };
 }
 
@@ -163,15 +168,14 @@ function Thread({ id, list }) {
     setError(null);
     const input = [{ type: "message", role: "user", content }];
     try {
-      let where = id;
-      if (!where) where = (await post("v1/conversations", { title: titleOf(content) })).id;
+      const where = id ?? (await opened(titleOf(content)));
       const made = begin(where, settings.body(), input);
-      if (!id) return go("chat", where);
-      const problem = await made.begun;
-      if (problem?.code !== LOCKED) return;
-      // Somebody else was first: their turn is shown, and what was written here stays in its box.
+      const problem = await (id ? made.begun : Promise.race([made.begun, sleep(REFUSED_MS)]));
+      if (!problem) return id ? null : go("chat", where);
+      // What was written stays in its box: it was refused, or somebody else was first, whose turn is shown.
       forget(made);
-      loaded.reload();
+      if (id) loaded.reload();
+      else remove(`v1/conversations/${where}`).catch(() => {});
       throw problem;
     } catch (problem) {
       setError(problem);
@@ -218,8 +222,7 @@ function Thread({ id, list }) {
       ${id && html`<${Loaded} of=${loaded}>${() => null}<//>`}
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
-      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} />`}
-      ${found?.left && !live.length && html`<${Left} left=${found.left} again=${again} />`}
+      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} live=${live} again=${again} />`}
       ${live.map((each) => html`<${Live} key=${each} turn=${each} redraw=${redraw} again=${again} />`)}
       ${error && (error.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${error} />`)}
     <//>
@@ -236,6 +239,19 @@ function Thread({ id, list }) {
       keep=${keep}
     />
   </section>`;
+}
+
+/** Make a conversation, as soon as there is a server that can; its id. */
+async function opened(title) {
+  const headers = { "idempotency-key": idempotencyKey() };
+  for (;;) {
+    try {
+      return (await post("v1/conversations", { title }, { headers })).id;
+    } catch (problem) {
+      if (!isAway(problem)) throw problem;
+    }
+    await online();
+  }
 }
 
 const titleOf = (content) => {
@@ -295,7 +311,7 @@ function groups(items) {
   return found;
 }
 
-function Turns({ found, editing, edit, branch, id, working }) {
+function Turns({ found, editing, edit, branch, id, working, live, again }) {
   const outputs = useMemo(() => outputsOf(found.items), [found]);
   const made = useMemo(() => {
     const byItem = new Map();
@@ -317,7 +333,18 @@ function Turns({ found, editing, edit, branch, id, working }) {
   };
   const all_ = groups(found.items.filter((item) => !isOutput(item) || item.type === "mcp_approval_response"));
   const lastUser = [...found.items].reverse().find((item) => item.type === "message" && item.role === "user");
-  return all_.map((group, index) => {
+  const left = found.left.filter(({ response }) => !live.some((each) => each.id === response.id));
+  /** The turns that were left before a time. */
+  const before = (time) => {
+    const shown = [];
+    while (left.length && left[0].response.created_at < time) {
+      const one = left.shift();
+      const last = one.response.id === found.newest.id && !live.length;
+      shown.push(html`<${Left} key=${one.response.id} left=${one} again=${last ? again : null} />`);
+    }
+    return shown;
+  };
+  const turn = (group, index) => {
     const [first] = group.items;
     if (group.role !== "assistant") {
       return html`<${Said}
@@ -348,7 +375,8 @@ function Turns({ found, editing, edit, branch, id, working }) {
         <${Meta} response=${response} />
       </footer>
     </article>`;
-  });
+  };
+  return [...all_.flatMap((group, index) => [...before(group.items[0].created_at ?? 0), turn(group, index)]), ...before(Infinity)];
 }
 
 const forkAt = (id, item) =>
@@ -449,7 +477,7 @@ function Outcome({ response }) {
   return null;
 }
 
-/** A turn that failed or was stopped: it is not part of the conversation. */
+/** A turn that failed or was stopped: it is not part of the conversation. again: null where another one followed. */
 function Left({ left, again: retry }) {
   const { response, input } = left;
   const outputs = outputsOf(response.output);
@@ -458,7 +486,7 @@ function Left({ left, again: retry }) {
       ${response.output.map((item) => html`<${Item} key=${item.id} item=${item} outputs=${outputs} />`)}
       <${Outcome} response=${response} />
       <footer class="turn-foot shown">
-        <${Button} icon="again" onClick=${() => retry(input)}>Try again<//>
+        ${retry && html`<${Button} icon="again" onClick=${() => retry(input)}>Try again<//>`}
         <${Meta} response=${response} />
       </footer>
     </article>`;

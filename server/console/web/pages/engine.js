@@ -65,7 +65,7 @@ export function Engine() {
   const last = readings[readings.length - 1];
   const models = [...new Set((last?.figures.get("antiphon_engine_running") ?? []).map((each) => each.labels.model))];
   const want = model ? { model } : {};
-  return html`<${Page} title="Engine" note="The last three minutes, read every two seconds, of all owners together."
+  return html`<${Page} title="Engine" note="The last three minutes, or since this page was opened, read every two seconds, of all owners together."
     actions=${models.length > 1 && html`<label><span class="out-of-sight">Model</span>
       <select onChange=${(event) => setModel(event.target.value)}>
       <option value="">All models</option>${models.map((each) => html`<option value=${each} selected=${each === model}>${each}</option>`)}</select>
@@ -112,7 +112,7 @@ function Charts({ readings, last, want, models }) {
         <strong>${show(found[found.length - 1] ?? 0)}</strong> <span class="faint">${unit}</span></p></header>
         ${found.some((value) => value > 0)
           ? html`<${Line} values=${found} label=${`${title}: ${show(found[found.length - 1] ?? 0)} ${unit}`} />`
-          : html`<p class="faint idle">Nothing in the last three minutes.</p>`}</section>`)}
+          : html`<p class="faint idle">Nothing since this page was opened, or in three minutes.</p>`}</section>`)}
     </div>
     <div class="panels">
       <section class="panel-card"><h2>KV cache in memory</h2>

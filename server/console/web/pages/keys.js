@@ -43,7 +43,7 @@ export function Keys() {
   };
   if (denied) {
     return html`<${Page} title="Keys">
-      <${Empty} icon="key" title="For administrators">This page needs a key with the scopes all and admin. Where the server runs, <code>antiphon keys create --owner local --scope all --scope admin</code> makes one. With <code>--owner local</code> it sees what was made without a key as well.<//>
+      <${Empty} icon="key" title="For administrators">This page needs a key with the scopes all and admin. Where the server runs, <code>antiphon keys create --owner local --scope all --scope admin</code> makes one, with the <code>--data</code> or <code>--db</code> that the server has, if it has any. With <code>--owner local</code> it sees what was made without a key as well.<//>
       <div class="centre"><${Button} icon="key" kind="primary" onClick=${() => dialog.set("key")}>Use a key<//></div>
       <//>`;
   }
