@@ -42,7 +42,8 @@ async def test_every_format_is_heard(form: str, rate: int, channels: int) -> Non
         np.abs(np.fft.rfft(each[:of])[:1000]).reshape(-1, 10).sum(1)
         for each, of in ((heard, RATE), (told, rate))
     ]
-    assert np.corrcoef(*spectra)[0, 1] > 0.9
+    # 0.88 to 0.92 for MP3, whose encoder does not make the same file twice; below 0 for a wrong rate.
+    assert np.corrcoef(*spectra)[0, 1] > 0.8
     means = sound_reader().confinement()
     assert "limits" in means and len(means) > 1
 
