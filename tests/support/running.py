@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,18 +60,24 @@ _databases: dict[Path, str] = {}
 
 @asynccontextmanager
 async def running_app(
-    folder: Path, engine: Engine | None = None, *, registry: Registry | None = BUILTIN, **settings: Any
+    folder: Path,
+    engine: Engine | None = None,
+    *,
+    registry: Registry | None = BUILTIN,
+    watched: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """A started server over ASGI, its data in `folder`; a second one on the same folder is a restart.
 
-    registry: None for the tools that its settings name.
+    registry: None for the tools that its settings name. watched: whether what it sends is kept, and held to
+    its OpenAPI document at the end.
     """
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
     life = ServerLifecycle(config, engine=engine or ScriptedEngine(), registry=registry)
     try:
         await life.start()
         app = create_app(life)
-        with described(app):
+        with described(app) if watched else nullcontext():
             yield Running(life, app, "http://antiphon.localhost")
     finally:
         await life.close()

@@ -58,7 +58,7 @@ async def held(server: Running) -> int:
 
 @pytest.mark.usefixtures("traced")
 async def test_stored_responses_leave_nothing_in_memory(tmp_path: Path) -> None:
-    async with running_app(tmp_path) as server, http_client(server) as client:
+    async with running_app(tmp_path, watched=False) as server, http_client(server) as client:
         await store(client, WARM_UP)
         marks = [await held(server)]
         for _ in range(TIMES):
