@@ -334,10 +334,17 @@ function Turns({ found, editing, edit, branch, id, working, live, again }) {
   const all_ = groups(found.items.filter((item) => !isOutput(item) || item.type === "mcp_approval_response"));
   const lastUser = [...found.items].reverse().find((item) => item.type === "message" && item.role === "user");
   const left = found.left.filter(({ response }) => !live.some((each) => each.id === response.id));
-  /** The turns that were left before a time. */
-  const before = (time) => {
+  const answerOf = (group) => group?.items.map((item) => made.get(item.id)).find(Boolean);
+  /** Whether a turn was left before a group was said: by the order of responses where it is known, else by the time. */
+  const isBefore = (one, index) => {
+    const reply = answerOf(all_[index]) ?? answerOf(all_[index + 1]);
+    if (reply) return found.responses.indexOf(one) > found.responses.indexOf(reply);
+    return one.created_at < (all_[index]?.items[0].created_at ?? (index < all_.length ? 0 : Infinity));
+  };
+  /** The turns that were left before a group. */
+  const before = (index) => {
     const shown = [];
-    while (left.length && left[0].response.created_at < time) {
+    while (left.length && isBefore(left[0].response, index)) {
       const one = left.shift();
       const last = one.response.id === found.newest.id && !live.length;
       shown.push(html`<${Left} key=${one.response.id} left=${one} again=${last ? again : null} />`);
@@ -357,7 +364,7 @@ function Turns({ found, editing, edit, branch, id, working, live, again }) {
         disabled=${working}
       />`;
     }
-    const response = group.items.map((item) => made.get(item.id)).find(Boolean);
+    const response = answerOf(group);
     const last = index === all_.length - 1;
     return html`<article key=${first.id} class="turn assistant" aria-label="Answer">
       ${group.items.map((item) => html`<${Item}
@@ -376,7 +383,7 @@ function Turns({ found, editing, edit, branch, id, working, live, again }) {
       </footer>
     </article>`;
   };
-  return [...all_.flatMap((group, index) => [...before(group.items[0].created_at ?? 0), turn(group, index)]), ...before(Infinity)];
+  return [...all_.flatMap((group, index) => [...before(index), turn(group, index)]), ...before(all_.length)];
 }
 
 const forkAt = (id, item) =>
