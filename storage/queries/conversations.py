@@ -116,14 +116,18 @@ def _append(
     status: str | None = None,
     *,
     now: int = 0,
-) -> None:
-    """Appends items that are stored already; one that the conversation holds keeps its place."""
-    present: set[str] = set()
-    for part in items.parts([item_id for item_id, _ in turn]):
-        present.update(place.item_id for place in _places(conn, row, part))
-    new = {item_id: direction for item_id, direction in turn if item_id not in present}
+) -> dict[str, tuple[int, int | None]]:
+    """Appends items that are stored already; one that the conversation holds keeps its place. Returns the
+    position of each, and when it came there."""
+    places = {
+        place.item_id: (place.position, place.created_at)
+        for part in items.parts([item_id for item_id, _ in turn])
+        for place in _places(conn, row, part)
+    }
+    new = {item_id: direction for item_id, direction in turn if item_id not in places}
     if not new:
-        return
+        return places
+    added = {item_id: (position, now or None) for position, item_id in enumerate(new, row.head)}
     conn.execute(
         insert(conversation_items),
         [
@@ -132,17 +136,18 @@ def _append(
                 "position": position,
                 "owner": row.owner,
                 "item_id": item_id,
-                "direction": direction,
+                "direction": new[item_id],
                 "response_id": response_id,
                 "response_status": status,
-                "created_at": now or None,
+                "created_at": created_at,
             }
-            for position, (item_id, direction) in enumerate(new.items(), row.head)
+            for item_id, (position, created_at) in added.items()
         ],
     )
     grown = update(conversations).where(conversations.c.id == row.id)
     num_bytes = row.num_bytes + items.num_bytes(conn, row.owner, list(new))
     conn.execute(grown.values(head=row.head + len(new), num_bytes=num_bytes, used_at=max(row.used_at, now)))
+    return places | added
 
 
 def _require_active(row: Row[*tuple[Any, ...]]) -> None:
@@ -344,15 +349,11 @@ def add_items(
     _require_active(row)
     _require_room(conn, row, len(new), limit)
     items.put(conn, owner, new)
-    _append(conn, row, [(item.id, "in") for item in new], now=now)
-    places = {
-        place.item_id: place
-        for part in items.parts([item.id for item in new])
-        for place in _places(conn, row, part)
-    }
+    places = _append(conn, row, [(item.id, "in") for item in new], now=now)
     return tuple(
-        PositionedItem(places[item.id].position, item, places[item.id].created_at)
+        PositionedItem(position, item, created_at)
         for item in items.as_stored(new)
+        for position, created_at in [places[item.id]]
     )
 
 
