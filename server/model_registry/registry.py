@@ -219,7 +219,7 @@ class Models:
             return self.get(name)
         wanted = [first]
         if first == entry.id:
-            canary = None if entry.pins(name) else entry.canary
+            canary = entry.canary_for(name)
             to = [self._named[canary.to]] if canary is not None and leads_to(canary, owner, key) else []
             wanted = [*dict.fromkeys((*to, first, *(self._named[each] for each in entry.fallback)))]
         failure: Exception | None = None
@@ -317,9 +317,8 @@ class Models:
         """The models that may answer a request for this name while nothing fails: two with a canary."""
         id = self._default_name() if name is None else self._named.get(name, name)
         entry = self._entries.get(id)
-        if entry is None or entry.canary is None or entry.pins(name):
-            return [id]
-        return [id, self._named[entry.canary.to]]
+        canary = None if entry is None else entry.canary_for(name)
+        return [id] if canary is None else [id, self._named[canary.to]]
 
     def _id(self, name: str | None) -> str:
         """What a name means. ApiError 404, and 400 without one where there is no default."""

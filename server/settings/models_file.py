@@ -97,15 +97,19 @@ class ModelEntry(SettingsTable):
         """The one name by which runs remember it."""
         return self.name if self.version is None else f"{self.name}-{self.version}"
 
-    def pins(self, name: str | None) -> bool:
-        """Whether a name means this version, and no other way to an answer."""
-        return self.version is not None and name in (self.id, f"{self.name}@{self.version}")
+    @property
+    def _versioned(self) -> tuple[str, ...]:
+        """The names that have its version."""
+        return () if self.version is None else (self.id, f"{self.name}@{self.version}")
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names that mean this very model, its id first; a bare name of several versions is none."""
-        pinned = () if self.version is None else (f"{self.name}@{self.version}",)
-        return (self.id, *pinned, *self.aliases)
+        return (*(self._versioned or (self.id,)), *self.aliases)
+
+    def canary_for(self, name: str | None) -> Canary | None:
+        """The canary of requests for this name; None where they name the version that they want."""
+        return None if name in self._versioned else self.canary
 
 
 class ModelsFile(SettingsTable):
