@@ -286,7 +286,7 @@ class Session:
             if event["type"] != "response.output_item.done" or not _unanswered([event["item"]]):
                 continue
             if calls := self._waited_for(id):
-                if all(self._can_answer(call) for call in calls):
+                if all(map(self._asks, calls)):
                     waiting.calls = calls
                     return
                 self._print("(it waits for an answer, which cannot be given here)\n", DIM)
@@ -317,26 +317,22 @@ class Session:
         """Ask for the calls that need it, have the answers sent, and show what comes of them. Who leaves the
         question says no."""
         went_well = True
-        while self._requests and all(self._can_answer(request) for request in self._requests):
+        while self._requests and all(map(self._asks, self._requests)):
             try:
                 answers = self._answers(self._requests)
             except (KeyboardInterrupt, EOFError):
                 self._print("\n", PLAIN)
-                answers = [_answer(request, (False, None)) for request in self._requests]
+                answers = [_declined(request) for request in self._requests]
             went_well = self._turn(self._events(self._body(answers))) and went_well
         return went_well
 
-    def _can_answer(self, call: dict[str, Any]) -> bool:
-        return (self._approve if call["type"] == APPROVAL_REQUEST else self._output) is not None
+    def _asks(self, call: dict[str, Any]) -> Approve | Output | None:
+        """What asks for the answer to a call; None where nobody can be asked."""
+        return self._approve if call["type"] == APPROVAL_REQUEST else self._output
 
     def _answers(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The items that answer these calls, each of which can be answered."""
-        found = []
-        for call in calls:
-            asked = self._approve if call["type"] == APPROVAL_REQUEST else self._output
-            assert asked is not None
-            found.append(_answer(call, asked(call)))
-        return found
+        """The items that answer these calls, for each of which somebody can be asked."""
+        return [_answer(call, ask(call)) for call in calls if (ask := self._asks(call)) is not None]
 
     def _events(
         self, body: dict[str, Any] | None = None, response_id: str = "", seen: int = -1
@@ -460,18 +456,17 @@ def _is_answer(item: dict[str, Any]) -> bool:
 
 
 def _answer(call: dict[str, Any], said: tuple[bool, str | None] | str) -> dict[str, Any]:
-    """The item that answers a call."""
+    """The item that answers a call. said: of an approval, whether and why; of another call, what it gave."""
     if isinstance(said, str):
         return {"type": "function_call_output", "call_id": call["call_id"], "output": said}
-    if call["type"] != APPROVAL_REQUEST:
-        return {
-            "type": "function_call_output",
-            "call_id": call["call_id"],
-            "output": "The call was not made.",
-        }
     approved, reason = said
     answer = {"type": "mcp_approval_response", "approval_request_id": call["id"], "approve": approved}
     return {**answer, **({"reason": reason} if reason else {})}
+
+
+def _declined(call: dict[str, Any]) -> dict[str, Any]:
+    """The item that answers a call where nobody wanted to."""
+    return _answer(call, (False, None) if call["type"] == APPROVAL_REQUEST else "The call was not made.")
 
 
 def text_of(item: dict[str, Any]) -> str:
