@@ -20,8 +20,7 @@ export class ApiError extends Error {
 /** What a server says that is starting or ending, as opposed to one of which a part cannot answer now. */
 const PHASES = new Set(["not_ready", "draining", "engine_dead"]);
 
-/** Whether there is nothing wrong with what was asked, but with the server, which may answer it later. */
-export const isAway = (error) => error instanceof Offline || PHASES.has(error.code);
+const isAway = (error) => error instanceof Offline || PHASES.has(error.code);
 
 /** Whether an error is told above all pages already: by `connection`, or by `refused`. */
 export const isTold = (error) => isAway(error) || error.status === 401;

@@ -48,7 +48,7 @@ export async function start(body, handlers, path = "v1/responses") {
       handlers.onState?.("live");
       if (await read(reply, handlers, seen)) return;
     } catch (error) {
-      if (!(await again(error, handlers))) throw error;
+      if (!(await canTryAgain(error, handlers))) throw error;
     }
     handlers.onState?.("reconnecting");
     if (seen.id) return follow(seen.id, handlers, seen.after);
@@ -74,7 +74,7 @@ export async function follow(id, handlers, after = -1) {
       const now = await (await request("GET", `v1/responses/${id}`, { signal: handlers.signal })).json();
       if (TERMINAL.includes(now.status)) return; // its last event was seen before
     } catch (error) {
-      if (!(await again(error, handlers))) throw error;
+      if (!(await canTryAgain(error, handlers))) throw error;
     }
     handlers.onState?.("reconnecting");
     await online(handlers.signal);
@@ -104,9 +104,9 @@ async function read(reply, handlers, seen) {
   return false;
 }
 
-/** Whether to try again after an error, once it may help. */
-async function again(error, handlers) {
-  if (handlers.signal?.aborted) return false;
+/** Whether to try again after an error, once it may help: as soon as the server is `online`. */
+export async function canTryAgain(error, { signal } = {}) {
+  if (signal?.aborted) return false;
   if (error instanceof Offline) return true;
   const passing = error instanceof ApiError && (error.status === 503 ? !LASTING.has(error.code) : error.code === "idempotency_in_progress");
   if (passing) await sleep(Math.min((error.retryAfter ?? 0.5) * 1000, 2000));

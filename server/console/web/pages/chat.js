@@ -1,12 +1,13 @@
 // Chat: conversations, the turns of one of them, and what is said next.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { get, idempotencyKey, isAway, key, online, post, remove, sleep } from "../api.js";
+import { get, idempotencyKey, key, online, post, remove, sleep } from "../api.js";
 import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
 import { isOutput, textOf } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
+import { canTryAgain } from "../stream.js";
 import { Composer, isSending, useSettings } from "../composer.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
@@ -70,13 +71,17 @@ function Conversations({ id }) {
 
 // --- one conversation
 
+/** A conversation, its newest items and its newest responses, so many of each at most. */
+const newestOf = (id, numItems, numResponses) =>
+  Promise.all([
+    get(`v1/conversations/${id}`),
+    get(`v1/conversations/${id}/items`, { limit: numItems, order: "desc" }),
+    get("v1/responses", { conversation: id, limit: numResponses }).catch(() => ({ data: [] })),
+  ]);
+
 /** All that a thread shows of a conversation which is stored. */
 async function history(id, most) {
-  const [conversation, items, responses] = await Promise.all([
-    get(`v1/conversations/${id}`),
-    get(`v1/conversations/${id}/items`, { limit: Math.min(most, 100), order: "desc" }),
-    get("v1/responses", { conversation: id, limit: 20 }).catch(() => ({ data: [] })),
-  ]);
+  const [conversation, items, responses] = await newestOf(id, Math.min(most, 100), 20);
   const found = [...items.data];
   let more = items.has_more;
   while (more && found.length < most) {
@@ -99,11 +104,7 @@ async function history(id, most) {
 
 /** As much of a conversation as tells whether it has gone on. */
 async function latest(id) {
-  const [conversation, items, responses] = await Promise.all([
-    get(`v1/conversations/${id}`),
-    get(`v1/conversations/${id}/items`, { limit: 1, order: "desc" }),
-    get("v1/responses", { conversation: id, limit: 1 }).catch(() => ({ data: [] })),
-  ]);
+  const [conversation, items, responses] = await newestOf(id, 1, 1);
   return { conversation, items: items.data, newest: responses.data[0] };
 }
 
@@ -248,7 +249,7 @@ async function opened(title) {
     try {
       return (await post("v1/conversations", { title }, { headers })).id;
     } catch (problem) {
-      if (!isAway(problem)) throw problem;
+      if (!(await canTryAgain(problem))) throw problem;
     }
     await online();
   }
