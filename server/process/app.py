@@ -47,6 +47,9 @@ def create_app(life: ServerLifecycle) -> FastAPI:
     routes = [route for router in routers for route in router.routes]
     app = FastAPI(
         title="Antiphon",
+        # As they were made, and not included router by router: each app would make all of them anew for its
+        # first request, which waits 50 ms for that.
+        routes=routes,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -70,8 +73,6 @@ def create_app(life: ServerLifecycle) -> FastAPI:
     app.state.paths = frozenset(getattr(route, "path", "") for route in routes)
     life.serve_inside(app)
     app.router.default = _no_such_route
-    for router in routers:
-        app.include_router(router)
     return app
 
 

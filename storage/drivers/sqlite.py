@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
@@ -70,6 +70,7 @@ class SQLite:
         self.path = Path(url.database).absolute()
         self.shown = str(self.path)
         self._lock: FolderLock | None = None
+        self._read: Engine | None = None
 
     def exists(self) -> bool:
         return self.path.is_file()
@@ -101,12 +102,13 @@ class SQLite:
         """Nothing: no other process writes."""
 
     def reading(self) -> SQLiteReading:
-        return SQLiteReading(self.path)
+        self._read = self._read or _read_only(self.path)  # which compiles a statement for all of them
+        return SQLiteReading(self._read)
 
     def looking(self) -> SQLiteReading:
         # Without a WAL nobody writes, and SQLite would make one that it could not remove.
         wal = self.path.with_name(self.path.name + "-wal")
-        return SQLiteReading(self.path, immutable=not wal.exists())
+        return SQLiteReading(_read_only(self.path, immutable=not wal.exists()))
 
     def blobs(self) -> BlobFolder:
         return BlobFolder(blob_folder(self.path))
@@ -304,29 +306,34 @@ class SQLiteWriting:
 # Reading
 
 
+def _read_only(path: Path, *, immutable: bool = False) -> Engine:
+    """Connections that only read, each transaction on one snapshot. immutable: nobody writes while they are
+    open, so that no file is needed beside the database."""
+    query = {"mode": "ro", "uri": "true", **({"immutable": "1"} if immutable else {})}
+    engine = create_engine(
+        URL.create("sqlite", database=f"file:{quote(str(path))}", query=query),
+        pool_use_lifo=True,
+        connect_args={"timeout": READ_BUSY_S, "isolation_level": None, "check_same_thread": False},
+    )
+    engine.dialect.statement_compiler = _Compiler
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA query_only=1")
+        connection.execute("PRAGMA wal_autocheckpoint=0")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
 class SQLiteReading:
-    """A read-only connection; each read is one transaction, so one snapshot."""
+    """One that reads; each read is one transaction on a connection of the engine, so one snapshot."""
 
-    def __init__(self, path: Path, *, immutable: bool = False) -> None:
-        """immutable: nobody writes while this is open, so that no file is needed beside the database."""
-        query = {"mode": "ro", "uri": "true", **({"immutable": "1"} if immutable else {})}
-        self._engine = create_engine(
-            URL.create("sqlite", database=f"file:{quote(str(path))}", query=query),
-            pool_size=1,
-            max_overflow=0,
-            connect_args={"timeout": READ_BUSY_S, "isolation_level": None, "check_same_thread": False},
-        )
-
-        self._engine.dialect.statement_compiler = _Compiler
-
-        @event.listens_for(self._engine, "connect")
-        def connected(connection: Any, _record: Any) -> None:
-            connection.execute("PRAGMA query_only=1")
-            connection.execute("PRAGMA wal_autocheckpoint=0")
-
-        @event.listens_for(self._engine, "begin")
-        def begun(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN")
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def read(self, work: Work[T]) -> T:
         with self._engine.connect() as connection:

@@ -102,16 +102,15 @@ def due(conn: Connection, claimant: Claimant) -> Due:
     over = select(_stores.c.number).where(*expired(claimant.now), _stores.c.deleted_at.is_(None))
     live = (_files.c.store_number.in_(over), _files.c.deleted_at.is_(None))
     filled = select(_files.c.number).where(_files.c.store_number == _stores.c.number).exists()
+    deleted = select(_stores.c.number).where(_stores.c.deleted_at.is_not(None), ~filled)
     asked = (
-        select(_files.c.number).where(_UNREAD, claimant.may_claim()),
-        select(_stores.c.number).where(*_to_embed(claimant.embedding or "")),
-        select(_files.c.number).where(*live),
-        select(_files.c.number).where(_files.c.erasing),
-        select(_stores.c.number).where(_stores.c.deleted_at.is_not(None), ~filled),
-        select(_batches.c.id).where(_batches.c.files.is_not(None)),
+        select(_files.c.number).where(_UNREAD, claimant.may_claim()).exists(),
+        select(_stores.c.number).where(*_to_embed(claimant.embedding or "")).exists(),
+        select(_files.c.number).where(*live).exists(),
+        or_(select(_files.c.number).where(_files.c.erasing).exists(), deleted.exists()),
+        select(_batches.c.id).where(_batches.c.files.is_not(None)).exists(),
     )
-    found = [conn.execute(query.limit(1)).first() is not None for query in asked]
-    return Due(found[0], found[1], found[2], found[3] or found[4], found[5])
+    return Due(*conn.execute(select(*asked)).one())
 
 
 def expired(now: int) -> tuple[ColumnElement[bool], ...]:
