@@ -48,7 +48,7 @@ def create_app(life: ServerLifecycle) -> FastAPI:
     app = FastAPI(
         title="Antiphon",
         # As they were made, and not included router by router: each app would make all of them anew for its
-        # first request, which waits 50 ms for that.
+        # first request, which would wait some 40 ms for that.
         routes=routes,
         docs_url=None,
         redoc_url=None,
