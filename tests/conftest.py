@@ -13,6 +13,7 @@ import certifi
 import httpx
 import pytest
 
+from tests.support.forking import install
 from tests.support.running import Running, http_client, live_app, running_app
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
+
+install()
 
 
 # A client that is made without a word about certificates reads all that this machine trusts, which takes it

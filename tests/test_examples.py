@@ -6,13 +6,13 @@ import ast
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.start import serving
+from tests.support.forking import READY
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
@@ -68,7 +68,7 @@ CLIENTS = {"openai": "openai", "agents": "openai-agents", "langchain_openai": "l
 def test_example(name: str, url: str) -> None:
     """The program ends well and prints what its docstring promises."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        [READY, str(EXAMPLES / f"{name}.py")],
         env={**os.environ, "ANTIPHON_URL": url},
         capture_output=True,
         text=True,

@@ -30,6 +30,7 @@ import aiohttp
 import orjson
 
 from tests.chaos.history import History, Json, Read, Seen
+from tests.support.forking import READY
 from tests.support.schema import lay_schema
 
 ROOT = Path(__file__).parents[2]
@@ -81,8 +82,8 @@ class Server:
         )  # the process has said that it listens, and nobody has done anything to it since
         self.started_in: list[float] = []  # seconds from each spawn to the line that says that it serves
         self.spawned_at = 0.0
-        command = ["-c", code] if code else ["-m", "server.cli"]
-        self._argv = [sys.executable, *command, "serve", "--port", str(port), "--data", str(folder), *flags]
+        command = [sys.executable, "-c", code] if code else [READY, "-m", "server.cli"]
+        self._argv = [*command, "serve", "--port", str(port), "--data", str(folder), *flags]
         self._env = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         self._process: asyncio.subprocess.Process | None = None
         self._said: list[asyncio.Task[None]] = []

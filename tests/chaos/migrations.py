@@ -17,6 +17,7 @@ from alembic import command
 from storage.migrate import HEAD, script_location
 from tests.chaos.driver import ROOT
 from tests.chaos.report import Form, Report, row
+from tests.support.forking import READY
 from tests.support.making import query
 
 OLD = "0001"
@@ -64,7 +65,7 @@ def old_database(folder: Path) -> Path:
 async def antiphon(*argv: str, code: str | None = None) -> tuple[int, str]:
     """Run the command; its exit code and what it said."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *(["-c", code] if code else ["-m", "server.cli"]), *argv,
+        *([sys.executable, "-c", code] if code else [READY, "-m", "server.cli"]), *argv,
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     said, _ = await process.communicate()

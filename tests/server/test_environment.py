@@ -10,6 +10,7 @@ import pytest
 
 from server import __version__
 from server.cli.commands import main
+from tests.support.forking import READY
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +74,7 @@ def test_torch_says_what_it_sees() -> None:
 
 
 def test_eval_tiny_hands_its_arguments_on() -> None:
-    command = [sys.executable, "-m", "server.cli", "eval-tiny"]
+    command = [READY, "-m", "server.cli", "eval-tiny"]
     told = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=120)
     assert told.returncode == 0 and "--checkpoint" in told.stdout
     refused = subprocess.run([*command, "--nonsense"], capture_output=True, text=True, timeout=120)

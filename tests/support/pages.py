@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.support.forking import READY
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +158,7 @@ def run_page(page: Page, folder: Path) -> int:
             stack.enter_context(_server(args, env))
         workers = {
             "sh": stack.enter_context(_worker(["bash", "-c", _SHELL], work, env)),
-            "python": stack.enter_context(_worker([sys.executable, "-c", _INTERPRETER], work, env)),
+            "python": stack.enter_context(_worker([READY, "-c", _INTERPRETER], work, env)),
         }
         done = 0
         for block in page.blocks:
@@ -209,7 +210,7 @@ def first_missing(wanted: tuple[str, ...], printed: str) -> str | None:
 @contextmanager
 def _server(args: list[str], env: dict[str, str]) -> Iterator[None]:
     """The page's server, from the moment at which it takes requests."""
-    command = [sys.executable, "-m", "server.cli", "serve", *args]
+    command = [READY, "-m", "server.cli", "serve", *args]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.forking import READY
 from tests.support.schema import lay_schema
 
 ROOT = Path(__file__).parents[2]
@@ -95,9 +96,9 @@ async def server_process(
     """
     if house == ROOT and "--db" not in flags:
         await lay_schema(data)
-    entry = ("-c", code) if code else ("-m", "server.cli")
+    entry = (sys.executable, "-c", code) if code else (READY, "-m", "server.cli")
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, *entry, "serve", "--engine", engine, "--port", "0", "--data", str(data)),
+        *(*entry, "serve", "--engine", engine, "--port", "0", "--data", str(data)),
         *flags,
         cwd=house,
         env={**os.environ, "PYTHONPATH": str(house), **(env or {})},

@@ -11,7 +11,6 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from server.cli.chat import add_arguments
 from server.cli.connection import ChatError
 from server.cli.session import PLAIN, Session
 from server.mcp_servers import McpSettings
+from tests.support.forking import READY
 from tests.support.running import Running, live_app
 
 
@@ -196,7 +196,7 @@ def terminal(*argv: str, state: str = "/dev/null") -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "INPUTRC": "/dev/null", "XDG_STATE_HOME": state}
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.cli", "chat", *argv],
+        [READY, "-m", "server.cli", "chat", *argv],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -306,7 +306,7 @@ async def test_no_colour_is_left_for_the_prompt(live_server: Running) -> None:
 
 
 async def test_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "server.cli", "chat", "--url"]
+    command = [READY, "-m", "server.cli", "chat", "--url"]
     async with live_app(tmp_path) as running:
         done = await asyncio.to_thread(
             subprocess.run,
@@ -363,7 +363,7 @@ async def test_a_piped_chat_ends_with_1_where_a_turn_was_refused_or_failed(
     flags: tuple[str, ...], typed: str, code: int, tmp_path: Path
 ) -> None:
     async with live_app(tmp_path) as running:
-        command = [sys.executable, "-m", "server.cli", "chat", "--url", running.base_url, *flags]
+        command = [READY, "-m", "server.cli", "chat", "--url", running.base_url, *flags]
         done = await asyncio.to_thread(
             subprocess.run, command, input=typed.encode(), capture_output=True, timeout=30
         )

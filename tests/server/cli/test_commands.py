@@ -29,6 +29,7 @@ from server.cli.commands import COMMANDS, main
 from server.config import SUBJECTS, settings
 from server.telemetry import end_user
 from storage import open_storage
+from tests.support.forking import READY
 from tests.support.mcp_servers import stdio_command
 from tests.support.processes import server_process
 from tools import BUILTIN, ToolSpec, operator
@@ -145,7 +146,7 @@ def test_every_argument_of_every_command_is_explained(name: str) -> None:
 
 def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> None:
     assert main(["migrate", "--data", str(tmp_path)]) == 0
-    command = [sys.executable, "-m", "server.cli", "backup", str(tmp_path / "copy"), "--data", str(tmp_path)]
+    command = [READY, "-m", "server.cli", "backup", str(tmp_path / "copy"), "--data", str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT, env=env, check=True)
     assert done.stderr == b"" and len(done.stdout.splitlines()) == 2
@@ -898,7 +899,7 @@ def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: 
 @asynccontextmanager
 async def start(*argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server.cli", *argv),
+        *(READY, "-m", "server.cli", *argv),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,

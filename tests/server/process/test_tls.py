@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import ssl
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +16,7 @@ from cryptography import x509
 from server.config import Config
 from server.process.tls import CertificateError, Tls
 from tests.support.certificates import make_certificate, trusting
+from tests.support.forking import READY
 from tests.support.processes import server_process
 from tests.support.running import live_app
 
@@ -43,7 +43,7 @@ async def serial_at(url: str) -> int:
 async def command(folder: Path, *argv: str) -> tuple[int, str]:
     """The exit code of a command, and what it printed."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server.cli", *argv),
+        *(READY, "-m", "server.cli", *argv),
         cwd=ROOT,
         env={**os.environ, "ANTIPHON_DATA": str(folder)},
         stdout=asyncio.subprocess.PIPE,

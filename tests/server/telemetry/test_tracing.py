@@ -19,6 +19,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, mcp_
 
 from engine import UpstreamEngine
 from server.telemetry import read_traceparent, trace_names
+from tests.support.forking import READY
 from tests.support.otlp import Receiver, receiver
 from tests.support.running import http_client, live_app
 from tests.support.talk import BUILTIN, Api
@@ -215,7 +216,7 @@ assert "opentelemetry.sdk" not in sys.modules and "pythonjsonlogger" not in sys.
 @contextmanager
 def process(data: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server in a process of its own, and its URL; it is killed at the end, if it is still there."""
-    command = [sys.executable, "-m", "server.cli", "serve", "--engine", "scripted", "--port", "0", "--otel"]
+    command = [READY, "-m", "server.cli", "serve", "--engine", "scripted", "--port", "0", "--otel"]
     with subprocess.Popen(
         [*command, "--data", str(data), *args],
         cwd=ROOT,

@@ -6,9 +6,9 @@ import random
 import re
 import signal
 import subprocess
-import sys
 
 from storage import NotFound, open_storage
+from tests.support.forking import READY
 from tests.support.making import OWNER, check, claim_all
 
 KILLS = 10
@@ -62,7 +62,7 @@ async def test_a_kill_loses_nothing_acknowledged(database_url: str) -> None:
     finished: set[str] = set()
     for kill in range(KILLS):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, database_url, f"k{kill}"], stdout=subprocess.PIPE, text=True
+            [READY, "-c", CHILD, database_url, f"k{kill}"], stdout=subprocess.PIPE, text=True
         )
         assert child.stdout is not None
         lines = []

@@ -8,7 +8,6 @@ import random
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +18,7 @@ from storage import Blob, BlobTooLarge, NotFound, Storage, StoredFile, StoredPar
 from storage.drivers import PART_BYTES, copied
 from storage.drivers.blob_folder import BlobFolder
 from storage.files import blob_columns
+from tests.support.forking import READY
 from tests.support.making import OWNER, is_sqlite, now, query
 
 LARGE = os.urandom(2 * PART_BYTES + 12_345)
@@ -228,7 +228,7 @@ CHILD = """if True:
 
 
 async def test_a_kill_loses_no_file_and_leaves_no_half_of_one(database_url: str) -> None:
-    child = subprocess.Popen([sys.executable, "-c", CHILD, database_url], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([READY, "-c", CHILD, database_url], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     said = [child.stdout.readline() for _ in range(random.randrange(5, 20))]
     child.send_signal(signal.SIGKILL)
