@@ -6,13 +6,12 @@ the configuration knows which of them it was. No other module of the server read
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -39,6 +38,7 @@ from server.settings import (
     ModelEntry,
     ModelsFile,
     entries_beside,
+    nearest,
     read_entries,
     read_sealing_key_file,
     read_sealing_keys,
@@ -904,7 +904,7 @@ class Config(BaseModel):
         except ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             told = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"models, {entry.id}: {first['loc'][0]}: {told}") from None
+            raise ConfigError(f"{first['loc'][0]}: {told} (model {entry.id})") from None
 
     @property
     def serves_own_model(self) -> bool:
@@ -1116,11 +1116,6 @@ class Loaded:
             yield f"{told}: it is read with {wanted} only"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt one most likely means; None where none is near."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
-
-
 def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Loaded:
     """Read flags (None: not given), environment and `$ANTIPHON_DATA/antiphon.toml`; ConfigError on the first
     fault."""
@@ -1145,6 +1140,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     names = {row.name for row in rows}
     for name in sorted(set(from_file) - (names - {"data"})):
         meant = None if name == "data" else nearest(name.replace("-", "_"), names - {"data"})
+        meant = "owner_limit" if name == "limits" else meant
         hint = f"; did you mean '{meant}'?" if meant else ""
         raise ConfigError(f"{file}{_line(text, name)}: '{name}' is not a setting that a file can hold{hint}")
     take(from_file, {name: f"file {file}" for name in from_file})
@@ -1156,7 +1152,8 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
         except ValueError as exc:
             place = _line(text, str(exc).partition(":")[0])
             raise ConfigError(f"{file}{place}: {exc}") from None
-    values["entries"] = _entries(_path(values.get("models")) or entries_beside(data), listed, file, env)
+    models, listed = _listed(_path(values.get("models")) or entries_beside(data), listed, file)
+    values["entries"] = _entries(listed, models, env)
     try:
         config = Config(**values)
     except ValidationError as exc:
@@ -1165,29 +1162,40 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
         source = sources.get(name, "default")
         place = _line(text, name) if name in from_file and source.startswith("file") else ""
         raise ConfigError(f"{name} ({source}{place}): {first['msg'].removeprefix('Value error, ')}") from None
-    for entry in config.entries:
-        config.of_entry(entry)
+    for index, entry in enumerate(config.entries):
+        try:
+            config.of_entry(entry)
+        except ConfigError as exc:
+            place = f"{MODELS_TABLE}.{index}.{str(exc).partition(':')[0]}"
+            raise ConfigError(f"{models}{_line(_read_file(models), place)}: {exc}") from None
     known = {row.env for row in rows} | CLIENT_VARIABLES
     return Loaded(config, sources, sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known))
 
 
-def _entries(models: Path | None, listed: Any, file: Path, env: Mapping[str, str]) -> ModelsFile:
-    """The models of a file of their own, or those that `file` lists."""
-    if models is not None and listed is not None:
+def _listed(models: Path | None, listed: Any, file: Path) -> tuple[Path, Any]:
+    """The file that lists models, and its list: one of their own, or `file` with what stands in it."""
+    if models is None:
+        return file, listed
+    if listed is not None:
         raise ConfigError(f"both {models} and [[{MODELS_TABLE}]] in {file} list models: keep one of them")
-    if models is not None:
-        if not models.is_file():
-            raise ConfigError(f"models: there is no file {models}")
-        found = _parsed(models, _read_file(models))
-        if (strangers := found.keys() - {MODELS_TABLE}) or not found:
-            what = f"'{min(strangers)}' is not known here" if strangers else "it is empty"
-            raise ConfigError(f"{models}: {what}: each model is a table [[{MODELS_TABLE}]]")
-        file, listed = models, found[MODELS_TABLE]
+    if not models.is_file():
+        raise ConfigError(f"models: there is no file {models}")
+    found = _parsed(models, text := _read_file(models))
+    if (strangers := found.keys() - {MODELS_TABLE}) or not found:
+        what = f"'{min(strangers)}' is not known here" if strangers else "it is empty"
+        place = _line(text, f"{min(strangers)}.0") if strangers else ""
+        raise ConfigError(f"{models}{place}: {what}: each model is a table [[{MODELS_TABLE}]]")
+    return models, found[MODELS_TABLE]
+
+
+def _entries(listed: Any, file: Path, env: Mapping[str, str]) -> ModelsFile:
+    """The models of a file's list."""
     try:
         _check_names(listed)
         return ModelsFile() if listed is None else read_entries(listed, env)
     except ValueError as exc:
-        raise ConfigError(f"{file}: {exc}") from None
+        place = _line(_read_file(file), str(exc).partition(":")[0])
+        raise ConfigError(f"{file}{place}: {exc}") from None
 
 
 def _check_names(tables: Any) -> None:
@@ -1199,7 +1207,7 @@ def _check_names(tables: Any) -> None:
             if name not in known:
                 meant = nearest(name, known)
                 hint = f"; did you mean '{meant}'?" if meant else ""
-                raise ValueError(f"{MODELS_TABLE}.{index}: '{name}' is no setting of a model{hint}")
+                raise ValueError(f"{MODELS_TABLE}.{index}.{name}: no setting of a model{hint}")
 
 
 def _read_file(file: Path) -> str:
@@ -1218,22 +1226,32 @@ def _parsed(file: Path, text: str) -> dict[str, Any]:
         raise ConfigError(f"{file}: {exc}") from None
 
 
-_TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]")
+_TABLE = re.compile(r"\s*(\[+)\s*([^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*([\w."' -]+?)\s*=""")
 
 
 def _line(text: str, place: str) -> str:
-    """Where a setting stands in a file, as `, line 3`: of a place such as `mcp.servers.desk.url`, the line of
-    as much of it as has one; nothing where none has. TOML's parser keeps no lines of what is well formed."""
-    table, found = "", (0, 0)
+    """Where a setting stands in a file, as `, line 3`: of a place such as `mcp.servers.desk.url` or
+    `models.0.path`, the line of as much of it as has one; nothing where none has. TOML's parser keeps no
+    lines of what is well formed."""
+    table, found, listed = "", (0, 0), dict[str, int]()
     for number, line in enumerate(text.splitlines(), 1):
         if header := _TABLE.match(line):
-            table = at = header[1]
+            at = _unquoted(header[2])
+            if header[1] == "[[":
+                listed[at] = listed.get(at, -1) + 1
+            for name, index in listed.items():  # a table is in the last one of a list
+                if f"{at}.".startswith(f"{name}."):
+                    at = f"{name}.{index}{at[len(name) :]}"
+            table = at
         elif key := _KEY.match(line):
-            at = f"{table}.{key[1]}" if table else key[1]
+            at = f"{table}.{_unquoted(key[1])}" if table else _unquoted(key[1])
         else:
             continue
-        at = at.replace('"', "").replace("'", "")
         if f"{place}.".startswith(f"{at}."):
             found = max(found, (len(at), number))
     return f", line {found[1]}" if found[1] else ""
+
+
+def _unquoted(name: str) -> str:
+    return name.replace('"', "").replace("'", "")

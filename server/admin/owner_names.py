@@ -11,7 +11,8 @@ from typing import Any
 
 from server.access import LOCAL_OWNER
 from server.admin.database_access import AdminError, UnknownOwner, carry_out
-from server.config import Config, nearest
+from server.config import Config
+from server.settings import nearest
 from storage import Page, Storage, StoredOwner, each_row
 
 PATH = "/admin/owners"

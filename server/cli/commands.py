@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _no_command(word: str) -> str:
-    from server.config import nearest
+    from server.settings import nearest
 
     meant = nearest(word, COMMANDS)
     return f"there is no command {word!r}" + (f"; did you mean {meant!r}?" if meant else "")
@@ -94,7 +94,7 @@ def _flags_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> I
 def _unrecognized(arguments: Sequence[str], flags: Iterable[str]) -> str:
     """What is said of arguments that a command does not have: which they are, and which flags of it are
     spelt nearly like them."""
-    from server.config import nearest
+    from server.settings import nearest
 
     known = [flag for flag in flags if flag.startswith("--")]
     given = (argument.partition("=")[0] for argument in arguments if argument.startswith("-"))

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from starlette.requests import Request
 
-from server.config import THREADED_BYTES, nearest
+from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.http.arrivals import MIN_BODY_RATE
 from server.http.request import life
 from server.schema import shorten
+from server.settings import nearest
 from server.threads import aside, begin_large_request, in_large_request
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from server import ignored
 from server.access import OPEN
-from server.config import nearest
 from server.http import MAX_PAGE, SCOPE
 from server.schema import INCLUDES, STATUSES
+from server.settings import nearest
 from server.shapes import refuse, shorten
 
 Json = dict[str, Any]

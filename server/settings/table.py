@@ -6,10 +6,11 @@ file of its own.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -56,10 +57,37 @@ def read_table(shape: type[T], name: str, table: Any, env: Mapping[str, str]) ->
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join([name, *map(str, first["loc"])])
-        told = (
-            "it must be given" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
-        )
+        told = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "missing":
+            told = "it must be given"
+        elif first["type"] == "extra_forbidden":
+            *within, stranger = first["loc"]
+            meant = nearest(str(stranger), _names_in(shape, within))
+            told = f"it is not known here{f'; did you mean {meant!r}?' if meant else ''}"
         raise ValueError(f"{place}: {told}") from None
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one most likely means; None where none is near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
+def _names_in(shape: Any, place: Sequence[str | int]) -> Sequence[str]:
+    """The names that a table within a table may have. place: as pydantic says where an error is."""
+    tables = [
+        each for each in (shape, *_parts(shape)) if isinstance(each, type) and hasattr(each, "model_fields")
+    ]
+    if not place:
+        return [name for table in tables for name in table.model_fields]
+    named = [table.model_fields[place[0]].annotation for table in tables if place[0] in table.model_fields]
+    # What has no such field is a mapping or a list, whose values are all of one kind.
+    return [name for part in named or parts[1:] for name in _names_in(part, place[1:])]
+
+
+def _parts(shape: Any) -> Iterator[Any]:
+    for part in get_args(shape):
+        yield part
+        yield from _parts(part)
 
 
 def _resolved(value: Any, env: Mapping[str, str], path: str) -> Any:

@@ -25,4 +25,6 @@ def database(url: str) -> Database:
         from storage.drivers.postgres import PostgreSQL
 
         return PostgreSQL(parsed)
+    if name == "postgres":
+        raise ValueError("write postgresql+asyncpg:// in place of postgres://")
     raise ValueError(f"only sqlite+aiosqlite:///PATH and postgresql+asyncpg:// are supported, not {name}")

@@ -7,10 +7,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from server.config import nearest
 from server.errors import invalid_value
 from server.http import context
 from server.limits import read_limits
+from server.settings import nearest
 
 
 def require_values(body: Mapping[str, Any], *names: str) -> None:

@@ -97,12 +97,15 @@ def test_a_secret_may_come_from_the_environment(tmp_path: Path) -> None:
     [
         ('name = "a"', "which model\\? Give path"),
         ('path = "x"', "models.0.name: it must be given"),
-        ('name = "a"\npaht = "x"', r"models.0: 'paht' is no setting of a model; did you mean 'path'\?"),
-        ('nmae = "a"\npath = "x"', r"models.0: 'nmae' is no setting of a model; did you mean 'name'\?"),
+        (
+            'name = "a"\npaht = "x"',
+            r"models.toml, line 3: models.0.paht: no setting of a model; did you mean 'path'\?",
+        ),
+        ('nmae = "a"\npath = "x"', r"line 2: models.0.nmae: no setting of a model; did you mean 'name'\?"),
         ('name = "a"\nengine = "scripted"\nmax_modl_len = 5', "did you mean 'max_model_len'"),
         ('name = "a"\nengine = "scripted"\nalias = ["b"]', "did you mean 'aliases'"),
-        ('name = "a"\nengine = "scripted"\nmax_model_len = -1', "models, a: max_model_len"),
-        ('name = "a"\nengine = "scripted"\nport = 5', "'port' is no setting of a model"),
+        ('name = "a"\nengine = "scripted"\nmax_model_len = -1', r"line 4: max_model_len: .* \(model a\)"),
+        ('name = "a"\nengine = "scripted"\nport = 5', "models.0.port: no setting of a model"),
         ('name = "a"\nengine = "scripted"\nfallback = ["b"]', "leads to 'b', which is no model"),
         (
             'name = "a"\nengine = "scripted"\naliases = ["a"]\n[[models]]\nname = "a"\npath = "x"',
@@ -122,6 +125,10 @@ def test_a_secret_may_come_from_the_environment(tmp_path: Path) -> None:
             "more than one model is the default",
         ),
         ('name = "a"\nversion = "1"\npath = "x"\n[[models]]\nname = "a"\npath = "y"', "several versions"),
+        (
+            'name = "a"\npath = "x"\n[[models]]\nname = "b"\npath = "y"\n[models.canary]\nto = "a"\nprecent = 5',
+            r"line 9: models.1.canary.precent: it is not known here; did you mean 'percent'\?",
+        ),
         ('name = "a"\nversion = "../1"\npath = "x"', "is no version"),
     ],
 )
