@@ -127,6 +127,12 @@ export function seconds(value) {
   return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
 }
 
+/** That a response outlived ends of its server, in words; null for one that did not. */
+export function survived({ restarts }) {
+  if (!restarts) return null;
+  return restarts === 1 ? "continued after a restart" : `continued after ${restarts} restarts`;
+}
+
 export function size(value) {
   if (!Number.isFinite(value)) return "–";
   for (const unit of ["B", "kB", "MB", "GB", "TB"]) {

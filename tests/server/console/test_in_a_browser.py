@@ -266,6 +266,9 @@ def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None
     server.wait()
     says(answered, counted(80))
     assert answered.locator("text=Reconnecting").count() == 0
+    # It says, also after its end, that it has outlived the server.
+    answered.click(".turn.assistant .meta >> text=continued after a restart")
+    answered.wait_for_selector(".facts >> text=continued after a restart")
     says(asking, "second")
     asking.wait_for_selector("#title >> text=say first")
     asking.wait_for_selector(".side-list >> text=say first")

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
 import { Offline, get, key, post, remove, save, sleep } from "../api.js";
-import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, number, seconds, size } from "../elements.js";
+import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, number, seconds, size, survived } from "../elements.js";
 import { empty, isOutput, take } from "../fold.js";
 import { Item, outputsOf } from "../items.js";
 import { follow } from "../stream.js";
@@ -23,9 +23,14 @@ function useEvents(id, after, turn, whole) {
   useEffect(() => {
     const abort = new AbortController();
     const now = nothing();
+    let lost = false;
     set(now);
     const handlers = {
       signal: abort.signal,
+      onState: (state) => {
+        if (state === "live" && lost) whole(); // whether another process has taken it up
+        lost = state !== "live";
+      },
       onEvent: ({ event, raw, bytes }) => {
         const row = { seq: event.sequence_number, type: event.type, came: Date.now() / 1000, bytes, raw };
         if (endsWaiting(event, now.state)) now.waits.push([now.rows.at(-1), row]);
@@ -115,7 +120,7 @@ export function Run({ id }) {
   const input = useLoaded(async () => (await get(`v1/responses/${id}/input_items`, { order: "asc", limit: 100 })).data, [id, owner]);
   const stored = loaded.value;
   const seen = events.state.response;
-  const response = seen && !hasEnded(stored ?? {}) ? { ...seen, status: events.state.status, output: events.state.items.filter(Boolean) } : stored;
+  const response = seen && !hasEnded(stored ?? {}) ? { ...stored, ...seen, status: events.state.status, output: events.state.items.filter(Boolean) } : stored;
   const pending = useMemo(() => (response && !hasEnded(response) ? pendingOf(response.output) : new Set()), [response?.status, response?.output.length, events.rows.length]);
 
   const cancel = () => attempt(() => post(`v1/responses/${id}/cancel`, {}), "Cancelled").then(() => loaded.reload());
@@ -163,6 +168,8 @@ export function Run({ id }) {
   <//>`;
 }
 
+const OUTLIVED = "The server ended while this was being made, and it went on from where it was";
+
 function Facts({ response, state, events }) {
   const redraw = useRedraw();
   const ended = hasEnded(response);
@@ -173,15 +180,15 @@ function Facts({ response, state, events }) {
   const lasted = (response.completed_at ?? (ended ? NaN : Date.now() / 1000)) - response.created_at;
   const waiting = waited(events, state === "waiting");
   const facts = [
-    ["State", html`<${State} name=${state} />`],
+    ["State", html`<${State} name=${state} /> ${survived(response) && html`<span class="faint" title=${OUTLIVED}>${survived(response)}</span>`}`],
     ["Model", response.model],
     ["Begun", html`<${Ago} at=${response.created_at} />`],
     ["Lasted", html`<span title="From the request to the end, with all that it waited for">${seconds(lasted)}</span>`],
     ["Tokens", response.usage ? `${number(response.usage.input_tokens)} + ${number(response.usage.output_tokens)}` : "–"],
-    ["Attempt", response.attempt ?? "–"],
     ["Id", html`<${Id} value=${response.id} />`],
   ];
   if (waiting > 0) facts.splice(4, 0, ["of it waiting", html`<span title="For outputs of functions and for approvals">${seconds(waiting)}</span>`]);
+  if (response.attempt) facts.push(["Attempt", html`<span title="How often a model was given it">${response.attempt}</span>`]);
   if (response.conversation) facts.push(["Conversation", html`<a href=${href("chat", response.conversation.id)}>open</a>`]);
   if (response.previous_response_id) facts.push(["Goes on from", html`<a href=${href("runs", response.previous_response_id)}>open</a>`]);
   if (response.forked_from) facts.push(["Forked from", html`<a href=${href("runs", response.forked_from.response_id)}>open</a>`]);
