@@ -67,6 +67,7 @@ class Server:
 
     data: Path
     port: int
+    more: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -77,7 +78,7 @@ class Server:
         """Start it; whoever needs it to be ready waits for that."""
         arguments = ("serve", "--engine", "scripted", "--port", str(self.port), "--data", str(self.data))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, *arguments],
+            [sys.executable, "-c", SERVE, *arguments, *self.more],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
@@ -466,6 +467,24 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     waiting.click("text=Send output")
     waiting.wait_for_selector("text=Nothing waits")
     says(page, 'The tool said: {"sky":"grey","degrees":-3}')
+
+
+def test_a_server_with_names_for_older_clients_is_no_other_here(browser: Browser, tmp_path: Path) -> None:
+    server = Server(tmp_path, free_port(), ("--responses-profile", "legacy"))
+    server.start()
+    context = browser.new_context()
+    try:
+        server.wait()
+        asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
+        conversation = server.post("/v1/conversations", {})["id"]
+        server.post("/v1/responses", {**asked, "await_tool_outputs": True, "conversation": conversation})
+        page = Visit(context, server.url).page(f"#/chat/{conversation}", "form.answer")
+        page.fill("form.answer input[type=number]", "-3")
+        page.click("text=Send output")
+        says(page, 'The tool said: {"sky":"clear","degrees":-3}')
+    finally:
+        context.close()
+        server.kill()
 
 
 def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server) -> None:
