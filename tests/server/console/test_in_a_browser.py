@@ -533,7 +533,9 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     response = server.post("/v1/responses", body)
     runs = visit.page("#/runs?status=in_progress", "a.cover")
     runs.click(f"[aria-label='Run {response['id']}']")
-    runs.wait_for_selector(".event >> text=output_text.delta")
+    # The pieces of a text are one row, which says how many there are, and what they say.
+    runs.wait_for_selector(".event .text >> text=1 2 3")
+    assert runs.locator(".event >> text=output_text.delta").count() == 1
     until(runs, "parseInt(document.querySelector('[role=tab] small').textContent) > 20")
     until(runs, TIMED)  # those that come while it is watched
     runs.click("text=Cancel")
@@ -541,13 +543,20 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     runs.fill("[aria-label='Replay from event']", "7")
     runs.click(".replay button")
     until(runs, "document.querySelector('.event .seq')?.textContent === '7'")
+    runs.click(".event >> nth=0")
+    assert runs.inner_text("[aria-label='Text of these events']").startswith(" 3 4")
+    runs.click(".event >> nth=0")
+    runs.focus(".events")
+    runs.keyboard.press("ArrowDown")
+    runs.keyboard.press("ArrowRight")  # now its events stand below it, each in a row
+    runs.wait_for_selector(".event.within >> nth=5")
     until(runs, TIMED)
     times = server.get(f"/v1/responses/{response['id']}/events?limit=8")["times"]
     made = times[7] - times[0]
     said = runs.inner_text(".event >> nth=0 >> .at")
     assert said == (f"{1000 * made:.0f} ms" if made < 1 else f"{made:.2f} s")
-    number = runs.inner_text(".event >> nth=0 >> .seq")
-    runs.click(".event >> nth=0")
+    number = runs.inner_text(".event >> nth=1 >> .seq")
+    runs.click(".event >> nth=1")
     shown = json.loads(runs.inner_text(".event-detail pre"))
     stored = server.get(f"/v1/responses/{response['id']}/events?after=6&limit=1")["data"][0]
     assert (number, shown) == ("7", stored)
@@ -559,8 +568,11 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     runs.wait_for_selector(".item-row >> text=message")
     runs.click("#tab-usage")
     runs.wait_for_selector("text=Tool outputs")
+    refused = []
+    runs.on("response", lambda reply: reply.status >= 400 and refused.append(reply.url))
     runs.click(".page-head >> text=Fork")
     runs.wait_for_selector("text=A fork was not run")
+    assert runs.inner_text(".facts div:has-text('Tokens') dd") == "–" and refused == []
 
 
 # ------------------------------------------------------------------------------------------------------------
