@@ -457,6 +457,9 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     page.wait_for_selector(".composer-note >> text=waits for you")
     page.click("text=Approve")
     says(page, "The tool said: 42")
+    # The approval and the call that was made upon it are one card.
+    page.wait_for_selector("details.call >> text=approved")
+    assert page.locator(".call-card").count() == 0
     ask(page, 'call get_weather {"city": "Oslo"}')
     page.wait_for_selector("form.answer")
     # It waits without anybody, and over the end of the server.
@@ -495,9 +498,11 @@ def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server)
     page = visit.page(f"#/chat/{conversation}", "text=Approve")
     page.click("text=Approve")
     says(page, "The tool said: 42")
-    until(page, "!document.querySelector('.call-card.open')")
+    until(page, "!document.querySelector('.call-card')")
     page.reload()
     says(page, "The tool said: 42")
+    page.wait_for_selector("details.call >> text=approved")
+    assert page.locator(".call-card").count() == 0
 
 
 def test_a_call_is_declined(visit: Visit, server: Server) -> None:

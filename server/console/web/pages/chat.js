@@ -3,8 +3,8 @@
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
 import { get, idempotencyKey, key, online, post, remove, sleep } from "../api.js";
 import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, number, seconds, survived } from "../elements.js";
-import { isOutput, textOf } from "../fold.js";
-import { Item, outputsOf } from "../items.js";
+import { textOf } from "../fold.js";
+import { Item, outputsOf, withCards } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { canTryAgain } from "../stream.js";
@@ -332,7 +332,7 @@ function Turns({ found, editing, edit, branch, id, working, live, again }) {
     give(now);
     if (open.size <= outputs_.length) goOn(id, response.id, now);
   };
-  const all_ = groups(found.items.filter((item) => !isOutput(item) || item.type === "mcp_approval_response"));
+  const all_ = groups(withCards(found.items));
   const lastUser = [...found.items].reverse().find((item) => item.type === "message" && item.role === "user");
   const left = found.left.filter(({ response }) => !live.some((each) => each.id === response.id));
   const answerOf = (group) => group?.items.map((item) => made.get(item.id)).find(Boolean);
@@ -457,11 +457,11 @@ function Live({ turn, redraw, again: retry }) {
     await attempt(() => answer(turn.id, outputs_));
     redraw();
   };
-  const shown = state.items.filter((item) => item && !isOutput(item));
+  const shown = withCards(state.items);
   const quiet = !turn.ended && !pending.size && !shown.some((item) => item.type === "message" && textOf(item));
   return html`${turn.input.map((item, index) => item.type === "message" && html`<${Said} key=${`in${index}`} item=${item} />`)}
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
-      ${state.items.map((item, index) => item && html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
+      ${shown.map((item, index) => html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
       ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
       ${turn.error && html`${turn.error.code === LOCKED ? html`<${Locked} />` : html`<${Failure} error=${turn.error} />`}
         <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
@@ -492,7 +492,7 @@ function Left({ left, again: retry }) {
   const outputs = outputsOf(response.output);
   return html`${input.map((item) => item.type === "message" && html`<${Said} key=${item.id} item=${item} />`)}
     <article class="turn assistant left" aria-label="Answer that ended early">
-      ${response.output.map((item) => html`<${Item} key=${item.id} item=${item} outputs=${outputs} />`)}
+      ${withCards(response.output).map((item) => html`<${Item} key=${item.id} item=${item} outputs=${outputs} />`)}
       <${Outcome} response=${response} />
       <footer class="turn-foot shown">
         ${retry && html`<${Button} icon="again" onClick=${() => retry(input)}>Try again<//>`}
