@@ -7,7 +7,7 @@ import { notify, useKept, useLoaded, useWatched } from "./state.js";
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
 
-const MODELS_MS = 10_000; // between two looks at which models are loaded
+const MODELS_MS = 10_000; // between two looks at which models are loaded, besides those at the begin and end of a turn
 const MARKS = { unloaded: " (not loaded)", waiting: " (loading)", loading: " (loading)", failed: " (failed to load)" };
 
 const NAMES = { web_search: "Web search", file_search: "File search", code_interpreter: "Python", image_generation: "Images" };
@@ -74,6 +74,9 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
     const names = models.value?.map((each) => each.id);
     if (names?.length && !names.includes(settings.value.model)) keep((before) => ({ ...before, model: names[0] }));
   }, [models.value]);
+  useEffect(() => {
+    if (models.value) models.reload(); // a turn may load a model, or find that it cannot be loaded
+  }, [working, canStop]);
   useEffect(() => {
     if (window.matchMedia("(min-width: 820px)").matches) area.current.focus();
   }, []);
