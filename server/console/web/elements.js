@@ -65,7 +65,7 @@ export function Button({ icon, label, children, kind = "", small = true, ...rest
 }
 
 export const STATES = {
-  completed: "good", active: "good", processed: "good", running: "good", live: "good",
+  completed: "good", active: "good", processed: "good", running: "good", live: "good", loaded: "good",
   in_progress: "busy", queued: "calm", waiting: "ask", reconnecting: "ask",
   incomplete: "ask", failed: "bad", cancelled: "calm", archived: "calm", expired: "calm",
 };

@@ -472,7 +472,10 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     says(page, 'The tool said: {"sky":"grey","degrees":-3}')
 
 
-def test_a_server_with_names_for_older_clients_is_no_other_here(browser: Browser, tmp_path: Path) -> None:
+def test_older_names_of_events_and_models_on_demand(browser: Browser, tmp_path: Path) -> None:
+    """A server whose clients are older, and one of whose models is not loaded."""
+    (tmp_path / "models.toml").write_text('[[models]]\nname = "later"\nengine = "scripted"\nchild = true\n')
+    tmp_path.chmod(0o700)
     server = Server(tmp_path, free_port(), ("--responses-profile", "legacy"))
     server.start()
     context = browser.new_context()
@@ -481,10 +484,20 @@ def test_a_server_with_names_for_older_clients_is_no_other_here(browser: Browser
         asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
         conversation = server.post("/v1/conversations", {})["id"]
         server.post("/v1/responses", {**asked, "await_tool_outputs": True, "conversation": conversation})
-        page = Visit(context, server.url).page(f"#/chat/{conversation}", "form.answer")
+        visit = Visit(context, server.url)
+        page = visit.page(f"#/chat/{conversation}", "form.answer")
         page.fill("form.answer input[type=number]", "-3")
         page.click("text=Send output")
         says(page, 'The tool said: {"sky":"clear","degrees":-3}')
+        # The selector and the page of the engine tell which models are loaded, also once that has changed.
+        engine = visit.page("#/engine", "tr:has-text('later') >> text=not loaded")
+        page.select_option(".model select", "later")
+        page.wait_for_selector(".model option >> text=later (not loaded)", state="attached")
+        ask(page, "say loaded")
+        says(page, "loaded")
+        page.wait_for_selector(".model option >> text='later'", state="attached", timeout=4000)
+        engine.wait_for_selector("tr:has-text('later') >> text='loaded'")
+        assert visit.problems == []
     finally:
         context.close()
         server.kill()
