@@ -63,6 +63,7 @@ export function useKey(value) {
   if (value) sessionStorage.setItem(KEY, value);
   else sessionStorage.removeItem(KEY);
   refused.set(null);
+  limits.set({});
   key.set(value);
 }
 
