@@ -234,10 +234,29 @@ export function Sure({ icon, label, question, yes = "Delete", onYes, children, k
     <//>`}`;
 }
 
-/** A menu or a form below a button. */
+const MARGIN = 8; // pixels between a popover and the edges of the window
+
+/** Put a popover above or below its button, and nowhere beyond the window. */
+function place(popover, button, { up, align }) {
+  const at = button.getBoundingClientRect();
+  const { clientWidth: width, clientHeight: height } = document.documentElement;
+  const left = align === "right" ? at.right - popover.offsetWidth : at.left;
+  popover.style.left = `${Math.max(MARGIN, Math.min(left, width - popover.offsetWidth - MARGIN))}px`;
+  popover.style[up ? "bottom" : "top"] = `${(up ? height - at.top : at.bottom) + MARGIN}px`;
+  popover.style.maxHeight = `${(up ? at.top : height - at.bottom) - 2 * MARGIN}px`;
+}
+
+/** A menu or a form below a button, or above it. */
 export function Popover({ icon, label, text, children, up = false, kind = "quiet", align = "left" }) {
   const [open, set] = useState(false);
   const ref = useRef();
+  useLayoutEffect(() => {
+    if (!open) return undefined;
+    const fit = () => place(ref.current.querySelector(".popover"), ref.current, { up, align });
+    fit();
+    window.addEventListener("resize", fit);
+    return () => window.removeEventListener("resize", fit);
+  }, [open]);
   useEffect(() => {
     if (!open) return undefined;
     const away = (event) => !ref.current.contains(event.target) && set(false);
@@ -255,7 +274,7 @@ export function Popover({ icon, label, text, children, up = false, kind = "quiet
     <${Button} icon=${icon} label=${label} kind=${kind} aria-expanded=${open} aria-haspopup="dialog" onClick=${() => set(!open)}
       >${text}<//
     >
-    ${open && html`<div class=${`popover ${up ? "up" : ""} ${align}`} role="dialog" aria-label=${label}>${children(() => set(false))}</div>`}
+    ${open && html`<div class="popover" role="dialog" aria-label=${label}>${children(() => set(false))}</div>`}
   </div>`;
 }
 

@@ -440,7 +440,11 @@ WEATHER = {
 
 def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: Server) -> None:
     page = visit.page()
+    page.set_viewport_size({"width": 700, "height": 380})
     page.click("[aria-label=Tools]")
+    tools = page.locator(".popover").bounding_box()
+    assert tools is not None and tools["y"] >= 0 and tools["y"] + tools["height"] <= 380
+    page.set_viewport_size({"width": 1280, "height": 800})
     page.check("text=Built-in tools")
     page.check("text=Ask me before each call")
     page.fill("[role=dialog] textarea", "{")
@@ -829,10 +833,16 @@ def test_the_keyboard_is_enough(visit: Visit) -> None:
     page.keyboard.press("g")
     page.keyboard.press("r")
     page.wait_for_selector("h1 >> text=Runs")
+    # A notice covers nothing of the page, and is not there any more on the next one.
+    page.evaluate("import('./console/state.js').then(({ notify }) => notify('Not done.', 'error'))")
+    page.wait_for_selector(".toast >> text=Not done.")
+    toast, main = (page.locator(each).bounding_box() for each in (".toast", "main"))
+    assert toast is not None and main is not None and toast["x"] + toast["width"] <= main["x"]
     page.keyboard.press("Control+k")
     page.keyboard.type("engine")
     page.keyboard.press("Enter")
     page.wait_for_selector("h1 >> text=Engine")
+    page.wait_for_selector(".toast", state="detached", timeout=4000)
     page.keyboard.press("?")
     page.wait_for_selector("dialog[open] >> text=Shortcuts")
     page.keyboard.press("Escape")

@@ -282,7 +282,7 @@ function ThreadMenu({ conversation, reload }) {
     const status = conversation.status === "archived" ? "active" : "archived";
     if (await attempt(() => post(`v1/conversations/${conversation.id}`, { status }))) reload();
   };
-  const erase = () => attempt(() => remove(`v1/conversations/${conversation.id}`), "Deleted").then((done) => done && go("chat"));
+  const erase = () => attempt(() => remove(`v1/conversations/${conversation.id}`).then(() => go("chat")), "Deleted");
   const archived = conversation.status === "archived";
   return html`<${Popover} icon="more" label="More" align="right">
     ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>

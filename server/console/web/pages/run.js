@@ -27,7 +27,7 @@ export function Run({ id }) {
 
   const cancel = () => attempt(() => post(`v1/responses/${id}/cancel`, {}), "Cancelled").then(() => loaded.reload());
   const fork = (body = {}) => attempt(async () => go("runs", (await post(`v1/responses/${id}/fork`, body)).id), "Forked");
-  const erase = () => attempt(() => remove(`v1/responses/${id}`), "Deleted").then((done) => done && go("runs"));
+  const erase = () => attempt(() => remove(`v1/responses/${id}`).then(() => go("runs")), "Deleted");
   const replay = (number_) => {
     setAfter(number_ - 1);
     setTurn(turn + 1);
