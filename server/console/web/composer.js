@@ -82,7 +82,7 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
     if (models.value) models.reload(); // a turn may load a model, or find that it cannot be loaded
   }, [working, canStop]);
   useEffect(() => {
-    if (window.matchMedia("(min-width: 820px)").matches) area.current.focus();
+    if (window.matchMedia("(min-width: 820px)").matches && document.activeElement.id !== "main") area.current.focus();
   }, []);
 
   const attach = async (chosen) => {

@@ -847,8 +847,15 @@ def test_the_keyboard_is_enough(visit: Visit) -> None:
     page.wait_for_selector("dialog[open] >> text=Shortcuts")
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
-    page.keyboard.press("n")
+    # Who has gone to the chat by letters goes on by letters, and does not write them into the message.
+    for letter in "gcgugcn":
+        page.keyboard.press(letter)
+        if letter == "u":
+            page.wait_for_selector("h1 >> text=Usage")
+        elif letter == "c":
+            page.wait_for_selector("#composer")
     page.wait_for_selector("#composer:focus")
+    assert page.input_value("#composer") == ""
     page.goto(page.url.replace("/chat", "/stores"))
     page.click("text=New store")
     page.wait_for_selector("dialog [name=name]:focus")
