@@ -403,6 +403,7 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     page.wait_for_selector(".chip >> text=forked")
     says(page, "four")
     assert page.locator(".turn.user").all_inner_texts() == ["say four"]
+    page.wait_for_selector("#title >> text=say four")  # by which it began, as it would have alone
     tree = visit.page("#/conversations", ".tree li")
     assert tree.locator(".tree li[style*='--depth: 2']").count() >= 1
 

@@ -79,6 +79,13 @@ const newestOf = (id, numItems, numResponses) =>
     get("v1/responses", { conversation: id, limit: numResponses }).catch(() => ({ data: [] })),
   ]);
 
+const inputs = new Map(); // of responses that have ended, by their ids: these stay as they are
+
+async function inputOf(id) {
+  if (!inputs.has(id)) inputs.set(id, (await get(`v1/responses/${id}/input_items`, { order: "asc", limit: 100 })).data);
+  return inputs.get(id);
+}
+
 /** All that a thread shows of a conversation which is stored. */
 async function history(id, most) {
   const [conversation, items, responses] = await newestOf(id, Math.min(most, 100), 20);
@@ -93,11 +100,9 @@ async function history(id, most) {
   const ids = new Set(found.map((item) => item.id));
   // Turns that ended without becoming part of the conversation, unless a later one has taken them along.
   const ended = responses.data.filter(({ status }) => status === "failed" || status === "cancelled").reverse();
-  const inputs = await Promise.all(
-    ended.map(({ id }) => get(`v1/responses/${id}/input_items`, { order: "asc", limit: 100 }).catch(() => ({ data: [] }))),
-  );
+  const asked = await Promise.all(ended.map((response) => inputOf(response.id).catch(() => [])));
   const left = ended
-    .map((response, index) => ({ response, input: inputs[index].data }))
+    .map((response, index) => ({ response, input: asked[index] }))
     .filter(({ input }) => !input.some((item) => ids.has(item.id)));
   return { conversation, items: found.reverse(), more, responses: responses.data, newest, left };
 }
@@ -192,6 +197,8 @@ function Thread({ id, list }) {
     const made = await post(`v1/conversations/${id}/fork`, { after: (before ?? item).id });
     // A fork begins behind an item: one that begins before the first is made behind it, and the item taken out.
     if (!before) await remove(`v1/conversations/${made.id}/items/${item.id}`);
+    // A title that the console has made of the first message is made of the new one.
+    if (!before && found.conversation.title === titleOf(item.content)) await post(`v1/conversations/${made.id}`, { title: titleOf(content) });
     begin(made.id, settings.body(), content ? [{ type: "message", role: "user", content }] : []);
     go("chat", made.id);
   };
@@ -256,7 +263,8 @@ async function opened(title) {
 }
 
 const titleOf = (content) => {
-  const text = content?.find((part) => part.type === "input_text")?.text ?? content?.find((part) => part.filename)?.filename ?? "Chat";
+  const parts = typeof content === "string" ? [{ type: "input_text", text: content }] : content;
+  const text = parts?.find((part) => part.type === "input_text")?.text ?? parts?.find((part) => part.filename)?.filename ?? "Chat";
   return text.replace(/\s+/g, " ").trim().slice(0, 80) || "Chat";
 };
 
