@@ -153,7 +153,7 @@ function Models({ last }) {
   if (!rows.length) return null;
   return html`<div class="table-frame"><table class="list">
     <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col" class="figure">Memory</th>
-      <th scope="col" class="figure">Requests</th><th scope="col" class="figure hide-narrow">Failed loads</th></tr></thead>
+      <th scope="col" class="figure">Running</th><th scope="col" class="figure hide-narrow">Failed loads</th></tr></thead>
     <tbody>${rows}</tbody></table></div>`;
 }
 

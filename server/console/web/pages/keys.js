@@ -28,7 +28,7 @@ export function Keys() {
     const projects = await all("v1/organization/projects", { order: undefined });
     const of = ({ id }) => Promise.all([all(`v1/organization/projects/${id}/api_keys`), get(`v1/organization/projects/${id}/limits`)]);
     const found = await Promise.all(projects.map(of));
-    return projects.map((project, index) => ({ project, keys: found[index][0], limits: found[index][1].in_force }));
+    return projects.map((project, index) => ({ project, keys: found[index][0], limits: limitWords(found[index][1].in_force) }));
   };
   const loaded = useLoaded(load, [owner]);
   const denied = loaded.error && [401, 403].includes(loaded.error.status);
@@ -94,7 +94,7 @@ export function Keys() {
       ${(found) => (found.length
         ? found.map(({ project, keys, limits }) => html`<section key=${project.id} aria-label=${project.name}>
             <div class="section-head"><div><h2>${project.name} <${Id} value=${project.id} /></h2>
-              ${limitWords(limits).length > 0 && html`<small class="faint">All keys together: ${limitWords(limits).join(", ")}</small>`}</div>
+              ${limits.length > 0 && html`<small class="faint">All keys together: ${limits.join(", ")}</small>`}</div>
               <${Button} icon="plus" kind="quiet" onClick=${() => begin(project)}>New key<//></div>
             ${keys.length
               ? html`<div class="table-frame"><table class="list">
@@ -103,23 +103,29 @@ export function Keys() {
                     <th scope="col" class="figure hide-narrow">Ends</th><th scope="col" class="figure hide-narrow">Used</th>
                     <th scope="col" class="figure hide-narrow">Made</th><th scope="col">
                     <span class="out-of-sight">Actions</span></th></tr></thead>
-                  <tbody>${keys.map((each) => html`<tr key=${each.id}>
-                    <td class="main"><span class="clip">${each.name || html`<span class="faint">Unnamed</span>`}</span>
-                      <small class="faint show-narrow">${[...each.scopes, ...limitWords(each.limits)].join(", ")}${each.expires_at && html`, ends <${Ago} at=${each.expires_at} />`}</small></td>
-                    <td class="mono faint">${each.redacted_value}</td>
-                    <td class="faint several hide-narrow">${each.scopes.join(", ")}</td>
-                    <td class="faint several hide-narrow">${limitWords(each.limits).map((said) => html`<div>${said}</div>`)}${!limitWords(each.limits).length && "–"}</td>
-                    <td class="figure faint hide-narrow">${each.expires_at ? html`<${Ago} at=${each.expires_at} />` : "never"}</td>
-                    <td class="figure faint hide-narrow"><${Ago} at=${each.last_used_at} /></td>
-                    <td class="figure faint hide-narrow"><${Ago} at=${each.created_at} /></td>
-                    <td class="row-actions">
-                      <${Sure} icon="trash" label=${`Revoke ${each.name}`} yes="Revoke" question="Whoever uses this key is refused at once." onYes=${() => revoke(project, each)} />
-                      </td>
-                  </tr>`)}</tbody>
+                  <tbody>${keys.map((each) => html`<${Row} key=${each.id} of=${each} revoke=${() => revoke(project, each)} />`)}</tbody>
                 </table></div>`
               : html`<p class="faint">No keys.</p>`}
           </section>`)
         : html`<${Empty} icon="key" title="No owners yet">On a server without keys everybody on this machine is the owner local.<//>`)}
     <//>
   <//>`;
+}
+
+function Row({ of, revoke }) {
+  const limits = limitWords(of.limits);
+  const ends = of.expires_at && html`<${Ago} at=${of.expires_at} />`;
+  return html`<tr>
+    <td class="main"><span class="clip">${of.name || html`<span class="faint">Unnamed</span>`}</span>
+      <small class="faint show-narrow">${[...of.scopes, ...limits].join(", ")}${ends && html`, ends ${ends}`}</small></td>
+    <td class="mono faint">${of.redacted_value}</td>
+    <td class="faint several hide-narrow">${of.scopes.join(", ")}</td>
+    <td class="faint several hide-narrow">${limits.length ? limits.map((said) => html`<div>${said}</div>`) : "–"}</td>
+    <td class="figure faint hide-narrow">${ends ?? "never"}</td>
+    <td class="figure faint hide-narrow"><${Ago} at=${of.last_used_at} /></td>
+    <td class="figure faint hide-narrow"><${Ago} at=${of.created_at} /></td>
+    <td class="row-actions">
+      <${Sure} icon="trash" label=${`Revoke ${of.name}`} yes="Revoke" question="Whoever uses this key is refused at once." onYes=${revoke} />
+      </td>
+  </tr>`;
 }
