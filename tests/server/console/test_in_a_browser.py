@@ -560,11 +560,11 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     runs.wait_for_selector(".item-row >> text=message")
     runs.click("#tab-usage")
     runs.wait_for_selector("text=Tool outputs")
-    refused = []
-    runs.on("response", lambda reply: reply.status >= 400 and refused.append(reply.url))
+    statuses: list[int] = []
+    runs.on("response", lambda reply: statuses.append(reply.status))
     runs.click(".page-head >> text=Fork")
     runs.wait_for_selector("text=A fork was not run")
-    assert runs.inner_text(".facts div:has-text('Tokens') dd") != "0 + 0" and refused == []
+    assert runs.inner_text(".facts div:has-text('Tokens') dd") != "0 + 0" and max(statuses) < 400
 
 
 # ------------------------------------------------------------------------------------------------------------
