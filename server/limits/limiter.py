@@ -367,6 +367,7 @@ class Standing:
             yield f"x-ratelimit-limit-{unit}", str(meter.rate.limit)
             yield f"x-ratelimit-remaining-{unit}", str(left)
             yield f"x-ratelimit-reset-{unit}", _duration(meter.reset(now))
+            yield f"x-ratelimit-period-{unit}", str(meter.rate.period // SECOND)
             if unit == "requests":
                 yield from _plain_headers(meter.rate.limit, left, meter.reset(now)).items()
 

@@ -1029,6 +1029,8 @@ class Runs:
         else:
             if run.queued:
                 self._loop.started(run)
+            elif run.claim is not None:
+                self._loop.resumed(run)
             self._loop.received(run, [load_item(item.body, item.private) for item in inputs])
             self._tasks.spawn(run)
         return run

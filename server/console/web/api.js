@@ -2,6 +2,7 @@
 // limits. Nothing here knows of pages.
 
 const KEY = "antiphon.key";
+const PROFILE = { "x-antiphon-profile": "openai" }; // official names of events, also where a server has older ones
 
 /** Where the server's paths begin, also behind a proxy that shows it under a path of its own. */
 export const base = new URL(".", document.baseURI);
@@ -62,6 +63,7 @@ export function useKey(value) {
   if (value) sessionStorage.setItem(KEY, value);
   else sessionStorage.removeItem(KEY);
   refused.set(null);
+  limits.set({});
   key.set(value);
 }
 
@@ -77,7 +79,7 @@ export function url(path, query = {}) {
 
 /** A fetch with the key. Raises ApiError for a refusal, and Offline where nothing answers. */
 export async function request(method, path, { query, body, form, headers, signal, as } = {}) {
-  const sent = { ...headers };
+  const sent = { ...PROFILE, ...headers };
   const own = as ?? key.get();
   if (own) sent.authorization = `Bearer ${own}`;
   if (body !== undefined) sent["content-type"] = "application/json";

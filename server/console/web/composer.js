@@ -7,7 +7,7 @@ import { notify, useKept, useLoaded, useWatched } from "./state.js";
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
 
-const MODELS_MS = 10_000; // between two looks at which models are loaded
+const MODELS_MS = 10_000; // between two looks at which models are loaded, besides those at the begin and end of a turn
 const MARKS = { unloaded: " (not loaded)", waiting: " (loading)", loading: " (loading)", failed: " (failed to load)" };
 
 const NAMES = { web_search: "Web search", file_search: "File search", code_interpreter: "Python", image_generation: "Images" };
@@ -74,8 +74,15 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
     const names = models.value?.map((each) => each.id);
     if (names?.length && !names.includes(settings.value.model)) keep((before) => ({ ...before, model: names[0] }));
   }, [models.value]);
+  const unlisted = models.error?.status === 403;
   useEffect(() => {
-    if (window.matchMedia("(min-width: 820px)").matches) area.current.focus();
+    if (unlisted) keep(({ model: _, ...rest }) => rest); // it was chosen with another key
+  }, [unlisted]);
+  useEffect(() => {
+    if (models.value) models.reload(); // a turn may load a model, or find that it cannot be loaded
+  }, [working, canStop]);
+  useEffect(() => {
+    if (window.matchMedia("(min-width: 820px)").matches && document.activeElement.id !== "main") area.current.focus();
   }, []);
 
   const attach = async (chosen) => {
@@ -163,7 +170,8 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
       <${Tools} value=${settings.value} change=${change} />
       <${Options} value=${settings.value} change=${change} />
       <label class="model"><span class="out-of-sight">Model</span>
-        <select value=${settings.value.model} onChange=${(event) => change("model", event.target.value)}>
+        <select value=${settings.value.model} disabled=${unlisted} title=${unlisted ? models.error.message : undefined} onChange=${(event) => change("model", event.target.value)}>
+          ${unlisted && html`<option>the server's default: this key may not list models</option>`}
           ${(models.value ?? []).map((each) => html`<option value=${each.id} selected=${each.id === settings.value.model}>${each.id}${MARKS[each.state] ?? ""}</option>`)}
         </select></label>
       <span class="grow"></span>

@@ -65,7 +65,7 @@ export function Button({ icon, label, children, kind = "", small = true, ...rest
 }
 
 export const STATES = {
-  completed: "good", active: "good", processed: "good", running: "good", live: "good",
+  completed: "good", active: "good", processed: "good", running: "good", live: "good", loaded: "good",
   in_progress: "busy", queued: "calm", waiting: "ask", reconnecting: "ask",
   incomplete: "ask", failed: "bad", cancelled: "calm", archived: "calm", expired: "calm",
 };
@@ -125,6 +125,12 @@ export function seconds(value) {
   if (value < 60) return `${Math.round(value)} s`;
   if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
+}
+
+/** That a response outlived ends of its server, in words; null for one that did not. */
+export function survived({ restarts }) {
+  if (!restarts) return null;
+  return restarts === 1 ? "continued after a restart" : `continued after ${restarts} restarts`;
 }
 
 export function size(value) {
@@ -228,10 +234,29 @@ export function Sure({ icon, label, question, yes = "Delete", onYes, children, k
     <//>`}`;
 }
 
-/** A menu or a form below a button. */
+const MARGIN = 8; // pixels between a popover and the edges of the window
+
+/** Put a popover above or below its button, and nowhere beyond the window. */
+function place(popover, button, { up, align }) {
+  const at = button.getBoundingClientRect();
+  const { clientWidth: width, clientHeight: height } = document.documentElement;
+  const left = align === "right" ? at.right - popover.offsetWidth : at.left;
+  popover.style.left = `${Math.max(MARGIN, Math.min(left, width - popover.offsetWidth - MARGIN))}px`;
+  popover.style[up ? "bottom" : "top"] = `${(up ? height - at.top : at.bottom) + MARGIN}px`;
+  popover.style.maxHeight = `${(up ? at.top : height - at.bottom) - 2 * MARGIN}px`;
+}
+
+/** A menu or a form below a button, or above it. */
 export function Popover({ icon, label, text, children, up = false, kind = "quiet", align = "left" }) {
   const [open, set] = useState(false);
   const ref = useRef();
+  useLayoutEffect(() => {
+    if (!open) return undefined;
+    const fit = () => place(ref.current.querySelector(".popover"), ref.current, { up, align });
+    fit();
+    window.addEventListener("resize", fit);
+    return () => window.removeEventListener("resize", fit);
+  }, [open]);
   useEffect(() => {
     if (!open) return undefined;
     const away = (event) => !ref.current.contains(event.target) && set(false);
@@ -249,7 +274,7 @@ export function Popover({ icon, label, text, children, up = false, kind = "quiet
     <${Button} icon=${icon} label=${label} kind=${kind} aria-expanded=${open} aria-haspopup="dialog" onClick=${() => set(!open)}
       >${text}<//
     >
-    ${open && html`<div class=${`popover ${up ? "up" : ""} ${align}`} role="dialog" aria-label=${label}>${children(() => set(false))}</div>`}
+    ${open && html`<div class="popover" role="dialog" aria-label=${label}>${children(() => set(false))}</div>`}
   </div>`;
 }
 

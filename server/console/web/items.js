@@ -26,6 +26,13 @@ const keyOf = (item) => item.call_id ?? item.approval_request_id;
 export const outputsOf = (items) =>
   Object.fromEntries(items.filter((item) => item && isOutput(item)).map((item) => [keyOf(item), item]));
 
+/** The items that have a card of their own: an output stands in its call's, and an approval in that of the call which
+ * was made upon it. */
+export function withCards(items) {
+  const made = new Set(items.map((item) => item?.type === "mcp_call" && item.approval_request_id));
+  return items.filter((item) => item && !isOutput(item) && !made.has(item.id));
+}
+
 export const nameOf = (item) => item.name ?? NAMES[item.type] ?? item.type.replaceAll("_", " ");
 
 /** One item. outputs: see `outputsOf`. pending: the ids of calls that wait, and `answer(outputs)` what sends one.
@@ -150,6 +157,7 @@ function Call({ item, output, open, answer, tools }) {
     <summary>
       <${Icon} name="tool" /><strong>${nameOf(item)}</strong>
       <code class="clip">${brief(item)}</code>
+      ${item.approval_request_id && html`<small class="faint">approved</small>`}
       <${State} name=${unanswered && item.status === "completed" ? "called" : state} />
     </summary>
     <div class="fold-body">

@@ -25,9 +25,15 @@ export function useShortcuts({ palette, help, pages }) {
       if (unsent) return unsent.focus();
       const page = Date.now() - began.current < SECOND_MS && pages.find((each) => each.letter === event.key);
       began.current = event.key === "g" && !page ? Date.now() : 0;
-      if (page) go(page.name);
-      else if (event.key === "?") help();
-      else if (event.key === "n") go("chat");
+      if (page) {
+        go(page.name);
+        document.getElementById("main").focus(); // what is pressed next is a shortcut, too
+      } else if (event.key === "?") help();
+      else if (event.key === "n") {
+        document.activeElement.blur();
+        document.getElementById("composer")?.focus();
+        go("chat");
+      }
       else if (event.key === "/") document.querySelector("#composer, input[type=search]")?.focus();
       else return;
       event.preventDefault();

@@ -105,12 +105,16 @@ export const dialog = watched(null);
 export const notices = watched([]);
 let count = 0;
 
-/** Say something for some seconds, to screen readers as well. kind: "info", or "error". */
+const place = () => location.hash.split("?")[0];
+
+/** Say something for some seconds, to screen readers as well, on this page alone. kind: "info", or "error". */
 export function notify(text, kind = "info") {
-  const notice = { id: ++count, text, kind };
+  const notice = { id: ++count, text, kind, place: place() };
   notices.set([...notices.get().slice(-3), notice]);
   setTimeout(() => dismiss(notice.id), kind === "error" ? 9000 : 3500);
 }
+
+route.watch(() => notices.set(notices.get().filter((notice) => notice.place === place())));
 
 export const dismiss = (id) => notices.set(notices.get().filter((notice) => notice.id !== id));
 

@@ -6,9 +6,8 @@ import { ApiError, Offline, idempotencyKey, online, request, sleep } from "./api
 export const TERMINAL = ["completed", "incomplete", "failed", "cancelled"];
 const ENDS = new Set(TERMINAL.map((status) => `response.${status}`));
 const LASTING = new Set(["model_not_loaded", "model_unavailable", "file_not_read"]); // 503s for somebody to decide on
-const encoder = new TextEncoder();
 
-/** Events of a reply, one after the other: {event, raw, bytes}. Ends when the reply does. */
+/** Events of a reply, one after the other. Ends when the reply does. */
 export async function* events(reply) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -24,7 +23,7 @@ export async function* events(reply) {
           .filter((line) => line.startsWith("data:"))
           .map((line) => line.slice(5).trimStart())
           .join("\n");
-        if (raw && raw !== "[DONE]") yield { event: JSON.parse(raw), raw, bytes: encoder.encode(raw).length };
+        if (raw && raw !== "[DONE]") yield JSON.parse(raw);
       }
     }
   } finally {
@@ -59,7 +58,7 @@ export async function start(body, handlers, path = "v1/responses") {
 /**
  * Read the events of a response from behind `after` on, to its end.
  *
- * handlers: `onEvent({event, raw, bytes})`; `onState("live" | "reconnecting")`; `signal` stops it. Raises ApiError
+ * handlers: `onEvent(event)`; `onState("live" | "reconnecting")`; `signal` stops it. Raises ApiError
  * for a response without events: deleted, forked, or older than events are kept.
  */
 export async function follow(id, handlers, after = -1) {
@@ -84,8 +83,7 @@ export async function follow(id, handlers, after = -1) {
 /** Hand the events of a reply on; whether the last one was among them. */
 async function read(reply, handlers, seen) {
   try {
-    for await (const found of events(reply)) {
-      const { event } = found;
+    for await (const event of events(reply)) {
       if (typeof event.sequence_number === "number") {
         if (event.sequence_number <= seen.after) continue;
         seen.after = event.sequence_number;
@@ -94,7 +92,7 @@ async function read(reply, handlers, seen) {
         seen.id = event.response.id;
         handlers.onStart?.(seen.id);
       }
-      handlers.onEvent(found);
+      handlers.onEvent(event);
       if (ENDS.has(event.type)) return true;
     }
   } catch (error) {

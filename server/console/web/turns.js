@@ -38,7 +38,7 @@ class Turn {
         this.told(null);
         tell(this);
       },
-      onEvent: ({ event }) => {
+      onEvent: (event) => {
         this.after = event.sequence_number ?? this.after;
         take(this.state, event);
         tell(this);

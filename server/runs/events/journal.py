@@ -160,7 +160,8 @@ class Journal:
     ) -> None:  # fmt: skip
         """Number the drafts and hand them to the next commit, whole; they are shown after it.
 
-        `drafts` is empty only with `park`. effects: see `apply`. Does nothing once the run is lost.
+        `drafts` is empty only with `park`, or with a `head` alone. effects: see `apply`. Does nothing once
+        the run is lost.
         """
         if self._closed and entry.fence:
             entry.lose(RunLost(entry.response_id))

@@ -593,6 +593,10 @@ class Loop:
         draft = {"type": "response.in_progress", "response": {**head, "output": []}}
         self._write(run, [draft], head=orjson.dumps(head), status="in_progress")
 
+    def resumed(self, run: Run) -> None:
+        """A run whose owner ended while it made it goes on here: its response tells of that from now on."""
+        self._journal.write(run.entry, [], head=orjson.dumps(run.head("in_progress")))
+
     def received(self, run: Run, outputs: Sequence[Item]) -> None:
         """Outputs that a client fed to the run appear in its stream."""
         if outputs:

@@ -59,7 +59,8 @@ class Restorer:
     async def run(self, claim: RunClaim) -> Run:
         """A run that this process has claimed. Raises NotFound for a deleted one."""
         run = await self.again(claim.owner, claim.response_id, claim.fence)
-        run.claim = claim if claim.state == "running" else None
+        if claim.state == "running":
+            run.claim, run.restarts = claim, run.restarts + 1
         return run
 
     async def again(self, owner: str, response_id: str, fence: int) -> Run:
@@ -89,6 +90,7 @@ class Restorer:
         run.reach = await self._reach(plan)
         run.learn(functions)
         run.queued = stored.status == "queued"
+        run.restarts = orjson.loads(stored.head).get("restarts", 0)
         run.gone = gone
         run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
         if run.progress.generations and run.progress.ended is None:

@@ -89,7 +89,8 @@ class Run:
 
     begun: ids of the calls of this server's tools that were begun, here or perhaps by an earlier owner.
 
-    For a run with an earlier owner. claim: by which it was taken over, until an engine may be given it.
+    For a run with an earlier owner. restarts: how often an owner ended while it made it. claim: by which it
+    was taken over, until an engine may be given it.
     unfinished: the generation to go on with. gone: why its tools cannot be offered here any more.
     """
 
@@ -107,6 +108,7 @@ class Run:
     num_known: int = 0
     begun: set[str] = field(default_factory=set)
     queued: bool = False  # no event says yet that it is in progress
+    restarts: int = 0
     claim: RunClaim | None = None
     unfinished: Unfinished | None = None
     gone: ApiError | None = None
@@ -196,6 +198,7 @@ class Run:
             "error": error,
             "incomplete_details": {"reason": reason} if reason else None,
             "usage": usage,
+            **({"restarts": self.restarts} if self.restarts else {}),
         }
 
 

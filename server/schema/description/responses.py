@@ -443,6 +443,11 @@ _REPLIES: Mapping[str, Schema] = {
                 **INTEGER,
                 "description": "An extension, in flight: how often an engine was given it.",
             },
+            "restarts": {
+                **INTEGER,
+                "description": "An extension, also after the end: how often the server ended while it was "
+                "being made, so that it went on in another process; absent where that never happened.",
+            },
             "queue_position": {
                 **INTEGER,
                 "description": "An extension, while queued: its turn; 1 is the next to begin.",

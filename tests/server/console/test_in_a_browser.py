@@ -67,6 +67,7 @@ class Server:
 
     data: Path
     port: int
+    more: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -77,7 +78,7 @@ class Server:
         """Start it; whoever needs it to be ready waits for that."""
         arguments = ("serve", "--engine", "scripted", "--port", str(self.port), "--data", str(self.data))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, *arguments],
+            [sys.executable, "-c", SERVE, *arguments, *self.more],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
@@ -266,6 +267,9 @@ def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None
     server.wait()
     says(answered, counted(80))
     assert answered.locator("text=Reconnecting").count() == 0
+    # It says, also after its end, that it has outlived the server.
+    answered.click(".turn.assistant .meta >> text=continued after a restart")
+    answered.wait_for_selector(".facts >> text=continued after a restart")
     says(asking, "second")
     asking.wait_for_selector("#title >> text=say first")
     asking.wait_for_selector(".side-list >> text=say first")
@@ -399,6 +403,7 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     page.wait_for_selector(".chip >> text=forked")
     says(page, "four")
     assert page.locator(".turn.user").all_inner_texts() == ["say four"]
+    page.wait_for_selector("#title >> text=say four")  # by which it began, as it would have alone
     tree = visit.page("#/conversations", ".tree li")
     assert tree.locator(".tree li[style*='--depth: 2']").count() >= 1
 
@@ -436,7 +441,11 @@ WEATHER = {
 
 def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: Server) -> None:
     page = visit.page()
+    page.set_viewport_size({"width": 700, "height": 380})
     page.click("[aria-label=Tools]")
+    tools = page.locator(".popover").bounding_box()
+    assert tools is not None and tools["y"] >= 0 and tools["y"] + tools["height"] <= 380
+    page.set_viewport_size({"width": 1280, "height": 800})
     page.check("text=Built-in tools")
     page.check("text=Ask me before each call")
     page.fill("[role=dialog] textarea", "{")
@@ -453,6 +462,9 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     page.wait_for_selector(".composer-note >> text=waits for you")
     page.click("text=Approve")
     says(page, "The tool said: 42")
+    # The approval and the call that was made upon it are one card.
+    page.wait_for_selector("details.call >> text=approved")
+    assert page.locator(".call-card").count() == 0
     ask(page, 'call get_weather {"city": "Oslo"}')
     page.wait_for_selector("form.answer")
     # It waits without anybody, and over the end of the server.
@@ -473,9 +485,11 @@ def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server)
     page = visit.page(f"#/chat/{conversation}", "text=Approve")
     page.click("text=Approve")
     says(page, "The tool said: 42")
-    until(page, "!document.querySelector('.call-card.open')")
+    until(page, "!document.querySelector('.call-card')")
     page.reload()
     says(page, "The tool said: 42")
+    page.wait_for_selector("details.call >> text=approved")
+    assert page.locator(".call-card").count() == 0
 
 
 def test_a_call_is_declined(visit: Visit, server: Server) -> None:
@@ -511,7 +525,9 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     response = server.post("/v1/responses", body)
     runs = visit.page("#/runs?status=in_progress", "a.cover")
     runs.click(f"[aria-label='Run {response['id']}']")
-    runs.wait_for_selector(".event >> text=output_text.delta")
+    # The pieces of a text are one row, which says how many there are, and what they say.
+    runs.wait_for_selector(".event .text >> text=1 2 3")
+    assert runs.locator(".event >> text=output_text.delta").count() == 1
     until(runs, "parseInt(document.querySelector('[role=tab] small').textContent) > 20")
     until(runs, TIMED)  # those that come while it is watched
     runs.click("text=Cancel")
@@ -519,13 +535,20 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     runs.fill("[aria-label='Replay from event']", "7")
     runs.click(".replay button")
     until(runs, "document.querySelector('.event .seq')?.textContent === '7'")
+    runs.click(".event >> nth=0")
+    assert runs.inner_text("[aria-label='Text of these events']").startswith(" 3 4")
+    runs.click(".event >> nth=0")
+    runs.focus(".events")
+    runs.keyboard.press("ArrowDown")
+    runs.keyboard.press("ArrowRight")  # now its events stand below it, each in a row
+    runs.wait_for_selector(".event.within >> nth=5")
     until(runs, TIMED)
     times = server.get(f"/v1/responses/{response['id']}/events?limit=8")["times"]
     made = times[7] - times[0]
     said = runs.inner_text(".event >> nth=0 >> .at")
     assert said == (f"{1000 * made:.0f} ms" if made < 1 else f"{made:.2f} s")
-    number = runs.inner_text(".event >> nth=0 >> .seq")
-    runs.click(".event >> nth=0")
+    number = runs.inner_text(".event >> nth=1 >> .seq")
+    runs.click(".event >> nth=1")
     shown = json.loads(runs.inner_text(".event-detail pre"))
     stored = server.get(f"/v1/responses/{response['id']}/events?after=6&limit=1")["data"][0]
     assert (number, shown) == ("7", stored)
@@ -537,8 +560,103 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     runs.wait_for_selector(".item-row >> text=message")
     runs.click("#tab-usage")
     runs.wait_for_selector("text=Tool outputs")
+    statuses: list[int] = []
+    runs.on("response", lambda reply: statuses.append(reply.status))
     runs.click(".page-head >> text=Fork")
     runs.wait_for_selector("text=A fork was not run")
+    assert runs.inner_text(".facts div:has-text('Tokens') dd") != "0 + 0" and max(statuses) < 400
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Another server
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose clients are older, and one of whose models is not loaded."""
+    data = tmp_path_factory.mktemp("other")
+    (data / "models.toml").write_text('[[models]]\nname = "later"\nengine = "scripted"\nchild = true\n')
+    made = Server(data, free_port(), ("--responses-profile", "legacy"))
+    made.start()
+    made.wait()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def visit_other(browser: Browser, other: Server) -> Iterator[Visit]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    visitor = Visit(context, other.url)
+    yield visitor
+    context.close()
+    assert visitor.problems == [] and visitor.elsewhere == []
+
+
+def test_older_names_of_events_and_models_on_demand(visit_other: Visit, other: Server) -> None:
+    asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
+    conversation = other.post("/v1/conversations", {})["id"]
+    other.post("/v1/responses", {**asked, "await_tool_outputs": True, "conversation": conversation})
+    page = visit_other.page(f"#/chat/{conversation}", "form.answer")
+    page.fill("form.answer input[type=number]", "-3")
+    page.click("text=Send output")
+    says(page, 'The tool said: {"sky":"clear","degrees":-3}')
+    # The selector and the page of the engine tell which models are loaded, also once that has changed.
+    engine = visit_other.page("#/engine", "tr:has-text('later') >> text=not loaded")
+    page.select_option(".model select", "later")
+    page.wait_for_selector(".model option >> text=later (not loaded)", state="attached")
+    ask(page, "say loaded")
+    says(page, "loaded")
+    page.wait_for_selector(".model option >> text='later'", state="attached", timeout=4000)
+    engine.wait_for_selector("tr:has-text('later') >> text='loaded'")
+
+
+def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:
+    usage = visit_other.page("#/usage", "text=There are no limits on requests or tokens over time.")
+    command = (
+        "keys",
+        "create",
+        "--owner",
+        "local",
+        "--scope",
+        "all",
+        "--scope",
+        "admin",
+        "--data",
+        other.data,
+    )
+    made = subprocess.run(
+        [sys.executable, "-m", "server.cli", *command], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    def use(page: Page, key: str) -> None:
+        page.fill("dialog input", key)  # it opens by itself: the server needs a key now
+        page.click("text=Use it")
+        page.wait_for_selector("dialog", state="detached")
+
+    keys = visit_other.page("#/keys")
+    use(keys, made.stdout.split()[0])
+    keys.click("text=New key")
+    keys.fill("[name=name]", "small")
+    keys.uncheck("text='all'")
+    for scope in ("responses", "conversations", "usage"):
+        keys.check(f"text='{scope}'")
+    keys.fill("[name=requests_per_minute]", "5")
+    keys.fill("[name=days]", "3")
+    keys.fill("[name=more]", "model:*, modle:x")
+    keys.click("text=Make it")
+    keys.wait_for_selector("dialog >> text=there is no scope 'modle:x'")
+    keys.fill("[name=more]", "model:*")
+    keys.click("text=Make it")
+    row = keys.wait_for_selector("tr:has-text('small')")
+    assert row is not None and "5 requests a minute" in row.inner_text() and "in 3d" in row.inner_text()
+    # A key that may not list models can be used all the same, and the selector says why it is empty.
+    use(usage, keys.inner_text(".secret"))
+    usage.click("nav >> text=Chat")
+    usage.wait_for_selector(".model option >> text=this key may not list models", state="attached")
+    ask(usage, "say a default")
+    says(usage, "a default")
+    usage.click("nav >> text=Usage")
+    usage.wait_for_selector("text=5 requests a minute")
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -716,16 +834,29 @@ def test_the_keyboard_is_enough(visit: Visit) -> None:
     page.keyboard.press("g")
     page.keyboard.press("r")
     page.wait_for_selector("h1 >> text=Runs")
+    # A notice covers nothing of the page, and is not there any more on the next one.
+    page.evaluate("import('./console/state.js').then(({ notify }) => notify('Not done.', 'error'))")
+    page.wait_for_selector(".toast >> text=Not done.")
+    toast, main = (page.locator(each).bounding_box() for each in (".toast", "main"))
+    assert toast is not None and main is not None and toast["x"] + toast["width"] <= main["x"]
     page.keyboard.press("Control+k")
     page.keyboard.type("engine")
     page.keyboard.press("Enter")
     page.wait_for_selector("h1 >> text=Engine")
+    page.wait_for_selector(".toast", state="detached", timeout=4000)
     page.keyboard.press("?")
     page.wait_for_selector("dialog[open] >> text=Shortcuts")
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
-    page.keyboard.press("n")
+    # Who has gone to the chat by letters goes on by letters, and does not write them into the message.
+    for letter in "gcgugcn":
+        page.keyboard.press(letter)
+        if letter == "u":
+            page.wait_for_selector("h1 >> text=Usage")
+        elif letter == "c":
+            page.wait_for_selector("#composer")
     page.wait_for_selector("#composer:focus")
+    assert page.input_value("#composer") == ""
     page.goto(page.url.replace("/chat", "/stores"))
     page.click("text=New store")
     page.wait_for_selector("dialog [name=name]:focus")

@@ -103,6 +103,7 @@ async def test_requests_are_counted_on_every_api(tmp_path: Path, api: str) -> No
             assert reply.headers["x-ratelimit-limit-requests"] == "2"
             assert reply.headers["x-ratelimit-remaining-requests"] == left
             assert reply.headers["x-ratelimit-reset-requests"].endswith("s")
+            assert reply.headers["x-ratelimit-period-requests"] == "60"
         made = await listed(client)
         reply = await client.post(path, json=body)
         assert "2 requests a minute" not in refused(reply)["message"]

@@ -2,9 +2,9 @@
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
 import { get, idempotencyKey, key, online, post, remove, sleep } from "../api.js";
-import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, number, seconds } from "../elements.js";
-import { isOutput, textOf } from "../fold.js";
-import { Item, outputsOf } from "../items.js";
+import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, number, seconds, survived } from "../elements.js";
+import { textOf } from "../fold.js";
+import { Item, outputsOf, withCards } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { canTryAgain } from "../stream.js";
@@ -79,6 +79,13 @@ const newestOf = (id, numItems, numResponses) =>
     get("v1/responses", { conversation: id, limit: numResponses }).catch(() => ({ data: [] })),
   ]);
 
+const inputs = new Map(); // of responses that have ended, by their ids: these stay as they are
+
+async function inputOf(id) {
+  if (!inputs.has(id)) inputs.set(id, (await get(`v1/responses/${id}/input_items`, { order: "asc", limit: 100 })).data);
+  return inputs.get(id);
+}
+
 /** All that a thread shows of a conversation which is stored. */
 async function history(id, most) {
   const [conversation, items, responses] = await newestOf(id, Math.min(most, 100), 20);
@@ -93,11 +100,9 @@ async function history(id, most) {
   const ids = new Set(found.map((item) => item.id));
   // Turns that ended without becoming part of the conversation, unless a later one has taken them along.
   const ended = responses.data.filter(({ status }) => status === "failed" || status === "cancelled").reverse();
-  const inputs = await Promise.all(
-    ended.map(({ id }) => get(`v1/responses/${id}/input_items`, { order: "asc", limit: 100 }).catch(() => ({ data: [] }))),
-  );
+  const asked = await Promise.all(ended.map((response) => inputOf(response.id).catch(() => [])));
   const left = ended
-    .map((response, index) => ({ response, input: inputs[index].data }))
+    .map((response, index) => ({ response, input: asked[index] }))
     .filter(({ input }) => !input.some((item) => ids.has(item.id)));
   return { conversation, items: found.reverse(), more, responses: responses.data, newest, left };
 }
@@ -192,6 +197,8 @@ function Thread({ id, list }) {
     const made = await post(`v1/conversations/${id}/fork`, { after: (before ?? item).id });
     // A fork begins behind an item: one that begins before the first is made behind it, and the item taken out.
     if (!before) await remove(`v1/conversations/${made.id}/items/${item.id}`);
+    // A title that the console has made of the first message is made of the new one.
+    if (!before && found.conversation.title === titleOf(item.content)) await post(`v1/conversations/${made.id}`, { title: titleOf(content) });
     begin(made.id, settings.body(), content ? [{ type: "message", role: "user", content }] : []);
     go("chat", made.id);
   };
@@ -256,7 +263,8 @@ async function opened(title) {
 }
 
 const titleOf = (content) => {
-  const text = content?.find((part) => part.type === "input_text")?.text ?? content?.find((part) => part.filename)?.filename ?? "Chat";
+  const parts = typeof content === "string" ? [{ type: "input_text", text: content }] : content;
+  const text = parts?.find((part) => part.type === "input_text")?.text ?? parts?.find((part) => part.filename)?.filename ?? "Chat";
   return text.replace(/\s+/g, " ").trim().slice(0, 80) || "Chat";
 };
 
@@ -282,7 +290,7 @@ function ThreadMenu({ conversation, reload }) {
     const status = conversation.status === "archived" ? "active" : "archived";
     if (await attempt(() => post(`v1/conversations/${conversation.id}`, { status }))) reload();
   };
-  const erase = () => attempt(() => remove(`v1/conversations/${conversation.id}`), "Deleted").then((done) => done && go("chat"));
+  const erase = () => attempt(() => remove(`v1/conversations/${conversation.id}`).then(() => go("chat")), "Deleted");
   const archived = conversation.status === "archived";
   return html`<${Popover} icon="more" label="More" align="right">
     ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>
@@ -332,7 +340,7 @@ function Turns({ found, editing, edit, branch, id, working, live, again }) {
     give(now);
     if (open.size <= outputs_.length) goOn(id, response.id, now);
   };
-  const all_ = groups(found.items.filter((item) => !isOutput(item) || item.type === "mcp_approval_response"));
+  const all_ = groups(withCards(found.items));
   const lastUser = [...found.items].reverse().find((item) => item.type === "message" && item.role === "user");
   const left = found.left.filter(({ response }) => !live.some((each) => each.id === response.id));
   const answerOf = (group) => group?.items.map((item) => made.get(item.id)).find(Boolean);
@@ -399,6 +407,7 @@ function Meta({ response }) {
     ${usage && html`<span>${number(usage.output_tokens)} tokens</span>`}
     ${lasted > 0 && html`<span>${seconds(lasted)}</span>`}
     ${response.status !== "completed" && html`<${State} name=${response.status} />`}
+    ${survived(response) && html`<span>${survived(response)}</span>`}
   </a>`;
 }
 
@@ -456,11 +465,11 @@ function Live({ turn, redraw, again: retry }) {
     await attempt(() => answer(turn.id, outputs_));
     redraw();
   };
-  const shown = state.items.filter((item) => item && !isOutput(item));
+  const shown = withCards(state.items);
   const quiet = !turn.ended && !pending.size && !shown.some((item) => item.type === "message" && textOf(item));
   return html`${turn.input.map((item, index) => item.type === "message" && html`<${Said} key=${`in${index}`} item=${item} />`)}
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
-      ${state.items.map((item, index) => item && html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
+      ${shown.map((item, index) => html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
       ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
       ${turn.error && html`${turn.error.code === LOCKED ? html`<${Locked} />` : html`<${Failure} error=${turn.error} />`}
         <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
@@ -491,7 +500,7 @@ function Left({ left, again: retry }) {
   const outputs = outputsOf(response.output);
   return html`${input.map((item) => item.type === "message" && html`<${Said} key=${item.id} item=${item} />`)}
     <article class="turn assistant left" aria-label="Answer that ended early">
-      ${response.output.map((item) => html`<${Item} key=${item.id} item=${item} outputs=${outputs} />`)}
+      ${withCards(response.output).map((item) => html`<${Item} key=${item.id} item=${item} outputs=${outputs} />`)}
       <${Outcome} response=${response} />
       <footer class="turn-foot shown">
         ${retry && html`<${Button} icon="again" onClick=${() => retry(input)}>Try again<//>`}

@@ -31,7 +31,7 @@ function Container({ id }) {
     return { container, files: files.data };
   };
   const loaded = useLoaded(load, [id, owner], 5000);
-  const erase = () => attempt(() => remove(`v1/containers/${id}`), "Deleted").then((done) => done && go("containers"));
+  const erase = () => attempt(() => remove(`v1/containers/${id}`).then(() => go("containers")), "Deleted");
   const take = async (file) => {
     if (await attempt(() => remove(`v1/containers/${id}/files/${file.id}`))) loaded.reload();
   };

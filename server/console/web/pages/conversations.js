@@ -79,11 +79,11 @@ function One({ id, changed }) {
     }
   };
   const erase = () =>
-    attempt(() => remove(`v1/conversations/${id}`), "Deleted").then((done) => {
-      if (!done) return;
+    attempt(async () => {
+      await remove(`v1/conversations/${id}`);
       go("conversations");
       changed();
-    });
+    }, "Deleted");
   return html`<section class="detail" aria-label="Conversation">
     <${Loaded} of=${loaded}>
       ${({ conversation, items }) => html`

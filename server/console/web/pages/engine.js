@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/standalone.module.js";
 import { isTold, key, request } from "../api.js";
 import { Line } from "../chart.js";
-import { Failure, Page, number, short, size } from "../elements.js";
+import { Failure, Page, State, number, short, size } from "../elements.js";
 import { useWatched } from "../state.js";
 
 const EVERY_MS = 2000;
@@ -36,6 +36,9 @@ const rates = (readings, name, want) =>
   });
 const values = (readings, name, want) => readings.map((reading) => sum(reading, name, want));
 
+/** The models that a figure is of. */
+const modelsOf = (reading, name) => [...new Set((reading?.figures.get(name) ?? []).map(({ labels }) => labels.model))];
+
 export function Engine() {
   const owner = useWatched(key);
   const [readings, set] = useState([]);
@@ -63,7 +66,7 @@ export function Engine() {
     };
   }, [owner]);
   const last = readings[readings.length - 1];
-  const models = [...new Set((last?.figures.get("antiphon_engine_running") ?? []).map((each) => each.labels.model))];
+  const models = modelsOf(last, "antiphon_engine_running");
   const want = model ? { model } : {};
   return html`<${Page} title="Engine" note="The last three minutes, or since this page was opened, read every two seconds, of all owners together."
     actions=${models.length > 1 && html`<label><span class="out-of-sight">Model</span>
@@ -73,11 +76,11 @@ export function Engine() {
     ${error && html`<${Failure} error=${error} />`}
     ${!last && (!error || isTold(error)) && html`<div class="loading" role="status"><i></i><i></i><i></i>
       <span class="out-of-sight">Loading</span></div>`}
-    ${last && html`<${Charts} readings=${readings} last=${last} want=${want} models=${models} />`}
+    ${last && html`<${Charts} readings=${readings} last=${last} want=${want} />`}
   <//>`;
 }
 
-function Charts({ readings, last, want, models }) {
+function Charts({ readings, last, want }) {
   const now = (name, more) => sum(last, name, { ...want, ...more });
   const blocks = now("antiphon_engine_kv_blocks");
   const charts = [
@@ -104,9 +107,8 @@ function Charts({ readings, last, want, models }) {
       <div class="stat"><span>Memory of the process</span>
         <strong>${size(now("process_resident_memory_bytes"))}</strong></div>
       <div class="stat"><span>Connections</span><strong>${number(now("antiphon_http_connections"))}</strong></div>
-      <div class="stat"><span>${models.length === 1 ? "Model" : "Models"}</span>
-        <strong class="small-text clip">${models.join(", ") || "none"}</strong></div>
     </div>
+    <${Models} last=${last} />
     <div class="panels small">
       ${charts.map(([title, found, unit, show]) => html`<section class="panel-card chart"><header><h2>${title}</h2><p>
         <strong>${show(found[found.length - 1] ?? 0)}</strong> <span class="faint">${unit}</span></p></header>
@@ -134,6 +136,25 @@ function Charts({ readings, last, want, models }) {
               <p class="faint">${size(now("antiphon_kv_disk_bytes"))} of ${size(now("antiphon_kv_disk_bytes_limit"))}, ${number(now("antiphon_kv_blocks"))} blocks in ${number(now("antiphon_kv_files"))} files</p>`
           : html`<p class="faint">Nothing is kept on disk.</p>`}</section>
     </div>`;
+}
+
+/** Every model that the server has, also those that are loaded on demand and are not now. */
+function Models({ last }) {
+  const onDemand = modelsOf(last, "antiphon_model_loaded");
+  const names = [...new Set([...modelsOf(last, "antiphon_engine_running"), ...onDemand])];
+  const rows = names.map((model) => {
+    const of = (figure) => sum(last, figure, { model });
+    const state = !onDemand.includes(model) || of("antiphon_model_loaded") ? "loaded" : of("antiphon_model_load_waiting") ? "loading" : "not loaded";
+    const memory = state === "loaded" ? of("antiphon_model_memory_bytes") : 0;
+    return html`<tr key=${model}><td class="name">${model}</td><td><${State} name=${state} /></td>
+      <td class="figure">${memory ? size(memory) : html`<span class="faint" title=${state === "loaded" ? "In the process of the server" : undefined}>–</span>`}</td>
+      <td class="figure">${number(of("antiphon_engine_running"))}</td><td class="figure hide-narrow">${number(of("antiphon_model_load_failures_total"))}</td></tr>`;
+  });
+  if (!rows.length) return null;
+  return html`<div class="table-frame"><table class="list">
+    <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col" class="figure">Memory</th>
+      <th scope="col" class="figure">Running</th><th scope="col" class="figure hide-narrow">Failed loads</th></tr></thead>
+    <tbody>${rows}</tbody></table></div>`;
 }
 
 function Shares({ parts, label }) {

@@ -1,20 +1,34 @@
 // Keys: those of every owner, for administrators.
 
 import { html, useState } from "../vendor/standalone.module.js";
-import { all, key, post, remove } from "../api.js";
-import { Ago, Button, Copy, Dialog, Empty, Field, Id, Loaded, Page, Sure } from "../elements.js";
+import { all, get, key, post, remove } from "../api.js";
+import { Ago, Button, Copy, Dialog, Empty, Failure, Field, Id, Loaded, Page, Sure } from "../elements.js";
+import { limitWords } from "../limit_words.js";
 import { attempt, dialog, useLoaded, useWatched } from "../state.js";
 
-const SCOPES = ["all", "all.read", "responses", "conversations", "chat", "models", "files", "vector_stores", "containers", "batches", "usage", "admin"];
+const SCOPES = [
+  "all", "all.read", "responses", "conversations", "chat", "models", "files", "vector_stores", "containers", "embeddings", "audio",
+  "batches", "prompts", "usage", "metrics", "admin",
+];
+const LIMITS = {
+  requests_per_minute: "Requests a minute", requests_per_day: "Requests a day", tokens_per_minute: "Tokens a minute",
+  tokens_per_day: "Tokens a day", concurrent_requests: "Requests at once", total_tokens: "Tokens in all",
+};
 
 export function Keys() {
   const owner = useWatched(key);
   const [made, setMade] = useState(null);
-  const [making, make] = useState(null);
+  const [making, make] = useState(null); // "owner", or the owner of the key
+  const [refused, refuse] = useState(null);
+  const begin = (what) => {
+    make(what);
+    refuse(null);
+  };
   const load = async () => {
     const projects = await all("v1/organization/projects", { order: undefined });
-    const keys = await Promise.all(projects.map((each) => all(`v1/organization/projects/${each.id}/api_keys`)));
-    return projects.map((project, index) => ({ project, keys: keys[index] }));
+    const of = ({ id }) => Promise.all([all(`v1/organization/projects/${id}/api_keys`), get(`v1/organization/projects/${id}/limits`)]);
+    const found = await Promise.all(projects.map(of));
+    return projects.map((project, index) => ({ project, keys: found[index][0], limits: limitWords(found[index][1].in_force) }));
   };
   const loaded = useLoaded(load, [owner]);
   const denied = loaded.error && [401, 403].includes(loaded.error.status);
@@ -22,20 +36,24 @@ export function Keys() {
     event.preventDefault();
     const form = new FormData(event.target);
     const days = Number(form.get("days"));
-    const body = { name: form.get("name").trim(), scopes: form.getAll("scope") };
+    const some = (form.get("more") ?? "").split(/[\s,]+/).filter(Boolean);
+    const body = { name: form.get("name").trim(), scopes: [...form.getAll("scope"), ...some] };
+    const limits = Object.keys(LIMITS).filter((name) => form.get(name)).map((name) => [name, Number(form.get(name))]);
+    if (limits.length) body.limits = Object.fromEntries(limits);
     if (days > 0) body.expires_in_seconds = days * 86_400;
-    const project = making;
-    make(null);
-    await attempt(async () => {
-      const found = await post(`v1/organization/projects/${project.id}/api_keys`, body);
+    try {
+      const found = await post(`v1/organization/projects/${making.id}/api_keys`, body);
+      begin(null);
       setMade(found.value ?? found.key);
       loaded.reload();
-    });
+    } catch (error) {
+      refuse(error);
+    }
   };
   const createOwner = async (event) => {
     event.preventDefault();
     const name = new FormData(event.target).get("name").trim();
-    make(null);
+    begin(null);
     if (await attempt(() => post("v1/organization/projects", { name }))) loaded.reload();
   };
   const revoke = async (project, each) => {
@@ -48,50 +66,66 @@ export function Keys() {
       <//>`;
   }
   return html`<${Page} title="Keys" note="Who may use this server, and for what."
-    actions=${html`<${Button} icon="plus" onClick=${() => make("owner")}>New owner<//>`}>
+    actions=${html`<${Button} icon="plus" onClick=${() => begin("owner")}>New owner<//>`}>
     ${made && html`<div class="notice good" role="status"><p>This is the only time that the key is shown.</p>
       <div class="row"><code class="secret">${made}</code><${Copy} text=${made} label="Copy the key" />
       <${Button} kind="quiet" onClick=${() => setMade(null)}>Done<//></div></div>`}
-    ${making === "owner" && html`<${Dialog} title="New owner" close=${() => make(null)}>
+    ${making === "owner" && html`<${Dialog} title="New owner" close=${() => begin(null)}>
       <form onSubmit=${createOwner}><${Field} label="Name"><input name="name" required maxlength="256" /><//><footer>
         <button type="submit" class="button primary">Make it</button></footer></form><//>`}
-    ${making && making !== "owner" && html`<${Dialog} title=${`New key of ${making.name}`} close=${() => make(null)}>
+    ${making && making !== "owner" && html`<${Dialog} title=${`New key of ${making.name}`} close=${() => begin(null)}>
       <form onSubmit=${create}>
         <${Field} label="Name"><input name="name" required maxlength="256" /><//>
         <fieldset><legend>What it may do</legend>
           <div class="choices">${SCOPES.map((scope) => html`<label class="check">
-          <input type="checkbox" name="scope" value=${scope} checked=${scope === "all"} /><span>${scope}</span>
-          </label>`)}</div></fieldset>
+          <input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === "all"} /><span>${scope}</span>
+          </label>`)}</div>
+          <${Field} label="Only these models and tools" hint="Such as model:antiphon-* or tool:function. Empty: all of them.">
+            <input name="more" autocomplete="off" spellcheck="false" /><//></fieldset>
+        <fieldset><legend>At most</legend>
+          <div class="pair">${Object.entries(LIMITS).map(([name, label]) => html`<${Field} label=${label}><input name=${name} type="number" min="1" step="1" /><//>`)}</div>
+          <small class="faint">Empty: no such limit of this key. Those of its owner hold besides.</small></fieldset>
         <${Field} label="Days until it ends" hint="Empty: it does not end.">
           <input name="days" type="number" min="1" step="1" /><//>
+        ${refused && html`<${Failure} error=${refused} />`}
         <footer><button type="submit" class="button primary">Make it</button></footer>
       </form><//>`}
     <${Loaded} of=${loaded}>
       ${(found) => (found.length
-        ? found.map(({ project, keys }) => html`<section key=${project.id} aria-label=${project.name}>
-            <div class="section-head"><h2>${project.name} <${Id} value=${project.id} /></h2>
-              <${Button} icon="plus" kind="quiet" onClick=${() => make(project)}>New key<//></div>
+        ? found.map(({ project, keys, limits }) => html`<section key=${project.id} aria-label=${project.name}>
+            <div class="section-head"><div><h2>${project.name} <${Id} value=${project.id} /></h2>
+              ${limits.length > 0 && html`<small class="faint">All keys together: ${limits.join(", ")}</small>`}</div>
+              <${Button} icon="plus" kind="quiet" onClick=${() => begin(project)}>New key<//></div>
             ${keys.length
               ? html`<div class="table-frame"><table class="list">
                   <thead><tr><th scope="col">Name</th><th scope="col">Key</th>
-                    <th scope="col" class="hide-narrow">May do</th><th scope="col" class="figure hide-narrow">Used</th>
+                    <th scope="col" class="hide-narrow">May do</th><th scope="col" class="hide-narrow">Limits</th>
+                    <th scope="col" class="figure hide-narrow">Ends</th><th scope="col" class="figure hide-narrow">Used</th>
                     <th scope="col" class="figure hide-narrow">Made</th><th scope="col">
                     <span class="out-of-sight">Actions</span></th></tr></thead>
-                  <tbody>${keys.map((each) => html`<tr key=${each.id}>
-                    <td class="main"><span class="clip">${each.name || html`<span class="faint">Unnamed</span>`}</span>
-                      <small class="faint show-narrow">${(each.scopes ?? []).join(", ")}</small></td>
-                    <td class="mono faint">${each.redacted_value}</td>
-                    <td class="faint hide-narrow">${(each.scopes ?? []).join(", ")}</td>
-                    <td class="figure faint hide-narrow"><${Ago} at=${each.last_used_at} /></td>
-                    <td class="figure faint hide-narrow"><${Ago} at=${each.created_at} /></td>
-                    <td class="row-actions">
-                      <${Sure} icon="trash" label=${`Revoke ${each.name}`} yes="Revoke" question="Whoever uses this key is refused at once." onYes=${() => revoke(project, each)} />
-                      </td>
-                  </tr>`)}</tbody>
+                  <tbody>${keys.map((each) => html`<${Row} key=${each.id} of=${each} revoke=${() => revoke(project, each)} />`)}</tbody>
                 </table></div>`
               : html`<p class="faint">No keys.</p>`}
           </section>`)
         : html`<${Empty} icon="key" title="No owners yet">On a server without keys everybody on this machine is the owner local.<//>`)}
     <//>
   <//>`;
+}
+
+function Row({ of, revoke }) {
+  const limits = limitWords(of.limits);
+  const ends = of.expires_at && html`<${Ago} at=${of.expires_at} />`;
+  return html`<tr>
+    <td class="main"><span class="clip">${of.name || html`<span class="faint">Unnamed</span>`}</span>
+      <small class="faint show-narrow">${[...of.scopes, ...limits].join(", ")}${ends && html`, ends ${ends}`}</small></td>
+    <td class="mono faint">${of.redacted_value}</td>
+    <td class="faint several hide-narrow">${of.scopes.join(", ")}</td>
+    <td class="faint several hide-narrow">${limits.length ? limits.map((said) => html`<div>${said}</div>`) : "–"}</td>
+    <td class="figure faint hide-narrow">${ends ?? "never"}</td>
+    <td class="figure faint hide-narrow"><${Ago} at=${of.last_used_at} /></td>
+    <td class="figure faint hide-narrow"><${Ago} at=${of.created_at} /></td>
+    <td class="row-actions">
+      <${Sure} icon="trash" label=${`Revoke ${of.name}`} yes="Revoke" question="Whoever uses this key is refused at once." onYes=${revoke} />
+      </td>
+  </tr>`;
 }

@@ -49,7 +49,7 @@ function Store({ id }) {
     await attempt(async () => setHits((await post(`v1/vector_stores/${id}/search`, { query, max_num_results: 10 })).data));
     setBusy(false);
   };
-  const erase = () => attempt(() => remove(`v1/vector_stores/${id}`), "Deleted").then((done) => done && go("stores"));
+  const erase = () => attempt(() => remove(`v1/vector_stores/${id}`).then(() => go("stores")), "Deleted");
   return html`<${Page} title=${html`<a class="up" href="#/stores">Vector stores</a> ${store.value?.name ?? ""}`}
     actions=${html`<${Id} value=${id} />
       <${Sure} icon="trash" label="Delete store" question="The store is deleted. Its files stay." onYes=${erase} />`}>

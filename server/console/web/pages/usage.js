@@ -4,6 +4,7 @@ import { html, useState } from "../vendor/standalone.module.js";
 import { get, key, limits } from "../api.js";
 import { Bars } from "../chart.js";
 import { Empty, Loaded, Page, number, short } from "../elements.js";
+import { periodWords } from "../limit_words.js";
 import { useLoaded, useWatched } from "../state.js";
 
 const RANGES = {
@@ -37,7 +38,7 @@ export function Usage() {
       </select></label>
       <div class="filters" role="group" aria-label="Range">${Object.keys(RANGES).map((each) => html`<button type="button" class="filter" aria-pressed=${each === name} onClick=${() => setName(each)}>${each}</button>`)}</div>`}>
     <${Loaded} of=${loaded}>${(found) => html`<${Figures} found=${found} by=${by} width=${range.width} />`}<//>
-    <${Left} said=${said} />
+    <${Left} said=${said} owner=${owner} />
   <//>`;
 }
 
@@ -87,17 +88,19 @@ function Figures({ found, by, width }) {
     </table></div>`;
 }
 
-function Left({ said }) {
+/** What the headers of replies say: of all limits on requests, and of all on tokens, the one that is the nearest. */
+function Left({ said, owner }) {
   const kinds = ["requests", "tokens"].filter((kind) => `x-ratelimit-limit-${kind}` in said);
   return html`<div class="section-head"><h2>Limits</h2></div>
     ${kinds.length
       ? html`<div class="panels">${kinds.map((kind) => {
           const most = Number(said[`x-ratelimit-limit-${kind}`]);
           const left = Number(said[`x-ratelimit-remaining-${kind}`]);
-          return html`<section class="panel-card"><h3>${kind}</h3>
+          const period = periodWords(Number(said[`x-ratelimit-period-${kind}`]));
+          return html`<section class="panel-card"><h3>${number(most)} ${kind} ${period}</h3>
             <meter min="0" max=${most} value=${left} aria-label=${`Left of ${kind}`}></meter>
-            <p class="faint">${number(left)} of ${number(most)} left; whole again in ${said[`x-ratelimit-reset-${kind}`]}</p>
+            <p class="faint">${number(left)} left${left < most && html`; all of them again in ${said[`x-ratelimit-reset-${kind}`]}`}</p>
               </section>`;
         })}</div>`
-      : html`<p class="faint">No limits of this key are known.</p>`}`;
+      : html`<p class="faint">${owner ? "This key has no limits" : "There are no limits"} on requests or tokens over time.</p>`}`;
 }

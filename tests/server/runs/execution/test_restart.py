@@ -110,6 +110,24 @@ async def test_a_run_that_cannot_be_read_does_not_keep_the_server_down(
         assert (await Api(client).ended(broken["id"]))["status"] == "completed"
 
 
+async def test_a_response_tells_how_many_restarts_it_went_on_after(tmp_path: Path) -> None:
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
+        begun = await Api(client).create("hi", background=True)
+        await gate.reached.wait()
+        assert "restarts" not in await Api(client).get(begun["id"])
+    for number in (1, 2):
+        gate = Gate()
+        async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
+            await gate.reached.wait()
+            assert (await Api(client).get(begun["id"]))["restarts"] == number
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        done = await Api(client).ended(begun["id"])
+        assert (done["status"], done["restarts"]) == ("completed", 3)
+        forked = await client.post(f"/v1/responses/{begun['id']}/fork", json={})
+        assert forked.status_code == 200 and "restarts" not in forked.json()
+
+
 async def test_a_drain_lets_runs_finish(tmp_path: Path) -> None:
     gate = Gate()
     async with (
