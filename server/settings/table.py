@@ -74,14 +74,14 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def _names_in(shape: Any, place: Sequence[str | int]) -> Sequence[str]:
     """The names that a table within a table may have. place: as pydantic says where an error is."""
-    tables = [
-        each for each in (shape, *_parts(shape)) if isinstance(each, type) and hasattr(each, "model_fields")
-    ]
+    parts = list(_parts(shape))
+    tables = [each for each in (shape, *parts) if isinstance(each, type) and issubclass(each, SettingsTable)]
     if not place:
         return [name for table in tables for name in table.model_fields]
-    named = [table.model_fields[place[0]].annotation for table in tables if place[0] in table.model_fields]
+    step = str(place[0])
+    named = [table.model_fields[step].annotation for table in tables if step in table.model_fields]
     # What has no such field is a mapping or a list, whose values are all of one kind.
-    return [name for part in named or parts[1:] for name in _names_in(part, place[1:])]
+    return [name for part in named or parts for name in _names_in(part, place[1:])]
 
 
 def _parts(shape: Any) -> Iterator[Any]:

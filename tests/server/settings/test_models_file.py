@@ -126,7 +126,8 @@ def test_a_secret_may_come_from_the_environment(tmp_path: Path) -> None:
         ),
         ('name = "a"\nversion = "1"\npath = "x"\n[[models]]\nname = "a"\npath = "y"', "several versions"),
         (
-            'name = "a"\npath = "x"\n[[models]]\nname = "b"\npath = "y"\n[models.canary]\nto = "a"\nprecent = 5',
+            'name = "a"\npath = "x"\n[[models]]\nname = "b"\npath = "y"\n'
+            '[models.canary]\nto = "a"\nprecent = 5',
             r"line 9: models.1.canary.precent: it is not known here; did you mean 'percent'\?",
         ),
         ('name = "a"\nversion = "../1"\npath = "x"', "is no version"),
