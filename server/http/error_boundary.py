@@ -144,7 +144,7 @@ class Envelope:
             await send(message)
 
         def own_headers(replied: Collection[str]) -> Iterator[tuple[bytes, bytes]]:
-            yield from _names_of(request_id, scope["path"])
+            yield from _names_of(request_id, scope)
             yield b"openai-processing-ms", b"%d" % ((time.perf_counter() - began) * 1000)
             yield b"x-antiphon-version", __version__.encode()
             if record.traceparent is not None:
@@ -289,10 +289,10 @@ def _is_request_id(value: str) -> bool:
     return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable() and " " not in value
 
 
-def _names_of(request_id: str, path: str) -> Iterator[tuple[bytes, bytes]]:
+def _names_of(request_id: str, scope: Scope) -> Iterator[tuple[bytes, bytes]]:
     """The headers that name a request."""
     yield b"x-request-id", request_id.encode()
-    if is_of_messages(path):
+    if is_of_messages(scope):
         yield b"request-id", request_id.encode()
 
 
