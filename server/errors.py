@@ -137,8 +137,8 @@ _MESSAGES_TYPES: Mapping[int, str] = {
 
 
 def is_of_messages(scope: Mapping[str, Any]) -> bool:
-    """Whether a request, an ASGI scope, is one of the Messages API: by its path, or because it asks for models
-    and names a version of that API, as its clients do in every request."""
+    """Whether a request, as an ASGI scope, is one of the Messages API: by its path, or because it asks for
+    models and names a version of that API, as its clients do in every request."""
     path = scope["path"]
     if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
         return True
