@@ -277,7 +277,14 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         param="items",
     ),
     BadText: _Row(400, "invalid_string", lambda _: "An id or a name must not contain NUL characters."),
-    NotWaiting: _Row(400, "response_not_waiting", lambda _: "The response does not wait for tool outputs."),
+    NotWaiting: _Row(
+        400,
+        "response_not_waiting",
+        lambda _: (
+            "The response does not wait for tool outputs. Its 'status' says whether it has ended, and "
+            "'pending_tool_calls' what it waits for."
+        ),
+    ),
     UnknownCall: _Row(
         400,
         "unknown_call_id",
