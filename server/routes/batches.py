@@ -22,8 +22,9 @@ from storage import NewBatch, NotFound
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"])
 
-ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""Those that a batch may be for, where the server has them."""
+EMBEDDINGS = "/v1/embeddings"
+ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/completions", EMBEDDINGS)
+"""Those that a batch may be for, where the server has a model for them."""
 
 WINDOW_S = 24 * 3600
 MAX_GOING = 100
@@ -42,9 +43,10 @@ async def create_batch(request: Request) -> Response:
         if name not in body:
             missing(name)
     here, who, now = context(request), principal(request), now_us()
-    endpoints = [endpoint for endpoint in ENDPOINTS if endpoint in request.app.state.paths]
-    if body["endpoint"] not in endpoints:
-        refuse("endpoint", f"'endpoint' must be one of {', '.join(endpoints)}.", "invalid_value")
+    if body["endpoint"] not in ENDPOINTS:
+        refuse("endpoint", f"'endpoint' must be one of {', '.join(ENDPOINTS)}.", "invalid_value")
+    if body["endpoint"] == EMBEDDINGS:
+        here.models.require("embedding")
     if body["completion_window"] != "24h":
         refuse("completion_window", "'completion_window' must be '24h'.", "invalid_value")
     metadata = orjson.dumps(check_metadata({} if body.get("metadata") is None else body["metadata"]))

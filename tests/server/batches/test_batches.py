@@ -259,6 +259,7 @@ async def test_requests_for_a_batch_that_are_refused(running: Running, client: h
         ({"input_file_id": 7}, 400, "input_file_id"),
         ({"endpoint": "/v1/models"}, 400, "endpoint"),
         ({"endpoint": ["/v1/responses"]}, 400, "endpoint"),
+        ({"endpoint": "/v1/embeddings"}, 400, "model"),
         ({"completion_window": "1h"}, 400, "completion_window"),
         ({"metadata": {"a": 1}}, 400, "metadata.a"),
         ({"output_expires_after": {"anchor": "now"}}, 400, "output_expires_after.anchor"),
