@@ -119,6 +119,7 @@ class ApiError(Exception):
 
 MESSAGES = "/v1/messages"
 """The path of the Messages API, whose errors have a form of their own."""
+_MODELS = "/v1/models"
 
 _MESSAGES_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -135,9 +136,14 @@ _MESSAGES_TYPES: Mapping[int, str] = {
 """Status -> type of an error there; of others 4xx is as 400, and 5xx an `api_error`."""
 
 
-def is_of_messages(path: str) -> bool:
-    """Whether a request at this path is one of the Messages API."""
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+def is_of_messages(scope: Mapping[str, Any]) -> bool:
+    """Whether a request, as an ASGI scope, is one of the Messages API: by its path, or because it asks for
+    models and names a version of that API, as its clients do in every request."""
+    path = scope["path"]
+    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+        return True
+    of_models = path == _MODELS or path.startswith(f"{_MODELS}/")
+    return of_models and any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def messages_error(error: ApiError, request_id: str) -> bytes:
@@ -271,7 +277,14 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         param="items",
     ),
     BadText: _Row(400, "invalid_string", lambda _: "An id or a name must not contain NUL characters."),
-    NotWaiting: _Row(400, "response_not_waiting", lambda _: "The response does not wait for tool outputs."),
+    NotWaiting: _Row(
+        400,
+        "response_not_waiting",
+        lambda _: (
+            "The response does not wait for tool outputs. Its 'status' says whether it has ended, and "
+            "'pending_tool_calls' what it waits for."
+        ),
+    ),
     UnknownCall: _Row(
         400,
         "unknown_call_id",

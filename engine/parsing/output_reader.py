@@ -97,7 +97,7 @@ class Reader:
                 finish = parser.ended
                 break
         if finish is not None:
-            finish = parser.finish(self._detokenizer.flush()) or finish
+            finish = parser.finish(self._detokenizer.flush(), cut=finish.reason == "length") or finish
             reasoning_tokens += self._settle(None)
             self._done = True
         deltas, spans = parser.take()

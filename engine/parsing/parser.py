@@ -105,16 +105,20 @@ class Parser:
             self._held.text += text
             self._advance()
 
-    def finish(self, text: str = "") -> Done | None:
+    def finish(self, text: str = "", *, cut: bool = False) -> Done | None:
         """The generation is over, `text` is its last: everything held is given out, whatever is open is
         closed.
 
-        Returns `ended`, which the last text may have set.
+        `cut`: it would have gone on. So a call behind a tag that has no name yet is dropped, tag and all: it
+        is no text that anybody is to see. Returns `ended`, which the last text may have set.
         """
         self.feed(text)
         while self.ended is None and self._section is not None and self._state == "calls":
             if not self._section.undecided:
                 break
+            if cut and self._section.told:
+                self._held.drop(len(self._held.text))
+                return None
             self._open_again(self._section)
             self._advance()
         if self.ended is not None:

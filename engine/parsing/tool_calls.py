@@ -79,6 +79,11 @@ class Section:
             return self.num_calls == 0
         return self._state == "call" and not self._announced
 
+    @property
+    def told(self) -> bool:
+        """Whether a tag, or a call before it, says that what follows is a call."""
+        return self._opening.tag or self.num_calls > 0
+
     def advance(self) -> Verdict:
         """Read what it can of the held text."""
         return _STATES[self._state](self)
@@ -197,8 +202,7 @@ class Section:
         """Whether a name makes a call of it: what no tag announced must have arguments, or be named like a
         tool."""
         scanner = self._scanner
-        told = self._opening.tag or self.num_calls > 0
-        return told or name in self._shapes.names or scanner.in_arguments or scanner.arguments_whole
+        return self.told or name in self._shapes.names or scanner.in_arguments or scanner.arguments_whole
 
     def _end(self) -> Verdict:
         """After the arguments: white space, braces too many, the call's own closing tag."""

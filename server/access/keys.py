@@ -192,7 +192,7 @@ class Keys:
         if not key:
             raise unauthorized(
                 "You didn't provide an API key. Send it in an Authorization header using Bearer auth "
-                "(Authorization: Bearer YOUR_KEY)."
+                "(Authorization: Bearer YOUR_KEY), or in x-api-key."
             )
         digest = hash_key(key)
         principal = None

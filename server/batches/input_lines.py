@@ -81,21 +81,25 @@ class InputLines:
         """Code, message and param of what is wrong with a request."""
         custom_id, body = asked.get("custom_id"), asked.get("body")
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
-            told = f"'custom_id' is a text of 1 to {MAX_CUSTOM_ID} characters."
+            told = f"'custom_id' must be a text of 1 to {MAX_CUSTOM_ID} characters."
             return "invalid_custom_id", told, "custom_id"
         if not custom_id.isprintable():
-            return "invalid_custom_id", "'custom_id' has only characters that can be printed.", "custom_id"
+            return (
+                "invalid_custom_id",
+                "'custom_id' must have only characters that can be printed.",
+                "custom_id",
+            )
         if custom_id in self._ids:
             return "duplicate_custom_id", f"Another line has the custom_id '{custom_id}', too.", "custom_id"
         if asked.get("method") != "POST":
-            return "invalid_method", "'method' is 'POST'.", "method"
+            return "invalid_method", "'method' must be 'POST'.", "method"
         if asked.get("url") != self.endpoint:
-            return "mismatched_url", f"'url' is that of the batch, '{self.endpoint}'.", "url"
+            return "mismatched_url", f"'url' must be that of the batch, '{self.endpoint}'.", "url"
         if not isinstance(body, dict):
-            return "missing_required_parameter", "'body' is the request, a JSON object.", "body"
+            return "missing_required_parameter", "'body' must be the request, a JSON object.", "body"
         for name in ("stream", "background", "await_tool_outputs"):
             if body.get(name):
-                return "unsupported_parameter", f"A request of a batch has no '{name}'.", f"body.{name}"
+                return "unsupported_parameter", f"A request of a batch cannot have '{name}'.", f"body.{name}"
         return None
 
     def _fault(self, code: str, message: str, param: str | None, *, line: int | None = -1) -> None:

@@ -19,6 +19,7 @@ from server.http.arrivals import MIN_BODY_RATE
 from server.http.request import life
 from server.schema import shorten
 from server.settings import nearest
+from server.shapes import json_type
 from server.threads import aside, begin_large_request, in_large_request
 
 if TYPE_CHECKING:
@@ -252,18 +253,26 @@ def parse_object(raw: bytes, max_depth: int, max_values: int) -> dict[str, Any]:
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as exc:
-        raise ApiError(
-            400, f"We could not parse the JSON body of your request: {exc}.", code="invalid_json"
-        ) from None
+        message = f"We could not parse the JSON body of your request: {_not_utf8(raw) or exc}."
+        raise ApiError(400, message, code="invalid_json") from None
     if not isinstance(value, dict):
-        kind = "array" if isinstance(value, list) else "null" if value is None else type(value).__name__
-        raise ApiError(400, f"The request's body must be a JSON object, not {kind}.", code="invalid_json")
+        message = f"The request's body must be a JSON object, not {json_type(value)}."
+        raise ApiError(400, message, code="invalid_json")
     # Every level costs an opening bracket, so most bodies are settled by their number.
     if containers > max_depth and _deeper_than(value, max_depth):
         raise ApiError(
             400, f"The request's body is nested more than {max_depth} levels deep.", code="invalid_json"
         )
     return value
+
+
+def _not_utf8(raw: bytes) -> str | None:
+    """Where a text is no UTF-8, which the parser says of the whole text alone; None where it is."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8 at byte {error.start}"
+    return None
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

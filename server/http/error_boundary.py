@@ -63,16 +63,16 @@ ECHOED = ("x-client-request-id", "x-request-trace")
 """Headers that a reply repeats as they came: a client's own names for its request."""
 
 UNBUILT = {
-    ("POST", "/v1/audio/speech"): (
+    "/v1/audio/speech": (
         "this server does not make speech. It makes texts of recordings: POST "
         "/v1/audio/transcriptions and /v1/audio/translations."
     ),
-    ("POST", "/v1/messages/batches"): (
+    "/v1/messages/batches": (
         "batches of messages are part of Anthropic's API, and this server does not have them. POST "
         "/v1/batches takes files of requests."
     ),
 }
-"""Routes of official APIs beside those that are here, and what to do instead."""
+"""Paths of official APIs beside those that are here, and what to do instead."""
 
 UNBUILT_FAMILIES = frozenset(
     {
@@ -144,7 +144,7 @@ class Envelope:
             await send(message)
 
         def own_headers(replied: Collection[str]) -> Iterator[tuple[bytes, bytes]]:
-            yield from _names_of(request_id, scope["path"])
+            yield from _names_of(request_id, scope)
             yield b"openai-processing-ms", b"%d" % ((time.perf_counter() - began) * 1000)
             yield b"x-antiphon-version", __version__.encode()
             if record.traceparent is not None:
@@ -289,10 +289,10 @@ def _is_request_id(value: str) -> bool:
     return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable() and " " not in value
 
 
-def _names_of(request_id: str, path: str) -> Iterator[tuple[bytes, bytes]]:
+def _names_of(request_id: str, scope: Scope) -> Iterator[tuple[bytes, bytes]]:
     """The headers that name a request."""
     yield b"x-request-id", request_id.encode()
-    if is_of_messages(path):
+    if is_of_messages(scope):
         yield b"request-id", request_id.encode()
 
 
@@ -326,7 +326,7 @@ def _routing_error(exc: Exception, scope: Scope) -> ApiError | None:
         return None
     method, path = _method(scope), scope["path"]
     if exc.status_code == 404:
-        near = UNBUILT.get((method, path)) or _near(scope)
+        near = _instead(path) or _near(scope)
         told = ": ".join(filter(None, (f"Invalid URL ({method} {path})", near)))
         return ApiError(404, told, code="unknown_url")
     if exc.status_code == 405:
@@ -343,6 +343,11 @@ def _asker_of(exc: Exception, scope: Scope) -> str | None:
         return None
     given = {**QueryParams(scope.get("query_string", b"")), **scope.get("path_params", {})}
     return next((name for name, value in given.items() if value == id), None)
+
+
+def _instead(path: str) -> str | None:
+    """What to do in the place of a route of an official API that is not here, or of one below it."""
+    return next((told for unbuilt, told in UNBUILT.items() if f"{path}/".startswith(f"{unbuilt}/")), None)
 
 
 def _near(scope: Scope) -> str:
@@ -364,8 +369,11 @@ def _near(scope: Scope) -> str:
     if is_unbuilt and not is_partly_built:
         told = f"this server does not have the endpoints under {under}."
         return f"{told} Its page /docs lists those that it has." if matches("/docs") else told
+    if scope["type"] == "websocket" and path in paths:
+        return "a WebSocket is opened at /v1/responses, and this path is one for requests."
     moved = path.replace("/v3/", "/v1/", 1)  # as OpenVINO's model server has them
-    for other in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"), moved):
+    joined = re.sub("/+", "/", path)  # a base URL that ends in a slash, and a path behind it
+    for other in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"), moved, joined):
         if other != path and matches(other):
             return f"did you mean {other}?"
     if (meant := _spelled_nearly(path, paths)) is not None:

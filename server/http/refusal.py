@@ -38,7 +38,7 @@ async def tell(
 
 
 def _reply(error: ApiError, scope: Scope) -> Response:
-    if not is_of_messages(scope["path"]):
+    if not is_of_messages(scope):
         return error.response()
     body = messages_error(error, scope.get("state", {}).get("request_id", ""))
     return Response(body, error.status, error.headers, media_type="application/json")

@@ -278,9 +278,18 @@ class Models:
         assert isinstance(found, SpeechModel)
         return found
 
-    async def _load_other(self, name: str | None, uses: Sequence[Use]) -> PooledModel | SpeechModel:
+    def require(self, use: Use) -> None:
+        """ApiError 400 `unsupported_model` where no model that is no generating one has this use."""
+        if not self._fit((use,)):
+            self._refuse_other(None, use, ())
+
+    def _fit(self, uses: Sequence[Use]) -> list[str]:
+        """Names of the models that have one of these uses."""
         fit = [id for id, model in self._others.items() if model.use in uses]
-        fit = [*dict.fromkeys((*fit, *(id for id, entry in self._entries.items() if entry.use in uses)))]
+        return [*dict.fromkeys((*fit, *(id for id, entry in self._entries.items() if entry.use in uses)))]
+
+    async def _load_other(self, name: str | None, uses: Sequence[Use]) -> PooledModel | SpeechModel:
+        fit = self._fit(uses)
         id = next(iter(fit), None) if name is None else self._named.get(name, name)
         if id in fit:
             await self.load(id)

@@ -22,8 +22,9 @@ from storage import NewBatch, NotFound
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"])
 
-ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""Those that a batch may be for, where the server has them."""
+EMBEDDINGS = "/v1/embeddings"
+ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/completions", EMBEDDINGS)
+"""Those that a batch may be for, where the server has a model for them."""
 
 WINDOW_S = 24 * 3600
 MAX_GOING = 100
@@ -42,16 +43,17 @@ async def create_batch(request: Request) -> Response:
         if name not in body:
             missing(name)
     here, who, now = context(request), principal(request), now_us()
-    endpoints = [endpoint for endpoint in ENDPOINTS if endpoint in request.app.state.paths]
-    if body["endpoint"] not in endpoints:
-        refuse("endpoint", f"'endpoint' is one of {', '.join(endpoints)}.", "invalid_value")
+    if body["endpoint"] not in ENDPOINTS:
+        refuse("endpoint", f"'endpoint' must be one of {', '.join(ENDPOINTS)}.", "invalid_value")
+    if body["endpoint"] == EMBEDDINGS:
+        here.models.require("embedding")
     if body["completion_window"] != "24h":
-        refuse("completion_window", "'completion_window' is '24h'.", "invalid_value")
+        refuse("completion_window", "'completion_window' must be '24h'.", "invalid_value")
     metadata = orjson.dumps(check_metadata({} if body.get("metadata") is None else body["metadata"]))
     lifetime = _lifetime(body.get("output_expires_after"))
     file_id = body["input_file_id"]
     if not isinstance(file_id, str):
-        refuse("input_file_id", "'input_file_id' is the id of a file.", "invalid_type")
+        refuse("input_file_id", "'input_file_id' must be the id of a file.", "invalid_type")
     try:
         file = await here.storage.files.get(who.owner, file_id, now)
     except NotFound:
@@ -93,11 +95,11 @@ def _lifetime(asked: Any) -> int | None:
     if asked is None:
         return None
     if not isinstance(asked, Mapping) or asked.get("anchor") != "created_at":
-        message = "'output_expires_after' has the anchor 'created_at', and seconds."
+        message = "'output_expires_after' must have the anchor 'created_at', and seconds."
         refuse("output_expires_after.anchor", message, "invalid_value")
     seconds = asked.get("seconds")
     if not isinstance(seconds, int) or isinstance(seconds, bool) or not MIN_LIFE_S <= seconds <= MAX_LIFE_S:
-        message = f"'seconds' is a whole number from {MIN_LIFE_S} to {MAX_LIFE_S}."
+        message = f"'seconds' must be a whole number from {MIN_LIFE_S} to {MAX_LIFE_S}."
         refuse("output_expires_after.seconds", message, "invalid_value")
     return seconds * 1_000_000
 

@@ -52,7 +52,7 @@ from server.schema import (
     require_added_offered,
     secrets_of_items,
 )
-from server.shapes import label, one_of
+from server.shapes import label, one_of, refuse
 from server.threads import aside, in_large_request
 from storage import ConversationChange, ItemConflict, NewFork, NewItem, PositionedItem
 
@@ -119,7 +119,8 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     extensions). An archived conversation takes no new items and turns."""
     body = await read_body(request)
     if not any(name in body for name in ("title", "status", "metadata")):
-        missing("metadata")
+        message = "Nothing is to be changed: give 'metadata', 'title' or 'status'."
+        refuse("metadata", message, "missing_required_parameter")
     unread(body, ("metadata", "title", "status"))
     change = ConversationChange(
         metadata=_metadata(body) if "metadata" in body else None,

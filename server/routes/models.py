@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.access import require_use
+from server.errors import is_of_messages
 from server.http import context, principal
 from server.model_registry import Models, PooledModel, ServedModel, SpeechModel
 from server.routes.documented import documented
@@ -117,11 +118,6 @@ def speech_object(model: SpeechModel) -> dict[str, Any]:
     }
 
 
-def _is_anthropics(request: Request) -> bool:
-    """Whether a client of Anthropic's API asks, which names a version of it in every request."""
-    return "anthropic-version" in request.headers
-
-
 def _in_anthropics_shape(model: Mapping[str, Any]) -> dict[str, Any]:
     """A Model object as Anthropic's API has it."""
     most, sunset = model.get("max_model_len"), model.get("deprecation_date")
@@ -159,18 +155,22 @@ def _objects(models: Models) -> dict[str, dict[str, Any]]:
     return found
 
 
-@router.get("/models", **documented("ListedModels", "models.read", headers=("anthropic-version",)))
+@router.get(
+    "/models",
+    **documented("ListedModels", "models.read", error="ModelsError", headers=("anthropic-version",)),
+)
 async def list_models(request: Request) -> Response:
     """Every name that the key may use, the default model first."""
     scopes, models = principal(request).scopes, context(request).models
     usable = [object for name, object in _objects(models).items() if scopes.allow(f"model:{name}")]
-    if _is_anthropics(request):
+    if is_of_messages(request.scope):
         return JSONResponse(_anthropics_list(usable))
     return JSONResponse({"object": "list", "data": usable})
 
 
 @router.get(
-    "/models/{model_id:path}", **documented("ShownModel", "models.read", headers=("anthropic-version",))
+    "/models/{model_id:path}",
+    **documented("ShownModel", "models.read", error="ModelsError", headers=("anthropic-version",)),
 )
 async def get_model(model_id: str, request: Request) -> Response:
     """One model; ids may hold slashes."""
@@ -179,4 +179,4 @@ async def get_model(model_id: str, request: Request) -> Response:
         models.get(model_id)
         raise AssertionError(f"{model_id} is served, and has no object")
     require_use(principal(request), model_id)
-    return JSONResponse(_in_anthropics_shape(found) if _is_anthropics(request) else found)
+    return JSONResponse(_in_anthropics_shape(found) if is_of_messages(request.scope) else found)

@@ -8,7 +8,7 @@ JSON body or as a stream of events.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -693,21 +693,22 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
         limited(request, stored.model)
         fed = await runs.feed_outputs(principal(request), stored, outputs.items, by=actor(request))
         return _reply(request, fed)
-    missing = pending.keys() - {key_of(item) for item in outputs.items}
-    if missing:
-        message = f"Outputs of all pending calls are needed; missing: {', '.join(sorted(missing))}."
-        refuse("tool_outputs", message)
     if len(stored.plan) > THREADED_BYTES:
         begin_large_request()
     with collecting():  # what the first request said was named in its reply
-        parsed, items = await aside(in_large_request(), _goes_on, stored, outputs)
+        parsed, items = await aside(in_large_request(), _goes_on, stored, outputs, pending)
     return await _start(request, parsed, items)
 
 
-def _goes_on(stored: StoredResponse, outputs: ToolOutputs) -> tuple[CreateResponse, list[Item]]:
-    """The request that goes on where a completed response stopped, and its input. Raises ApiError 400."""
-    made = [orjson.loads(item.body) for item in stored.output]
-    body = _continuation(stored, answering(outputs.items, made), stream=outputs.stream)
+def _goes_on(
+    stored: StoredResponse, outputs: ToolOutputs, pending: Collection[str]
+) -> tuple[CreateResponse, list[Item]]:
+    """The request that goes on where a completed response stopped, and its input. pending: the keys of its
+    calls without an answer. Raises ApiError 400."""
+    answers = answering(outputs.items, [orjson.loads(item.body) for item in stored.output])
+    if missing := sorted(set(pending) - {key_of(item) for item in answers}):
+        refuse("tool_outputs", f"Outputs of all pending calls are needed; missing: {', '.join(missing)}.")
+    body = _continuation(stored, answers, stream=outputs.stream)
     # Its parent was taken with these tools, whatever the server would say of them now.
     parsed, items = _asked(parse_create, "ignore", body)
     return parsed.model_copy(update={"prompt": RunPlan.load(stored.plan).prompt}), items

@@ -6,14 +6,14 @@ the rules between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SkipValidation, ValidationError
 
 from engine import Shape
 from server.ignored import ignore
-from server.items import Item, is_server_run
+from server.items import Item, Tool, is_server_run
 from server.moderation import Moderation, parse_moderation
 from server.schema.fields import (
     UNKNOWN_TIER,
@@ -214,6 +214,7 @@ def _tools(values: Mapping[str, Any], unsupported: Unsupported, on: Messages) ->
     found: dict[str, Any] = {}
     if "tools" in values:
         found["tools"] = parse_tools(values["tools"], strict=False, on=on)
+        _require_names(found["tools"])
         found["secrets"] = secrets_of(values["tools"])
     if "tool_choice" in values:
         found["tool_choice"] = parse_tool_choice(values["tool_choice"], on=on)
@@ -222,6 +223,17 @@ def _tools(values: Mapping[str, Any], unsupported: Unsupported, on: Messages) ->
         tool = search_tool(values["web_search_options"])
         found["tools"], found["searches"] = [*found.get("tools", ()), tool], True
     return found
+
+
+def _require_names(tools: Sequence[Tool]) -> None:
+    """Raise ApiError 400 for two functions or custom tools of one name: nobody could tell which is called."""
+    taken: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool["type"] not in ("function", "custom"):
+            continue
+        if tool["name"] in taken:
+            refuse(f"tools[{index}]", f"Two tools are named '{tool['name']}'.")
+        taken.add(tool["name"])
 
 
 def _unnamed(prefix: str) -> str:

@@ -171,6 +171,9 @@ _CHAT_WORDS: Mapping[str, Rule] = {
     "function_call": _renamed("tool_choice"),
 }
 
+# What messages call by names of their own, likewise.
+_MESSAGES_WORDS: Mapping[str, Rule] = {"system": _renamed("instructions"), "stop_sequences": _renamed("stop")}
+
 _NO_SEARCH = (
     "The best of several answers is known at their end, and a response is shown and kept as it is made: chat "
     "completions search."
@@ -178,6 +181,7 @@ _NO_SEARCH = (
 
 _RESPONSES: Mapping[str, Rule] = {
     **_CHAT_WORDS,
+    **_MESSAGES_WORDS,
     "max_tokens": _renamed("max_output_tokens"),
     "max_completion_tokens": _renamed("max_output_tokens"),
     "logprobs": _elsewhere("Ask for 'top_logprobs', and include 'message.output_text.logprobs'.", False),
@@ -208,6 +212,7 @@ _RESPONSES: Mapping[str, Rule] = {
 
 _INPUT_TOKENS: Mapping[str, Rule] = {
     **_CHAT_WORDS,
+    "system": _renamed("instructions"),
     **_each(
         HONOURED,
         "model input instructions previous_response_id conversation tools tool_choice parallel_tool_calls "
@@ -231,6 +236,7 @@ _ON_THEIR_OWN: Mapping[str, Rule] = {
 
 _COMPACT: Mapping[str, Rule] = {
     **_CHAT_WORDS,
+    "system": _renamed("instructions"),
     "moderation": _UNMODERATED,
     **_each(HONOURED, "model input instructions previous_response_id prompt_cache_key service_tier"),
     **_each(HINT, "prompt_cache_retention prompt_cache_options client_metadata"),
@@ -241,7 +247,8 @@ _COMPACT: Mapping[str, Rule] = {
 _CHAT: Mapping[str, Rule] = {
     "input": _renamed("messages"),
     "prompt": _renamed("messages"),
-    "instructions": _elsewhere("Send a message with the role 'system'."),
+    **_each(_elsewhere("Send a message with the role 'system'."), "instructions system"),
+    "stop_sequences": _renamed("stop"),
     "max_output_tokens": _renamed("max_completion_tokens"),
     "text": _renamed("response_format"),
     "reasoning": _renamed("reasoning_effort"),
@@ -284,7 +291,8 @@ _COMPLETIONS: Mapping[str, Rule] = {
     **_ON_THEIR_OWN,
     "messages": _elsewhere("Send a 'prompt', or POST /v1/chat/completions."),
     "input": _renamed("prompt"),
-    "instructions": _elsewhere("Begin the 'prompt' with them, or POST /v1/chat/completions."),
+    **_each(_elsewhere("Begin the 'prompt' with them, or POST /v1/chat/completions."), "instructions system"),
+    "stop_sequences": _renamed("stop"),
     "tools": _elsewhere("A prompt has no place for tools: POST /v1/chat/completions.", []),
     "tool_choice": _elsewhere("A prompt has no place for tools: POST /v1/chat/completions.", "none", "auto"),
     "text": _renamed("response_format"),
@@ -313,6 +321,9 @@ _COUNT_TOKENS: Mapping[str, Rule] = {
     "prompt": _renamed("messages"),
     "instructions": _renamed("system"),
     **_each(_renamed("output_config.format"), "response_format text"),
+    **_each(_renamed("output_config.effort"), "reasoning_effort reasoning"),
+    "functions": _renamed("tools"),
+    "function_call": _renamed("tool_choice"),
     **_each(
         HONOURED,
         "model messages system tools tool_choice thinking output_config output_format cache_control",
@@ -325,6 +336,7 @@ _MESSAGES: Mapping[str, Rule] = {
     **_COUNT_TOKENS,
     **_each(_renamed("max_tokens"), "max_output_tokens max_completion_tokens"),
     "stop": _renamed("stop_sequences"),
+    "n": _elsewhere("A message has one answer; send a request for each.", 1),
     **_each(
         HONOURED,
         "max_tokens stop_sequences stream temperature top_p top_k metadata service_tier speed",

@@ -404,6 +404,8 @@ def _format(values: dict[str, Any]) -> dict[str, Any] | None:
 def _conversation_id(value: Any) -> str:
     if isinstance(value, dict):
         value, path = record({"id": identifier})(value, "conversation")["id"], "conversation.id"
+    elif not isinstance(value, str):
+        mistyped("conversation", "a string or an object", value)
     else:
         path = "conversation"
     found: str = identifier(value, path)

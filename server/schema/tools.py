@@ -39,6 +39,7 @@ from server.shapes import (
     check_length,
     described,
     mapping,
+    member,
     missing,
     mistyped,
     one_of,
@@ -84,6 +85,8 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages |
         missing(f"{path}.type")
     if not isinstance(kind, str):
         mistyped(f"{path}.type", "a string", kind)
+    if kind in ("function", "custom"):
+        _require_nested(value, kind, path, on)
     if kind == "function":
         return _function(value, path, strict)
     if kind == "custom":
@@ -165,6 +168,13 @@ def _function(value: dict[str, Any], path: str, strict: bool) -> Tool:
     _name_hints(parts, path, on_chat=not strict)
     name_unheeded(parts.get("parameters"), f"{path}.parameters", strict=parts.get("strict") is True)
     return as_flat(parts, strict=strict)
+
+
+def _require_nested(value: dict[str, Any], kind: str, path: str, on: Messages | None) -> None:
+    """Raise ApiError 400 for a tool of chat, or what refers to one, that neither has a name nor is nested
+    under its kind, as chat has it: the error names what a client of chat would look for."""
+    if on is not None and "name" not in value:
+        member(value, kind, mapping, path)
 
 
 def _flat_custom(value: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
@@ -376,13 +386,13 @@ def parse_tool_choice(
         return choice
     if not isinstance(value, dict):
         mistyped(param, "a string or an object", value)
-    kind = value.get("type")
-    if not isinstance(kind, str):
-        mistyped(f"{param}.type", "a string", kind)
+    kind: str = member(value, "type", STRING, param)
     if kind == "allowed_tools":
         return _allowed(value, param, on)
     if kind not in tool_shapes() and kind != "computer_use":
         _refuse_kind(kind, f"{param}.type", on, "allowed_tools")
+    if kind in ("function", "custom"):
+        _require_nested(value, kind, param, on)
     value, path = _unwrapped(value, kind, param)
     if kind in ("function", "custom"):
         named = _NAMED(value, path)
@@ -405,6 +415,8 @@ def _allowed(value: dict[str, Any], path: str, on: Messages | None) -> dict[str,
     if "tools" not in value and isinstance(nested, dict):
         unread(value, ("type", "allowed_tools"), path)
         value, path = nested, f"{path}.allowed_tools"
+    elif on is not None and not value.keys() & {"mode", "tools"}:
+        missing(f"{path}.allowed_tools")
     shape = record({"mode": one_of("auto", "required"), "tools": array(mapping, max_items=MAX_TOOLS)})
     parts = shape(value, path)
     tools = [_reference(ref, f"{path}.tools[{index}]", on) for index, ref in enumerate(parts["tools"])]
@@ -415,6 +427,7 @@ def _reference(ref: dict[str, Any], path: str, on: Messages | None) -> dict[str,
     """One of the tools that a choice allows, in its flat form."""
     kind = ref.get("type", "function")
     if kind in ("function", "custom"):
+        _require_nested(ref, kind, path, on)
         ref, path = _unwrapped(ref, kind, path)
     elif not isinstance(kind, str):
         mistyped(f"{path}.type", "a string", kind)

@@ -60,7 +60,8 @@ async def opened(
         raise _of_signature(error, request) from None
     files, images = request.file_paths(), request.image_paths()
     if files or images:
-        items = await read(items, files=files, images=images)
+        with words_of_messages():
+            items = await read(items, files=files, images=images)
     return request.to_model(name, list(items))
 
 

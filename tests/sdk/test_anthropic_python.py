@@ -64,8 +64,9 @@ async def test_models(claude: AsyncAnthropic) -> None:
     assert await claude.models.retrieve("antiphon-scripted") == listed
     page = await claude.models.list()
     assert (page.has_more, page.first_id, page.last_id) == (False, listed.id, listed.id)
-    with pytest.raises(anthropic.NotFoundError):
+    with pytest.raises(anthropic.NotFoundError) as caught:
         await claude.models.retrieve("none")
+    assert caught.value.type == "not_found_error" and caught.value.request_id is not None
 
 
 async def test_the_synchronous_client_and_the_stream_helper(live_server: Running) -> None:

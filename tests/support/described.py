@@ -114,7 +114,7 @@ class Watch:
             await self._inner(scope, receive, send)
             return
         path = scope["path"].removeprefix(self._config.root_path)
-        sent = _Sent(scope.get("method", "WEBSOCKET"), path)
+        sent = _Sent(scope.get("method", "WEBSOCKET"), path, is_of_messages({**scope, "path": path}))
         self._sent.append(sent)
 
         async def watch(message: Message) -> None:
@@ -128,9 +128,10 @@ class Watch:
         return Headers(scope=scope).get("x-antiphon-profile", self._config.responses_profile)
 
 
-def _contents(method: str, path: str, status: int) -> Mapping[str, str] | None:
+def _contents(sent: _Sent) -> Mapping[str, str] | None:
     """The schemas that the document names for what is sent, by media type, empty for texts; None where it
     does not show the route."""
+    method, path, status = sent.method, sent.path, sent.status
     kind = 200 if status < 400 else f"{status // 100}XX"
     for route in ROUTES:
         if method in (route.methods or ()) and route.path_regex.match(path):
@@ -140,7 +141,7 @@ def _contents(method: str, path: str, status: int) -> Mapping[str, str] | None:
             break
     if status < 400:
         return None
-    return {JSON: "MessagesError" if is_of_messages(path) else "Error"}
+    return {JSON: "MessagesError" if sent.of_messages else "Error"}
 
 
 @dataclass(slots=True)
@@ -149,6 +150,7 @@ class _Sent:
 
     method: str
     path: str
+    of_messages: bool
     status: int = 0
     media_type: str = ""
     body: list[bytes] = field(default_factory=list)
@@ -170,7 +172,7 @@ class _Sent:
     def faults(self) -> Iterator[str]:
         """What in it is not described, one line each."""
         yield from self._misfits(self.frames, "SocketEvent")
-        contents = _contents(self.method, self.path, self.status) if self.status else None
+        contents = _contents(self) if self.status else None
         if contents is None:
             return
         if self.media_type not in contents:

@@ -158,8 +158,13 @@ class Connection:
         if kind == "response.processed":  # Codex tells that it has taken note of a response
             return
         if kind not in ("response.create", "response.inject", "response.steer"):
-            message = "A frame has the 'type' 'response.create' or 'response.inject'."
+            message = "A frame must have the 'type' 'response.create' or 'response.inject'."
+            if kind == "response.cancel":
+                message += " POST /v1/responses/{response_id}/cancel cancels a response."
             raise ApiError(400, message, code="invalid_value", param="type")
+        if kind == "response.create" and isinstance(body.get("response"), dict):
+            message = "The fields of a response stand in the frame itself, beside its 'type'."
+            raise ApiError(400, message, code="unsupported_parameter", param="response")
         if sum(lane.num_waiting for lane in self._all_lanes) >= MAX_WAITING:
             message = f"{MAX_WAITING} requests wait on this connection already."
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})

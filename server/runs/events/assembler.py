@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
 from server.items import (
@@ -529,15 +529,15 @@ class Assembler:
 
     # -- ends ------------------------------------------------------------------------------------------------
 
-    def ensure_output(self, since: int) -> list[Draft]:
-        """Drafts of an empty message when what was made from index `since` on said and called nothing. A
-        thought that was cut short stands alone: nobody came to an answer."""
+    def ensure_output(self, since: int, reason: Literal["stop", "length"]) -> list[Draft]:
+        """Drafts of an empty message when what was made from index `since` on, and ended for `reason`, said
+        and called nothing. A thought that was cut short stands alone: nobody came to an answer."""
         drafts: list[Draft] = []
         made = self.output[since:]
         cut = bool(made) and made[-1].get("status") == "incomplete"
         if not cut and all(item["type"] == "reasoning" for item in made):
             self._open_part("message", drafts)
-            self._close(drafts, "completed")
+            self._close(drafts, "completed" if reason == "stop" else "incomplete")
         return drafts
 
     def interrupt(self, cut_short: Callable[[Item], ToolResult] = _unmade) -> list[Draft]:

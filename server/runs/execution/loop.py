@@ -429,7 +429,7 @@ class Loop:
             if run.assembler.is_summarising:  # and has to go on with that
                 unlogged.facts["summary"] = run.assembler.summary
             elif not summarised:
-                unlogged.drafts += run.assembler.ensure_output(first_item)
+                unlogged.drafts += run.assembler.ensure_output(first_item, last.reason)
             unlogged.facts["ended"] = last.reason
             unlogged.complete = True
         return unlogged.complete

@@ -91,7 +91,10 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
         elif request.previous_response_id is not None:
             previous = await storage.get_response(turn.principal.owner, request.previous_response_id)
             if previous.status not in TERMINAL:
-                message = f"Response '{previous.id}' has not finished (status {previous.status})."
+                message = (
+                    f"Response '{previous.id}' has not finished (status {previous.status}). Wait for its "
+                    "end, or fork it behind an item that it has."
+                )
                 refuse("previous_response_id", message, "response_not_finished")
             past = await pasts.of(previous, turn.as_of)
         elif request.conversation_id is not None:

@@ -307,12 +307,20 @@ def _tier(plain: MessagesBody) -> Any:
 # Words
 
 
+_SOURCES = {"file_data": "data", "file_url": "url", "file_id": "file_id"}
+"""What a part of a chat message calls the bytes of a file -> the member of a block's `source`."""
+
+
 def in_words_of_messages(error: ApiError) -> ApiError:
     """An error of a chat completion, which names the field of the message that it came from."""
-    param = error.param
-    if param is not None and param.startswith("tools["):
+    param = error.param or ""
+    if param.startswith("tools["):
         error.param = param.replace("].parameters", "].input_schema", 1)
         error.message = error.message.replace("'parameters", "'input_schema")
+    block, _, field = param.rpartition(".")
+    if param.startswith("messages[") and field in _SOURCES:
+        error.param = f"{block}.source.{_SOURCES[field]}"
+        error.message = error.message.replace(f"'{param}'", f"'{error.param}'")
     return error
 
 

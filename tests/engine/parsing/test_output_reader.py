@@ -160,10 +160,22 @@ def test_a_call_cut_by_the_limit(cut: int) -> None:
     deltas = read(reader(letters(), calls=True, max_calls=1), ids, Done("length"))[1]
     assert deltas[-1] == Done("length")
     if '"f"' not in text:
-        assert deltas[0] == Text(text)
+        assert deltas == [Done("length")], "markup that nobody knows the call of is not text"
     else:
         assert deltas[0] == CallStart("f")
         assert deltas[-2] == CallEnd('{"a": 1}' in text)
+
+
+def test_what_was_said_before_a_call_that_the_limit_cut_stays() -> None:
+    ids = letters().encode("Let me see.\n" + CALL + CALL[:20])
+    assert read(reader(letters(), calls=True), ids, Done("length"))[1] == [
+        Text("Let me see."),
+        *(CallStart("f"), CallArgs('{"a": 1}'), CallEnd()),
+        Done("length"),
+    ]
+    # The model itself ended its turn: so it has written of a tag.
+    ids = letters().encode("<tool_call>\n<|im_end|>")
+    assert read(reader(letters(), calls=True), ids)[1] == [Text("<tool_call>\n"), STOP]
 
 
 def test_half_a_character_at_the_end() -> None:

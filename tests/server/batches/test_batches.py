@@ -230,6 +230,7 @@ async def test_an_input_that_cannot_be_carried_out_names_its_lines(
     assert (batch["status"], batch["output_file_id"]) == ("failed", None)
     told = [(each["code"], each["param"], each["line"]) for each in batch["errors"]["data"]]
     assert told == [(code, param, number) for number, (_, _, code, param) in enumerate(FAULTS, 2)]
+    assert "'method' must be 'POST'." in [each["message"] for each in batch["errors"]["data"]]
     empty = await begun(client, await input_file(storage, ["", ""]), "/v1/responses")
     (error,) = (await ended(client, empty["id"]))["errors"]["data"]
     assert (error["code"], error["line"]) == ("empty_file", None)
@@ -258,6 +259,7 @@ async def test_requests_for_a_batch_that_are_refused(running: Running, client: h
         ({"input_file_id": 7}, 400, "input_file_id"),
         ({"endpoint": "/v1/models"}, 400, "endpoint"),
         ({"endpoint": ["/v1/responses"]}, 400, "endpoint"),
+        ({"endpoint": "/v1/embeddings"}, 400, "model"),
         ({"completion_window": "1h"}, 400, "completion_window"),
         ({"metadata": {"a": 1}}, 400, "metadata.a"),
         ({"output_expires_after": {"anchor": "now"}}, 400, "output_expires_after.anchor"),

@@ -52,6 +52,20 @@ async def test_malformed_bodies_are_400(client: httpx.AsyncClient, path: str, bo
     assert reply.json()["error"]["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"input": "caf\xe9"}', "it is not UTF-8 at byte 14."),
+        (b"[]", "must be a JSON object, not an array."),
+        (b'"text"', "must be a JSON object, not a string."),
+    ],
+)
+async def test_what_a_malformed_body_is_told(client: httpx.AsyncClient, body: bytes, told: str) -> None:
+    reply = await client.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].endswith(told)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_parse_or_are_an_api_error(raw: bytes) -> None:

@@ -61,6 +61,7 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/v1/audio/transcription", "/v1/audio/transcriptions"),
         ("/v1/model/", "/v1/models"),
+        ("/v1//responses", "/v1/responses"),
     ):
         error = (await client.post(path)).json()["error"]
         assert error["message"] == f"Invalid URL (POST {path}): did you mean {meant}?"
@@ -97,6 +98,9 @@ async def test_an_endpoint_beside_others_that_are_built_is_told_to_be_missing_al
 ) -> None:
     speech = (await client.post("/v1/audio/speech", json={})).json()["error"]
     assert "does not make speech" in speech["message"] and "transcriptions" in speech["message"]
+    for path in ("/v1/messages/batches", "/v1/messages/batches/msgbatch_1"):
+        batches = (await client.get(path)).json()["error"]
+        assert batches["type"] == "not_found_error" and "POST /v1/batches" in batches["message"]
     voices = (await client.get("/v1/audio/voices")).json()["error"]
     assert "has other endpoints under /v1/audio, but not this one. Its page" in voices["message"]
 

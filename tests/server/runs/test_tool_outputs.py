@@ -473,6 +473,8 @@ async def test_a_continuation_needs_all_outputs_in_one_post(api: Api) -> None:
     path = f"/v1/responses/{first['id']}/tool_outputs"
     error = await api.fails(400, "POST", path, json={"tool_call_id": one, "output": "x"})
     assert two in error["message"]
+    error = await api.fails(400, "POST", path, json={"tool_call_id": "call_nobody", "output": "x"})
+    assert (error["code"], error["param"]) == ("unknown_call_id", "tool_outputs[0].call_id")
     extra = [{"call_id": call_id, "output": "x"} for call_id in (one, two, "call_nobody")]
     error = await api.fails(400, "POST", path, json={"tool_outputs": extra})
     assert "call_nobody" in error["message"]

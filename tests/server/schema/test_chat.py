@@ -165,6 +165,56 @@ def test_each_call_is_answered_before_the_next_turn() -> None:
         parse_chat({"messages": messages})
 
 
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "Missing"),
+        ({"tools": [{"type": "function", "function": "f"}]}, "tools[0].function", "expected an object"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "Missing"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom", "Missing"),
+        (
+            {"tools": [NAMED, {"type": "custom", "custom": {"name": "f"}}]},
+            "tools[1]",
+            "Two tools are named 'f'",
+        ),
+        ({"tools": [NAMED], "tool_choice": {"type": "function"}}, "tool_choice.function", "Missing"),
+        ({"tools": [NAMED], "tool_choice": {"function": {"name": "f"}}}, "tool_choice.type", "Missing"),
+        (
+            {"tools": [NAMED], "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice.allowed_tools",
+            "Missing",
+        ),
+        (
+            {
+                "tools": [NAMED],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]},
+                },
+            },
+            "tool_choice.allowed_tools.tools[0].function",
+            "Missing",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_tool_is_told_by_its_place_on_chat(fields: Json, param: str, told: str) -> None:
+    with pytest.raises(ApiError, match=told) as caught:
+        parse_chat({"messages": [{"role": "user", "content": "x"}], **fields})
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_a_tool_in_the_flat_form_of_responses_is_taken_on_chat() -> None:
+    flat = {"type": "function", "name": "f"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [flat]}
+    request = parse_chat(
+        {"messages": [{"role": "user", "content": "x"}], "tools": [flat], "tool_choice": choice}
+    )
+    assert (request.tools[0]["name"], request.tool_choice) == ("f", choice)
+
+
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400)
 WORDS = [
     "user",

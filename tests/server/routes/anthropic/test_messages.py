@@ -49,6 +49,40 @@ async def test_which_model_answers_to_a_name(
                 assert reply.json().get("model") in (answers, None)
 
 
+@pytest.mark.parametrize(
+    ("source", "field", "status"),
+    [
+        ({"type": "base64", "media_type": "application/pdf", "data": "x"}, "data", 400),
+        ({"type": "url", "url": "http://127.0.0.1:1/a.pdf"}, "url", 400),
+        ({"type": "file", "file_id": "file-none"}, "file_id", 404),
+    ],
+)
+async def test_a_document_that_cannot_be_read_is_told_by_its_source(
+    tmp_path: Path, source: Json, field: str, status: int
+) -> None:
+    async with running_app(tmp_path) as running, http_client(running) as client:
+        content = [{"type": "text", "text": "Read it."}, {"type": "document", "source": source}]
+        reply = await client.post(PATH, json=asking(messages=[{"role": "user", "content": content}]))
+        told = reply.json()["error"]
+        assert (reply.status_code, told["details"]["param"]) == (
+            status,
+            f"messages[0].content[1].source.{field}",
+        )
+        assert "file_data" not in told["message"] and "file_url" not in told["message"]
+
+
+async def test_errors_about_models_have_the_form_of_the_api_that_asks(tmp_path: Path) -> None:
+    async with running_app(tmp_path, api_key=("key",)) as running, http_client(running) as client:
+        named = {"anthropic-version": "2023-06-01"}
+        for key, status, kind in (("key", 404, "not_found_error"), ("none", 401, "authentication_error")):
+            reply = await client.get("/v1/models/none", headers={"x-api-key": key, **named})
+            told = reply.json()
+            assert (reply.status_code, told["type"], told["error"]["type"]) == (status, "error", kind)
+            assert told["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
+            plain = (await client.get("/v1/models/none", headers={"x-api-key": key})).json()
+            assert plain["error"]["type"] == "invalid_request_error"
+
+
 async def test_a_fallback_that_is_not_served_is_found_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="messages_model names 'c', which is not served: a are"):
         async with running_app(tmp_path, served_model_name=("a",), messages_model="c"):

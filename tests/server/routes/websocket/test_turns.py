@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from engine import ScriptedEngine
 from server.runs import Runs
@@ -222,6 +223,21 @@ async def test_outputs_are_acknowledged_before_what_comes_of_them(
     assert socket.frames[at + 1]["sequence_number"] == socket.frames[at]["sequence_number"] + 1
 
 
+async def test_a_frame_that_cancels_is_told_the_request_that_does(live_server: Running) -> None:
+    async with line(live_server.base_url) as socket:
+        error = await socket.refused("invalid_value", type="response.cancel", response_id="resp_x")
+        assert "POST /v1/responses/{response_id}/cancel" in error["error"]["message"]
+
+
+async def test_a_socket_at_the_path_of_requests_is_told_where_sockets_are(live_server: Running) -> None:
+    url = f"ws{live_server.base_url.removeprefix('http')}/v1/chat/completions"
+    with pytest.raises(InvalidStatus) as caught:
+        async with connect(url):
+            pass
+    assert caught.value.response.status_code == 404
+    assert b"a WebSocket is opened at /v1/responses" in (caught.value.response.body or b"")
+
+
 async def test_steering_is_refused_in_its_own_words(live_server: Running) -> None:
     async with line(live_server.base_url) as socket:
         steer = {"type": "response.steer", "previous_response_id": "resp_x", "input": "left"}
@@ -242,6 +258,7 @@ async def test_steering_is_refused_in_its_own_words(live_server: Running) -> Non
         ({"stream_id": 3}, "invalid_stream_id", "stream_id"),
         ({"type": "response.nonsense"}, "invalid_value", "type"),
         ({"type": None}, "invalid_value", "type"),
+        ({"response": {"input": "say hello"}}, "unsupported_parameter", "response"),
         ({"background": True}, "unsupported_parameter", "background"),
         ({"generate": "no"}, "invalid_type", "generate"),
         ({"prompt_cache_options": {"prewarm": 1}}, "invalid_type", "prompt_cache_options.prewarm"),

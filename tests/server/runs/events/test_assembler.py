@@ -142,11 +142,21 @@ def test_a_generation_that_says_nothing_leaves_an_empty_message() -> None:
     """A completed response always has an output item; reasoning alone does not count."""
     assembler = Assembler(SECRET)
     assembler.feed([Reasoning("hm"), Done("stop")])
-    assembler.ensure_output(0)
-    assert [item["type"] for item in assembler.output] == ["reasoning", "message"]
+    assembler.ensure_output(0, "stop")
+    assert [(item["type"], item["status"]) for item in assembler.output] == [
+        ("reasoning", "completed"),
+        ("message", "completed"),
+    ]
     assert assembler.output[1]["content"] == [
         {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     ]
+
+
+def test_a_generation_that_was_cut_before_it_said_anything_leaves_an_incomplete_message() -> None:
+    assembler = Assembler(SECRET)
+    assembler.feed([Done("length")])
+    assembler.ensure_output(0, "length")
+    assert [(item["type"], item["status"]) for item in assembler.output] == [("message", "incomplete")]
 
 
 def test_a_preamble_is_a_message_of_its_own() -> None:
