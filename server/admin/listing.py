@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -47,11 +48,13 @@ def list_lines(
 
 
 def table(columns: Columns, objects: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The lines of a table, with its titles first."""
+    """The lines of a table, with its titles first; whoever looks at it is told of one without rows."""
     rows = [tuple(columns), *(tuple(show(object) for show in columns.values()) for object in objects)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if not objects:
+        print("antiphon: there are none", file=sys.stderr)
 
 
 def shown_time(object: dict[str, Any], at: str = "created_at") -> str:

@@ -117,14 +117,8 @@ def as_json(run: LiveRun) -> dict[str, Any]:
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon runs ...`; yields the lines to print. Raises AdminError."""
     if options.verb == "list":
-        if options.id is not None:
-            raise AdminError("`antiphon runs` lists all runs: an ID belongs to `tail`, `cancel` or `fork`")
         yield from list_lines(config, options, PATH, listed, COLUMNS, keep=_in_state(options.state))
         return
-    if not options.id:
-        raise AdminError(
-            f"which run? `antiphon runs {options.verb} ID`, with an id that `antiphon runs` shows"
-        )
     yield from {"cancel": _cancel, "tail": _tail, "fork": _fork}[options.verb](config, options)
 
 

@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if name == chosen:
             command.add_arguments(command_parser)
+    if chosen is not None:
+        args = _with_verb(args, chosen)
     options, rest = parser.parse_known_args(args)
     command = COMMANDS[options.command]
     if command.passes_on:
@@ -74,6 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refusal.code
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         return 0
+
+
+def _with_verb(args: Sequence[str], name: str) -> list[str]:
+    """The arguments with the verb that a command has where none is given."""
+    verb, begin = COMMANDS[name].verb, args.index(name) + 1
+    given = args[begin : begin + 1]
+    if verb is None or (given and not given[0].startswith("-")) or given in (["-h"], ["--help"]):
+        return list(args)
+    return [*args[:begin], verb, *args[begin:]]
 
 
 def _no_command(word: str) -> str:
@@ -153,7 +164,9 @@ def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> 
             group = parser.add_argument_group(wanted, None if title else _ALSO)
             title = wanted
         unit = {"": "", "bytes": " [bytes; 64K, 2M, 4G, 1T]"}.get(row.unit, f" [{row.unit}]")
-        default = "" if row.default == "-" else f" (default {row.default})"
+        default = "" if row.default == "-" else f"default {row.default}"
+        known_as = f"or {row.env}" if only else ""
+        besides = "; ".join(filter(None, (known_as, default)))
         group.add_argument(
             row.flag,
             dest=row.name,
@@ -163,7 +176,7 @@ def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> 
             default=None,
             choices=row.choices or None,
             metavar=None if row.choices else (row.unit or row.name.rpartition("_")[2]).upper(),
-            help=f"{row.help}{unit}{default}".replace("%", "%%"),
+            help=f"{row.help}{unit}{f' ({besides})' if besides else ''}".replace("%", "%%"),
         )
 
 
@@ -591,33 +604,32 @@ def _sealing(options: argparse.Namespace) -> int:
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "verb",
-        nargs="?",
-        choices=("list", "tail", "cancel", "fork"),
-        default="list",
-        help="list (the default) those that are being made; follow the events of one; cancel one; make a "
-        "response that ends where one did, or behind one of its events, and print its id",
+    verbs = parser.add_subparsers(dest="verb", metavar="list|tail|cancel|fork", required=True)
+    listing = _add_listing(
+        verbs, "those that are being made, of all owners (what `antiphon runs` alone does)"
     )
-    parser.add_argument("id", nargs="?", help="of the run, as `antiphon runs` and the API show it")
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON array instead of a table, and whole events"
-    )
-    parser.add_argument(
+    listing.add_argument(
         "--state",
         choices=("queued", "running", "waiting", "unowned"),
         default=None,
-        help="list only runs in this state; waiting: for outputs of their client's tools, or an approval",
+        help="only runs in this state; waiting: for outputs of their client's tools, or an approval",
     )
-    parser.add_argument(
-        "--after",
-        type=int,
-        default=-1,
-        metavar="N",
-        help="the number of an event: follow from behind it, or fork behind it",
+    tail = verbs.add_parser("tail", help="the events of one, to its end")
+    tail.add_argument("--json", action="store_true", help="print whole events instead of a line for each")
+    cancel = verbs.add_parser("cancel", help="end one")
+    cancel.add_argument("--owner", help="whose it is, where several owners have one of this id")
+    fork = verbs.add_parser(
+        "fork",
+        help="make a response that ends where one did, or behind one of its events, and print its id",
     )
-    parser.add_argument("--owner", help="whose run is cancelled, where several owners have one of this id")
-    _add_storage_settings(parser)
+    for verb, does in ((tail, "follow"), (fork, "fork")):
+        verb.add_argument(
+            "--after", type=int, default=-1, metavar="N", help=f"{does} behind the event of this number"
+        )
+    for verb in (tail, cancel, fork):
+        verb.add_argument("id", help="of the run, as `antiphon runs` and the API show it")
+    for verb in (listing, tail, cancel, fork):
+        _add_storage_settings(verb)
 
 
 def _runs(options: argparse.Namespace) -> int:
@@ -628,16 +640,14 @@ def _runs(options: argparse.Namespace) -> int:
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "verb",
-        nargs="?",
-        choices=("list", "load", "unload"),
-        default="list",
-        help="list (the default), or load or unload one",
-    )
-    parser.add_argument("name", nargs="?", help="of the model, as `antiphon models` shows it")
-    parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
-    _add_storage_settings(parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="list|load|unload", required=True)
+    listing = _add_listing(verbs, "the models of the file: `antiphon models` alone, too")
+    load = verbs.add_parser("load", help="load one ahead of the first request")
+    unload = verbs.add_parser("unload", help="unload one; the next request loads it")
+    for verb in (load, unload):
+        verb.add_argument("name", help="of the model, as `antiphon models` shows it")
+    for verb in (listing, load, unload):
+        _add_storage_settings(verb)
 
 
 def _models(options: argparse.Namespace) -> int:
@@ -715,7 +725,7 @@ class Command:
 
     summary: a phrase that says what it does. run: does it and returns the exit code; raises Refusal.
     examples: lines that its help ends with. passes_on: its arguments, `--help` included, are another
-    program's.
+    program's. verb: the one that is meant where none is given.
     """
 
     summary: str
@@ -723,6 +733,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None] = _add_settings
     examples: tuple[str, ...] = ()
     passes_on: bool = False
+    verb: str | None = None
 
     @property
     def epilog(self) -> str | None:
@@ -876,12 +887,14 @@ COMMANDS = {
             "antiphon runs cancel resp_...",
             "antiphon runs fork resp_... --after 120    prints the new response's id",
         ),
+        verb="list",
     ),
     "models": Command(
         "show the models of a running server, or load or unload one",
         _models,
         _add_models,
         ("antiphon models", "antiphon models load NAME", "antiphon models unload NAME"),
+        verb="list",
     ),
     "usage": Command(
         "show what was used, by owner, key, model or day",

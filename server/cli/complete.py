@@ -10,6 +10,8 @@ import httpx
 import orjson
 
 from server.cli.connection import (
+    SAID_NO,
+    WRONGLY_ASKED,
     ChatError,
     add_server_arguments,
     printable,
@@ -39,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(options: argparse.Namespace) -> int:
-    """Print what follows the prompt; 1 where the server could not be asked, or said no."""
+    """Print what follows the prompt; `SAID_NO` where the server could not be asked, or said no."""
     try:
         http = server_client(options)
     except ValueError as exc:
         print(f"antiphon: {exc}", file=sys.stderr)
-        return 1
+        return WRONGLY_ASKED
     body: dict[str, Any] = {
         "model": options.MODEL,
         "prompt": sys.stdin.read() if options.prompt == "-" else options.prompt,
@@ -63,7 +65,7 @@ def complete(options: argparse.Namespace) -> int:
             _show(reply)
     except (httpx.HTTPError, ChatError) as exc:
         print(f"\nantiphon: {trouble(exc, options.url)}", file=sys.stderr)
-        return 1
+        return SAID_NO
     return 0
 
 

@@ -444,18 +444,25 @@ async def _models(config: Config) -> Finding:
     """The models of the file: their names, and whether what they name is there."""
     if not len(config.entries):
         return "ok", "no file of several models"
-    told, missing = [], []
+    told: list[str] = []
+    missing: list[str] = []
+    away: list[str] = []
     for entry in config.entries:
         kind = "in a process of its own" if entry.in_child else f"engine {entry.engine}"
         default = ", the default" if entry.default else ""
         told.append(f"{entry.id} ({kind}{default})")
         where = Path(entry.path or "")
         if entry.path and (where.is_absolute() or entry.path.startswith((".", "~"))) and not where.is_dir():
-            missing.append(f"{entry.id}: there is no folder {entry.path}")
+            # The server starts without those that it loads when they are wanted.
+            (missing if entry.default or not entry.in_child else away).append(
+                f"{entry.id}: there is no folder {entry.path}"
+            )
         needs = expected_bytes(entry, config.of_entry(entry)) if entry.in_child else 0
         if (most := config.models_memory_bytes) is not None and needs > most:
             missing.append(f"{entry.id} takes about {needs} bytes, and models_memory_bytes is {most}")
-    return ("FAIL", "; ".join(missing)) if missing else ("ok", ", ".join(told))
+    if missing:
+        return "FAIL", "; ".join(missing + away)
+    return ("note", "; ".join((", ".join(told), *away))) if away else ("ok", ", ".join(told))
 
 
 async def _texts(config: Config) -> Finding:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import orjson
 
-from server.admin import AdminError, Columns, asking, refusal_of, table
+from server.admin import AdminError, Columns, asking, is_served, refusal_of, table
 from server.config import Config
 
 PATH = "/admin/models"
@@ -18,8 +18,6 @@ PATH = "/admin/models"
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon models ...`; yields the lines to print. Raises AdminError."""
     if options.verb == "list":
-        if options.name is not None:
-            raise AdminError("`antiphon models list` lists all models: a NAME belongs to load and unload")
         found = _ask(config, "GET", PATH)["data"]
         if options.json:
             yield orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
@@ -29,13 +27,15 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
         else:
             yield "the server has one model, and no file of models"
         return
-    if not options.name:
-        raise AdminError(f"which model? `antiphon models {options.verb} NAME`")
     done = _ask(config, "POST", f"{PATH}/{quote(options.name, safe='')}/{options.verb}")
     yield f"{done['id']} is {done['state']}"
 
 
 def _ask(config: Config, method: str, path: str) -> dict[str, Any]:
+    if not is_served(config):
+        raise AdminError(
+            f"no server runs with {config.data}: start one with `antiphon serve`, or give --data as it has it"
+        )
     with asking(config) as http:
         reply = http.request(method, path, timeout=config.model_load_s + 30)
     result: dict[str, Any] = orjson.loads(reply.content)

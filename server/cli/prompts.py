@@ -11,7 +11,16 @@ from typing import Any
 import httpx
 import orjson
 
-from server.cli.connection import ChatError, add_server_arguments, read_json, server_client, trouble
+from server.admin import Columns, table
+from server.cli.connection import (
+    SAID_NO,
+    WRONGLY_ASKED,
+    ChatError,
+    add_server_arguments,
+    read_json,
+    server_client,
+    trouble,
+)
 
 PATH = "/v1/prompts"
 
@@ -45,20 +54,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out one verb; returns the exit code: 1 where the server could not be asked, or said no."""
+    """Carry out one verb; returns the exit code."""
     try:
         with server_client(options) as http:
             for line in _VERBS[options.verb](http, options):
                 print(line)
     except ValueError as exc:
         print(f"antiphon: {exc}", file=sys.stderr)
-        return 1
+        return WRONGLY_ASKED
     except OSError as exc:
         print(f"antiphon: {options.template}: {exc.strerror or exc}", file=sys.stderr)
-        return 1
+        return WRONGLY_ASKED
     except (httpx.HTTPError, ChatError) as exc:
         print(f"antiphon: {trouble(exc, options.url)}", file=sys.stderr)
-        return 1
+        return SAID_NO
     return 0
 
 
@@ -72,11 +81,7 @@ def _list(http: httpx.Client, options: argparse.Namespace) -> Iterator[str]:
     if options.json:
         yield orjson.dumps(prompts, option=orjson.OPT_INDENT_2).decode()
         return
-    head = ("ID", "DEFAULT", "LATEST", "NAME")
-    rows = [(row["id"], row["default_version"], row["latest_version"], row["name"] or "") for row in prompts]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from table(COLUMNS, prompts)
 
 
 def _all(http: httpx.Client) -> Iterator[dict[str, Any]]:
@@ -129,3 +134,10 @@ def _said(options: argparse.Namespace) -> dict[str, Any]:
 
 
 _VERBS = {"create": _create, "list": _list, "show": _show, "update": _update, "delete": _delete}
+
+COLUMNS: Columns = {
+    "ID": lambda prompt: prompt["id"],
+    "DEFAULT": lambda prompt: str(prompt["default_version"]),
+    "LATEST": lambda prompt: str(prompt["latest_version"]),
+    "NAME": lambda prompt: prompt["name"] or "",
+}

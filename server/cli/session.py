@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, TextIO
@@ -79,6 +79,7 @@ class Session:
         self._conversation: str | None = None
         self._left: list[dict[str, Any]] = []
         self._requests: list[dict[str, Any]] = []
+        self._follows = False  # a response that may wait for what a turn of this chat would do without
         self._style = PLAIN
         self._named_model = options.model is not None
         self.model: str = options.model or ""
@@ -202,10 +203,23 @@ class Session:
 
     def say(self, text: str) -> bool:
         """One turn: send, show what comes, remember the response to go on from. False where it failed."""
-        if self._conversation is None and self._previous is None:
+        begins = self._conversation is None and self._previous is None
+        if begins:
             self._make_conversation(text)
-        went_well = self._turn(self._events(self._body(text)))
+        try:
+            went_well = self._turn(self._events(self._body(text)))
+        except ChatError:
+            if begins and self._previous is None:
+                self._forget_conversation()
+            raise
         return self._answer_requests() and went_well
+
+    def _forget_conversation(self) -> None:
+        """Leave nothing of a conversation whose first turn was refused."""
+        if self._conversation is not None:
+            with suppress(httpx.HTTPError):
+                self._http.delete(f"/v1/conversations/{self._conversation}")
+        self._conversation = None
 
     def _make_conversation(self, text: str) -> None:
         """Have the turns kept in a conversation, which is named after the first of them."""
@@ -262,7 +276,11 @@ class Session:
         a question leaves the response waiting. False where it failed."""
         self._previous, waiting = id, _Waiting()
         while True:
-            went_well = self._turn(self._until_it_waits(id, waiting))
+            self._follows = True
+            try:
+                went_well = self._turn(self._until_it_waits(id, waiting))
+            finally:
+                self._follows = False
             if not waiting.calls:
                 return went_well
             self._requests = []  # they are answered here
@@ -402,7 +420,7 @@ class Session:
             self._requests.append(item)
             self._print(call_words(item), BOLD)
             told = " -> not made: it needs an approval, which this chat does not give\n"
-            self._print("\n" if self._approve is not None else told, DIM)
+            self._print("\n" if self._approve is not None or self._follows else told, DIM)
         elif words := call_words(item):
             self._print(words, BOLD)
             outcome = _outcome(item)

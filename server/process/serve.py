@@ -488,9 +488,12 @@ def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> 
     model = life.context.models.first
     body = orjson.dumps({"model": model.name, "input": "Hello!"}).decode()
     key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
+    others = [entry.id for entry in life.config.entries if entry.id != model.name]
+    besides = f", besides {', '.join(others)}" if others else ""
     return (
         f"Antiphon {__version__} listens on {url} and serves {model.name} "
-        f"({model.info.max_model_len} tokens, dialect {model.info.dialect}), ready after {seconds:.1f} s.\n"
+        f"({model.info.max_model_len} tokens, dialect {model.info.dialect}){besides}, "
+        f"ready after {seconds:.1f} s.\n"
         f"Try: curl {url}/v1/responses{key} -H 'content-type: application/json' -d '{body}'"
         + (f"\nConsole: {url}/" if life.config.console else "")
     )

@@ -99,7 +99,7 @@ async def test_a_key_without_the_scope_is_told_and_one_with_it_gets_through(
         assert refused.status_code == 403, (method, path, refused.text)
         error = refused.json()["error"]
         kind, code = "invalid_request_error", error.get("code")
-        if is_of_messages(path):
+        if is_of_messages({"path": path, "headers": []}):
             kind, code = "permission_error", error["details"]["error_code"]
         assert (code, error["type"]) == ("insufficient_permissions", kind)
         assert f"Missing scopes: {scope}." in error["message"]

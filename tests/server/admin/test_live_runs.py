@@ -189,8 +189,6 @@ async def test_a_run_of_any_owner_is_followed_to_its_end_and_forked(
                 (["tail", fork], "is a fork: it was not run"),
                 (["tail", "resp_nobody"], "resp_nobody"),
                 (["fork", held, "--after", "99999"], "has no event 99999"),
-                (["tail"], "which run?"),
-                (["list", held], "lists all runs"),
             ):
                 assert await asyncio.to_thread(main, ["runs", *argv, *data]) == 2
                 assert told in capsys.readouterr().err

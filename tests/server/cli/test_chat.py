@@ -170,6 +170,8 @@ async def test_what_the_server_refuses_is_said_in_its_words(live_server: Running
         await talk(live_server, "x", argv=("--model", "nobody"))
     with pytest.raises(ChatError, match="conv_nobody"):
         await talk(live_server, "x", argv=("--conversation", "conv_nobody"))
+    async with httpx.AsyncClient(base_url=live_server.base_url) as client:
+        assert (await client.get("/v1/conversations")).json()["data"] == []
     assert "failed inside the engine" in await talk(live_server, "fail the dog ate it")
 
 
@@ -326,7 +328,7 @@ async def test_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8771", "127.0.0.1:8771/v1", "gpu", "ftp://gpu"])
 def test_a_url_without_a_scheme_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert chat.chat(options("--url", url)) == 1
+    assert chat.chat(options("--url", url)) == 2
     meant = url.removeprefix("ftp://")
     told = f"antiphon: {url!r} is no URL of a server: give --url http://{meant}\n"
     assert capsys.readouterr().err == told

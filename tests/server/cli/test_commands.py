@@ -144,6 +144,34 @@ def test_every_argument_of_every_command_is_explained(name: str) -> None:
                 assert action.help, f"{each.prog} says nothing of {action.option_strings or action.dest}"
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["runs", "tail"], "required: id"),
+        (["runs", "list", "resp_1"], "unrecognized arguments: resp_1"),
+        (["runs", "resp_1"], "choose from 'list', 'tail', 'cancel', 'fork'"),
+        (["models", "load"], "required: name"),
+    ],
+)
+def test_a_verb_has_arguments_of_its_own(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_runs_are_listed_by_default_and_a_table_without_rows_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["migrate", "--data", str(tmp_path)]) == 0
+    capsys.readouterr()
+    for argv in (["runs"], ["runs", "list"]):
+        assert main([*argv, "--data", str(tmp_path)]) == 0
+        printed = capsys.readouterr()
+        assert printed.out.split()[0] == "ID" and printed.err == "antiphon: there are none\n"
+
+
 def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> None:
     assert main(["migrate", "--data", str(tmp_path)]) == 0
     command = [READY, "-m", "server.cli", "backup", str(tmp_path / "copy"), "--data", str(tmp_path)]
@@ -578,6 +606,13 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ]
     assert main(["doctor", "--model", "/nowhere/at/all", "--data", str(tmp_path), "--port", "0"]) == 1
     assert "FAIL  model" in capsys.readouterr().out
+    models = tmp_path / "several.toml"
+    entry = '[[models]]\nname = "{}"\nengine = "scripted"\n'
+    models.write_text(entry.format("here") + '[[models]]\nname = "gone"\npath = "/nowhere/at/all"\n')
+    # The server starts without a model that it would load when it is wanted.
+    assert main(["doctor", "--models", str(models), "--data", str(tmp_path), "--port", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "note  models" in told and "gone: there is no folder /nowhere/at/all" in told
     several = ["--api-server-count", "2", "--data", str(tmp_path), "--port", "0"]
     assert main(["doctor", "--engine", "scripted", *several]) == 1
     assert "FAIL  database  --api-server-count 2 needs" in capsys.readouterr().out

@@ -48,14 +48,14 @@ async def test_what_cannot_be_done_is_said_in_one_line(
 ) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    for argv, told in (
-        (("create", "--template", str(tmp_path / "none.json")), "No such file"),
-        (("create", "--template", str(broken)), "is no JSON"),
-        (("update", "pmpt_none", "--name", "x"), "not found"),
+    for argv, told, code in (
+        (("create", "--template", str(tmp_path / "none.json")), "No such file", 2),
+        (("create", "--template", str(broken)), "is no JSON", 2),
+        (("update", "pmpt_none", "--name", "x"), "not found", 1),
     ):
-        assert await run(live_server, *argv) == 1
+        assert await run(live_server, *argv) == code
         captured = capsys.readouterr()
         assert (captured.out, captured.err.count("\n")) == ("", 1)
         assert told in captured.err
-    assert main(["prompts", "list", "--url", "ftp://x"]) == 1
+    assert main(["prompts", "list", "--url", "ftp://x"]) == 2
     assert "is no URL of a server" in capsys.readouterr().err

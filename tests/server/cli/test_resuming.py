@@ -178,6 +178,32 @@ async def test_what_a_response_waits_for_is_asked_for_and_it_goes_on(tmp_path: P
         assert (await http.get(f"/v1/responses/{made}")).json()["status"] == "completed"
 
 
+async def test_nothing_is_said_not_to_be_made_while_somebody_else_may_approve_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builtin = {"type": "mcp", "server_label": "antiphon", "server_url": "builtin:"}
+    look = session.Session._waited_for
+
+    def looked(chat: session.Session, id: str) -> list[dict[str, Any]]:
+        """The other client approves as soon as the chat has seen for what the response waits."""
+        calls = look(chat, id)
+        approvals = [
+            {"type": "mcp_approval_response", "approval_request_id": call["id"], "approve": True}
+            for call in calls
+        ]
+        given = chat._http.post(f"/v1/responses/{id}/tool_outputs", json={"tool_outputs": approvals})
+        given.raise_for_status()
+        return calls
+
+    monkeypatch.setattr(session.Session, "_waited_for", looked)
+    async with live_app(tmp_path, mcp=McpSettings(approval="always")) as server, http_client(server) as http:
+        sums = {"input": 'call calculator {"expression": "6 * 7"}', "tools": [builtin]}
+        _, made = await waiting(http, **sums)
+        printed = await talk(server, argv=("--resume", made))
+    assert "not made" not in printed and "-> 42" in printed
+    assert printed.count("it waits for an answer, which cannot be given here") == 1
+
+
 async def test_what_was_answered_elsewhere_is_told_and_gone_on_from(live_server: Running) -> None:
     async with http_client(live_server) as http:
         conversation, made = await waiting(http, input=CALL, tools=[WEATHER])
@@ -355,7 +381,7 @@ def test_messages_in_words() -> None:
 
 
 def test_a_model_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert chat.chat(options("a", "--model", "b")) == 1
+    assert chat.chat(options("a", "--model", "b")) == 2
     assert "MODEL is 'a', and --model 'b'" in capsys.readouterr().err
     assert main(["serve", "a", "--model", "b"]) == 2
     assert "MODEL is 'a', and --model 'b'" in capsys.readouterr().err
@@ -377,5 +403,5 @@ async def test_a_completion_that_cannot_be_had_is_one_line(
     url = ["--url", live_server.base_url]
     assert await asyncio.to_thread(main, ["complete", "nobody", "--prompt", "x", *url]) == 1
     assert "nobody" in capsys.readouterr().err
-    assert await asyncio.to_thread(main, ["complete", "--prompt", "x", "--url", "nonsense"]) == 1
+    assert await asyncio.to_thread(main, ["complete", "--prompt", "x", "--url", "nonsense"]) == 2
     assert "no URL of a server" in capsys.readouterr().err
