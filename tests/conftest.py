@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import certifi
 import httpx
 import pytest
 
+from storage.drivers import sqlite
 from tests.support.forking import install
 from tests.support.running import Running, http_client, live_app, running_app
 
@@ -41,6 +42,28 @@ def certificates(purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH, **places: str |
 
 
 ssl.create_default_context = certificates
+
+
+class Statements(dict[Any, Any]):
+    """Compiled statements of all databases of one kind: SQLAlchemy keeps those of each engine by themselves,
+    and tests open thousands of databases."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(self._shared(key), default)
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        super().__setitem__(self._shared(key), compiled)
+
+    @staticmethod
+    def _shared(key: Any) -> Any:
+        dialect, *statement = key
+        return type(dialect), dialect.statement_compiler, *statement
+
+
+sqlite.create_engine = partial(  # type: ignore[assignment, attr-defined]
+    sqlite.create_engine,  # type: ignore[attr-defined]
+    execution_options={"compiled_cache": Statements()},
+)
 
 
 @pytest.fixture(scope="session")
