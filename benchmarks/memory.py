@@ -123,7 +123,7 @@ def told(name: str, turns: list[Turn], seconds: float, late: int) -> None:
 
 def drive(name: str, model: Path, asked: argparse.Namespace, *flags: str) -> None:
     """Drive one server, and, where its pool is too small, drive it again after a restart."""
-    everything = ("--model", str(model), "--log-level", "error", "--max-model-len", "32768", *flags)
+    everything = ("--model", str(model), "--log-level", "error", *flags)
     agents = [Agent(number) for number in range(asked.agents)]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
@@ -151,9 +151,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         write_random_model(asked.size, model)
-        a_history = (SETUP_TOKENS + TURN_TOKENS * (asked.turns + 1)) * bytes_a_token(SIZES[asked.size])
+        longest = SETUP_TOKENS + TURN_TOKENS * (asked.turns + 2)  # one turn more after a restart
+        a_history = longest * bytes_a_token(SIZES[asked.size])
         fits = int(1.25 * asked.agents * a_history)
-        quarter = asked.agents * a_history // 4
+        # No pool is too small for one history: the server would not start with it.
+        quarter = max(int(1.02 * a_history), asked.agents * a_history // 4)
         for name, pool, disk in (
             ("fits", fits, 0),
             ("quarter", quarter, 0),
@@ -161,7 +163,8 @@ def main() -> None:
         ):
             if asked.only and name not in asked.only:
                 continue
-            drive(name, model, asked, "--kv-cache-bytes", str(pool), "--kv-disk-bytes", str(disk))
+            flags = ("--kv-cache-bytes", str(pool), "--kv-disk-bytes", str(disk))
+            drive(name, model, asked, "--max-model-len", str(longest), *flags)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,15 @@ import inspect
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +90,13 @@ _forks: Forks | None = None
 _starting = threading.Lock()
 
 
+def _of_this_process() -> Forks:
+    global _forks
+    with _starting:
+        _forks = _forks or Forks()
+    return _forks
+
+
 def _forked(command: list[str], how: dict[str, Any]) -> int | None:
     """The pid of a child that was forked; None where it has to be started as others are."""
     if not isinstance(command[0], _Program) or how["preexec_fn"] is not None:
@@ -94,14 +104,11 @@ def _forked(command: list[str], how: dict[str, Any]) -> int | None:
     env = {os.fsdecode(name): os.fsdecode(value) for name, value in (how["env"] or os.environ).items()}
     if _read_at_start(env) != _read_at_start(dict(os.environ)):
         return None
-    global _forks
-    with _starting:
-        _forks = _forks or Forks()
     given = (how["p2cread"], how["c2pwrite"], how["errwrite"])
     fds = [number if fd == -1 else fd for number, fd in enumerate(given)]
     argv = [os.fsdecode(each) for each in command[1:]]
     cwd = os.path.abspath(os.fsdecode(how["cwd"] or "."))
-    return _forks.fork(argv, cwd, env, [*fds, *how["pass_fds"]], bool(how["start_new_session"]))
+    return _of_this_process().fork(argv, cwd, env, [*fds, *how["pass_fds"]], bool(how["start_new_session"]))
 
 
 def _read_at_start(env: dict[str, str]) -> dict[str, str]:
@@ -128,6 +135,70 @@ def install() -> None:
         )
 
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# For shells
+
+_LAUNCHER = """#!{python} -S
+import json, os, signal, socket, sys
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.connect({address!r})
+order = dict(argv=["-m", "server.cli", *sys.argv[1:]], cwd=os.getcwd(), env=dict(os.environ))
+socket.send_fds(line, [json.dumps(order).encode()], [0, 1, 2])
+pid = int(line.recv(32))
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+code = int(line.recv(32))
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+@contextmanager
+def command(folder: Path) -> Iterator[None]:
+    """A program `antiphon` in a folder, whose processes are forked. It passes signals on, and whatever it has
+    started ends with it."""
+    address = f"\0antiphon-{os.getpid()}-{folder}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        program = folder / "antiphon"
+        program.write_text(_LAUNCHER.format(python=sys.executable, address=address))
+        program.chmod(0o755)
+        threading.Thread(target=_serve, args=(listener,), daemon=True).start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def _serve(listener: socket.socket) -> None:
+    while True:
+        try:
+            line, _ = listener.accept()
+        except OSError:  # it was shut down
+            return
+        threading.Thread(target=_carry_out, args=(line,), daemon=True).start()
+
+
+def _carry_out(line: socket.socket) -> None:
+    """Has one command run, and tells how it ended."""
+    with line:
+        told, fds, _, _ = socket.recv_fds(line, ORDER_BYTES, 3)
+        order = json.loads(told)
+        pid = _of_this_process().fork(order["argv"], order["cwd"], order["env"], fds, session=False)
+        for fd in fds:
+            os.close(fd)
+        line.send(str(pid).encode())
+        ended = os.pidfd_open(pid)
+        try:
+            if ended not in select.select([line.fileno(), ended], [], [])[0]:
+                os.kill(pid, signal.SIGKILL)  # the launcher was killed
+        finally:
+            os.close(ended)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with suppress(OSError):
+            line.send(str(code).encode())
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.support.forking import READY
+from tests.support.forking import READY, command
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -140,8 +140,8 @@ def run_page(page: Page, folder: Path) -> int:
     """Run a page's blocks in an empty folder; returns how many were run. Raises PageError at the first that
     fails, or prints something else than the page says."""
     ports = {number: free_port() for number in PORTS}
-    data, work = folder / "data", folder / "work"
-    for made in (data, work):
+    data, work, programs = folder / "data", folder / "work", folder / "programs"
+    for made in (data, work, programs):
         made.mkdir(mode=0o700)
     for name in ("examples", "engine", "tests", "benchmarks"):
         (work / name).symlink_to(ROOT / name)
@@ -150,10 +150,11 @@ def run_page(page: Page, folder: Path) -> int:
         **os.environ,
         "ANTIPHON_DATA": str(data),
         "ANTIPHON_URL": f"http://127.0.0.1:{ports[8000]}",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join((str(programs), str(Path(sys.executable).parent), os.environ["PATH"])),
         "PYTHONPATH": str(ROOT),
     }
     with ExitStack() as stack:
+        stack.enter_context(command(programs))
         if page.server != "none":
             stack.enter_context(_server(args, env))
         workers = {
@@ -210,8 +211,8 @@ def first_missing(wanted: tuple[str, ...], printed: str) -> str | None:
 @contextmanager
 def _server(args: list[str], env: dict[str, str]) -> Iterator[None]:
     """The page's server, from the moment at which it takes requests."""
-    command = [READY, "-m", "server.cli", "serve", *args]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+    serve = [READY, "-m", "server.cli", "serve", *args]
+    with subprocess.Popen(serve, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             if not any("listens on" in line for line in process.stdout):
@@ -223,10 +224,10 @@ def _server(args: list[str], env: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _worker(command: list[str], work: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def _worker(program: list[str], work: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A shell or an interpreter that runs what it is told; whatever it has started ends with it."""
     with subprocess.Popen(
-        command,
+        program,
         cwd=work,
         env=env,
         stdin=subprocess.PIPE,
