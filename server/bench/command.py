@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,6 @@ from server.bench.load import Load, Prompts
 from server.bench.measure import Case, Plan, Target, measure
 from server.bench.outside import APIS, Outside, ServerRefused, base_url, first_model
 from server.bench.report import Pace, as_json, compared, legend, pairs, plot, text
-from server.cli.connection import add_server_arguments
 from server.config import Config, masked
 from server.environment import without_secrets
 from server.progress import Progress
@@ -114,8 +114,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
 
 
 def _add_servers(parser: argparse.ArgumentParser) -> None:
-    add_server_arguments(parser)
+    url = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000")
+    parser.add_argument("--url", default=url, help=f"the server (or ANTIPHON_URL; default {masked(url)})")
     parser.add_argument("--model", help="a name that it lists (default: the first)")
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("ANTIPHON_CHAT_KEY"),
+        help="a key of the server (or ANTIPHON_CHAT_KEY)",
+    )
     parser.add_argument(
         "--compare", metavar="URL", help="a second server, in turn with the first; prints ratios"
     )

@@ -214,13 +214,15 @@ def _next_child(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         answer, answers = os.pipe()
         between = os.fork()
         if between == 0:
-            if pid := os.fork():
-                os.write(answers, str(pid).encode())
+            if os.fork():
                 os._exit(0)
-            line.close()
-            os.close(answer)
-            os.close(answers)
-            return json.loads(told), fds
+            order = json.loads(told)
+            if order["session"]:
+                os.setsid()  # before anybody knows the child, who may send signals to its group
+            os.write(answers, str(os.getpid()).encode())
+            for end in (line, answer, answers):
+                os.close(end if isinstance(end, int) else end.detach())
+            return order, fds
         os.waitpid(between, 0)  # the child has another parent from here on
         line.send(os.read(answer, 32))
         for fd in (answer, answers, *fds):
@@ -229,8 +231,6 @@ def _next_child(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 def _become(order: dict[str, Any], fds: list[int]) -> None:
     """Runs what the command says, as the interpreter would."""
-    if order["session"]:
-        os.setsid()
     # Out of the way first: a number may be wanted that another of them has now.
     away = [os.dup2(fd, 500 + place) for place, fd in enumerate(fds)]
     for number, fd in zip((0, 1, 2, *order["numbers"]), away, strict=True):
