@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-INTERRUPTED = 130
+from server.cli.exit_codes import INTERRUPTED
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,13 +15,12 @@ from typing import Any
 import httpx
 
 from server.cli.connection import (
-    SAID_NO,
-    WRONGLY_ASKED,
     ChatError,
     add_server_arguments,
     server_client,
     trouble,
 )
+from server.cli.exit_codes import FAILED, REFUSED
 from server.cli.resuming import pick
 from server.cli.session import Session, call_words
 from server.cli.terminal import drop_typed, remember, terminal_reader
@@ -64,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def chat(options: argparse.Namespace) -> int:
     """Talk until the user has had enough.
 
-    `SAID_NO` when the server cannot be reached, or where nobody watches (input is piped) and a turn went
-    wrong; `WRONGLY_ASKED` where the flags contradict each other.
+    `FAILED` when the server cannot be reached, or where nobody watches (input is piped) and a turn went
+    wrong; `REFUSED` where the flags contradict each other.
     """
     interactive = sys.stdin.isatty()
     try:
@@ -73,7 +72,7 @@ def chat(options: argparse.Namespace) -> int:
         http = server_client(options)
     except ValueError as exc:
         print(f"antiphon: {exc}", file=sys.stderr)
-        return WRONGLY_ASKED
+        return REFUSED
     with http:
         read = terminal_reader() if interactive else input
         ask = partial(_ask_anew, read) if interactive else None
@@ -88,12 +87,12 @@ def chat(options: argparse.Namespace) -> int:
                 session.go_on(options.resume or pick(http, sys.stdout, read if interactive else None))
         except (httpx.HTTPError, ChatError) as exc:
             print(f"antiphon: {trouble(exc, options.url)}", file=sys.stderr)
-            return SAID_NO
+            return FAILED
         except EOFError:
             print()
             return 0
         all_went_well = Chat(session, http, read, interactive=interactive).run()
-    return 0 if interactive or all_went_well else SAID_NO
+    return 0 if interactive or all_went_well else FAILED
 
 
 def _ask_anew(read: Callable[[str], str], question: str) -> str:

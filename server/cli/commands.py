@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from server import __version__
+from server.cli.exit_codes import FAILED, REFUSED
 
 if TYPE_CHECKING:
     from server.config import Loaded
 
 BEGAN = time.monotonic()
-CHECK_FAILED = 1
-REFUSED = 2
 
 
 class Refusal(Exception):
@@ -217,7 +216,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except AdminError as exc:
-        raise Refusal(exc, CHECK_FAILED if isinstance(exc, UnknownOwner) else REFUSED) from None
+        raise Refusal(exc, FAILED if isinstance(exc, UnknownOwner) else REFUSED) from None
 
 
 # ------------------------------------------------------------------------------------------------------------

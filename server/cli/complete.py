@@ -10,8 +10,6 @@ import httpx
 import orjson
 
 from server.cli.connection import (
-    SAID_NO,
-    WRONGLY_ASKED,
     ChatError,
     add_server_arguments,
     printable,
@@ -19,6 +17,7 @@ from server.cli.connection import (
     server_client,
     trouble,
 )
+from server.cli.exit_codes import FAILED, REFUSED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(options: argparse.Namespace) -> int:
-    """Print what follows the prompt; `SAID_NO` where the server could not be asked, or said no."""
+    """Print what follows the prompt; `FAILED` where the server could not be asked, or said no."""
     try:
         http = server_client(options)
     except ValueError as exc:
         print(f"antiphon: {exc}", file=sys.stderr)
-        return WRONGLY_ASKED
+        return REFUSED
     body: dict[str, Any] = {
         "model": options.MODEL,
         "prompt": sys.stdin.read() if options.prompt == "-" else options.prompt,
@@ -65,7 +64,7 @@ def complete(options: argparse.Namespace) -> int:
             _show(reply)
     except (httpx.HTTPError, ChatError) as exc:
         print(f"\nantiphon: {trouble(exc, options.url)}", file=sys.stderr)
-        return SAID_NO
+        return FAILED
     return 0
 
 

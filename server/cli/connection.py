@@ -14,12 +14,6 @@ from server.config import masked
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-SAID_NO = 1
-"""The exit code where the server could not be asked, or said no."""
-
-WRONGLY_ASKED = 2
-"""The exit code where the command line itself is wrong, as that of a flag that there is not."""
-
 
 class ChatError(Exception):
     """The server said no; the message is its own. status: that of its reply, 0 where there was none."""

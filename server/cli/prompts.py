@@ -13,14 +13,13 @@ import orjson
 
 from server.admin import Columns, table
 from server.cli.connection import (
-    SAID_NO,
-    WRONGLY_ASKED,
     ChatError,
     add_server_arguments,
     read_json,
     server_client,
     trouble,
 )
+from server.cli.exit_codes import FAILED, REFUSED
 
 PATH = "/v1/prompts"
 
@@ -61,13 +60,13 @@ def run(options: argparse.Namespace) -> int:
                 print(line)
     except ValueError as exc:
         print(f"antiphon: {exc}", file=sys.stderr)
-        return WRONGLY_ASKED
+        return REFUSED
     except OSError as exc:
         print(f"antiphon: {options.template}: {exc.strerror or exc}", file=sys.stderr)
-        return WRONGLY_ASKED
+        return REFUSED
     except (httpx.HTTPError, ChatError) as exc:
         print(f"antiphon: {trouble(exc, options.url)}", file=sys.stderr)
-        return SAID_NO
+        return FAILED
     return 0
 
 

@@ -220,8 +220,9 @@ def _next_child(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             if order["session"]:
                 os.setsid()  # before anybody knows the child, who may send signals to its group
             os.write(answers, str(os.getpid()).encode())
-            for end in (line, answer, answers):
-                os.close(end if isinstance(end, int) else end.detach())
+            line.close()
+            os.close(answer)
+            os.close(answers)
             return order, fds
         os.waitpid(between, 0)  # the child has another parent from here on
         line.send(os.read(answer, 32))
@@ -249,17 +250,15 @@ def _become(order: dict[str, Any], fds: list[int]) -> None:
 
 
 def _run(argv: list[str]) -> None:
-    sys.path[0] = "" if argv[0] == "-c" else os.getcwd()
     if argv[0] == "-m":
-        sys.argv = argv[1:]
+        sys.argv, sys.path[0] = argv[1:], os.getcwd()
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
     elif argv[0] == "-c":
-        sys.argv = ["-c", *argv[2:]]
+        sys.argv, sys.path[0] = ["-c", *argv[2:]], ""
         sys.modules["__main__"] = main = types.ModuleType("__main__")
         exec(compile(argv[1], "<string>", "exec"), main.__dict__)
     else:
-        sys.argv = argv
-        sys.path[0] = str(Path(argv[0]).absolute().parent)
+        sys.argv, sys.path[0] = argv, str(Path(argv[0]).absolute().parent)
         runpy.run_path(argv[0], run_name="__main__")
 
 

@@ -2,7 +2,7 @@
 
 import { number, size } from "./elements.js";
 
-const PERIODS = { second: "a second", minute: "a minute", day: "a day" };
+const PERIODS = { second: 1, minute: 60, day: 86_400 }; // seconds
 const OTHERS = {
   concurrent_requests: (value) => `${number(value)} requests at once`,
   concurrent_streams: (value) => `${number(value)} streams at once`,
@@ -15,7 +15,7 @@ const OTHERS = {
 function words(name, value) {
   if (OTHERS[name]) return OTHERS[name](value);
   const [, unit, period] = /^(.+)_per_(\w+)$/.exec(name) ?? [];
-  if (unit) return `${number(value)} ${unit.replaceAll("_", " ")} ${PERIODS[period]}`;
+  if (unit) return `${number(value)} ${unit.replaceAll("_", " ")} a ${period}`;
   return `${name.replaceAll("_", " ")} ${Array.isArray(value) ? value.join(", ") : value}`;
 }
 
@@ -26,7 +26,8 @@ export function limitWords({ models = {}, ...limits } = {}) {
   return [...own, ...of];
 }
 
-const SPANS = [[1, "a second"], [60, "a minute"], [86_400, "a day"]];
-
 /** The period of a rate, of so many seconds. */
-export const periodWords = (seconds) => SPANS.find(([span]) => span === seconds)?.[1] ?? `each ${number(seconds)} s`;
+export function periodWords(seconds) {
+  const name = Object.keys(PERIODS).find((period) => PERIODS[period] === seconds);
+  return name ? `a ${name}` : `each ${number(seconds)} s`;
+}

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -116,13 +117,20 @@ class Server:
         return found
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("data"), free_port())
+@contextmanager
+def serving(data: Path, *more: str) -> Iterator[Server]:
+    """A server that is ready, with these flags besides."""
+    made = Server(data, free_port(), more)
     made.start()
     made.wait()
     yield made
     made.kill()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("data")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +173,20 @@ class Visit:
             self.elsewhere.append(request.url)
 
 
-@pytest.fixture
-def visit(browser: Browser, server: Server) -> Iterator[Visit]:
+@contextmanager
+def visiting(browser: Browser, server: Server) -> Iterator[Visit]:
+    """A visitor of a server, in whose pages nothing may go wrong."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     visitor = Visit(context, server.url)
     yield visitor
     context.close()
     assert visitor.problems == [] and visitor.elsewhere == []
+
+
+@pytest.fixture
+def visit(browser: Browser, server: Server) -> Iterator[Visit]:
+    with visiting(browser, server) as visitor:
+        yield visitor
 
 
 def until(page: Page, script: str, arg: object = None) -> None:
@@ -576,20 +591,14 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose clients are older, and one of whose models is not loaded."""
     data = tmp_path_factory.mktemp("other")
     (data / "models.toml").write_text('[[models]]\nname = "later"\nengine = "scripted"\nchild = true\n')
-    made = Server(data, free_port(), ("--responses-profile", "legacy"))
-    made.start()
-    made.wait()
-    yield made
-    made.kill()
+    with serving(data, "--responses-profile", "legacy") as made:
+        yield made
 
 
 @pytest.fixture
 def visit_other(browser: Browser, other: Server) -> Iterator[Visit]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    visitor = Visit(context, other.url)
-    yield visitor
-    context.close()
-    assert visitor.problems == [] and visitor.elsewhere == []
+    with visiting(browser, other) as visitor:
+        yield visitor
 
 
 def test_older_names_of_events_and_models_on_demand(visit_other: Visit, other: Server) -> None:
