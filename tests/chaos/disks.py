@@ -20,6 +20,7 @@ from tests.chaos.work import Work, scripted, streamed
 
 TICK = ("--tick-s", "0.02")
 LOST_S = 0.050  # deltas that a power loss may take
+BUSY_LOST_S = 0.25  # where the server shares its processors with other tests; the folder's copies wait too
 NO_COMPILER = "needs Linux and a C compiler"
 
 # ------------------------------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ async def power(form: Form, report: Report) -> None:
     )
     report.figure(f"oldest lost delta {max(lost, default=0) * 1000:.0f} ms before the loss")
     report.holds(
-        max(lost, default=0) <= LOST_S,
+        max(lost, default=0) <= (LOST_S if form.full else BUSY_LOST_S),
         f"a delta was lost {max(lost, default=0) * 1000:.0f} ms after it was seen",
     )
 
