@@ -33,11 +33,12 @@ install()
 # 40 ms; tests make thousands, and speak to loopback. What a test asks for by other files is read each time.
 read_certificates = ssl.create_default_context
 known_certificates = cache(read_certificates)
+CERTIFICATES = {certifi.where(), os.environ.get("SSL_CERT_FILE")}  # the files of this machine
 
 
 def certificates(purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH, **places: str | None) -> ssl.SSLContext:
     """`ssl.create_default_context`, which reads those of this machine once."""
-    usual = places in ({}, {"cafile": certifi.where()})
+    usual = places.keys() <= {"cafile"} and places.get("cafile", certifi.where()) in CERTIFICATES
     return (known_certificates if usual else read_certificates)(purpose, **places)  # type: ignore[arg-type]
 
 
