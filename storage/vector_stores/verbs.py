@@ -319,6 +319,11 @@ class VectorStores:
         )
         await self._write_late(write)
 
+    async def merge_words(self) -> bool:
+        """Merges some of the index of words, so that searches stay fast; False when there is nothing to be
+        merged."""
+        return await self._write_late(words.merge)
+
     async def finish(self, job: FileClaim, error: tuple[str, str] | None = None) -> None:
         """Ends the reading of a file: it can be searched, or there is an error, its code and message.
         FileClaimLost."""

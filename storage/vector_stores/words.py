@@ -7,6 +7,9 @@ counts over the chunks of all stores. On PostgreSQL it is a `tsvector` with a GI
 A chunk with a single word of the query is a match, so a query with a frequent word would have to rank most
 of a store. Ranking is what costs: 1 us a chunk, where counting costs 0.04 us. So the words are counted first,
 and the rarest ones search, as many of them as match no more than `RANKED` chunks together.
+
+Each transaction leaves SQLite's index a segment, and a search looks into all segments. To merge them is half
+of the work of indexing, so FTS5 does not do it while it commits: `merge` does, when there is time for it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ RANKED_OF_ONE = 2000
 
 MAX_WORDS = 32
 """Words of a query that are looked for."""
+
+MERGED = 16
+"""Pages that one merge writes. [measured] 256 segments of 32 chunks: 16 ms, 37 ms at most."""
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -69,6 +75,17 @@ def remove(conn: Connection, chunks: Sequence[tuple[int, str]]) -> None:
     rows = [{"id": id, "words": indexed(words)} for id, words in chunks]
     if rows:
         conn.execute(_REMOVE[conn.dialect.name], rows)
+
+
+def merge(conn: Connection) -> bool:
+    """Merges some of what transactions have added; False when there is nothing to be merged."""
+    if conn.dialect.name != "sqlite":
+        return False
+    changes = text("SELECT total_changes()")
+    before = conn.execute(changes).scalar_one()
+    conn.execute(text(f"INSERT INTO vector_words (vector_words, rank) VALUES ('merge', {MERGED})"))
+    # Fewer than two changes are FTS5's word for it (https://sqlite.org/fts5.html#the_merge_command).
+    return bool(conn.execute(changes).scalar_one() - before >= 2)
 
 
 def search(

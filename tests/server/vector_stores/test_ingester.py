@@ -168,6 +168,39 @@ async def test_a_file_rests_longer_while_a_model_generates(
     assert rests == pytest.approx([rest_s] * 4), "after three transactions with chunks, and the end"
 
 
+async def test_words_are_merged_where_nobody_is_in_the_way_or_where_too_many_lie_apart(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.vector_stores.ingester.BATCH", 1)
+    monkeypatch.setattr("server.vector_stores.ingester.MOST_APART", 30)
+    merged, generates = 0, True
+    real = storage.vector_stores.merge_words
+
+    async def merge() -> bool:
+        nonlocal merged
+        merged += 1
+        return await real()
+
+    monkeypatch.setattr(storage.vector_stores, "merge_words", merge)
+    ingester = Ingester(storage, reading, room, generates=lambda: generates)
+    await store_with_a_file(storage)
+    assert not await ingester._tidy(), "there is a file to be read, and a model generates"
+    assert await ingester._next()  # 21 transactions
+    assert not await ingester._tidy() and merged == 0
+    generates = False
+    while await ingester._tidy():
+        pass
+    assert merged > 1 and not await real(), "until nothing is left"
+    merged, generates = 0, True
+    more = [NewStoreFile(f"file-{number}", "n.txt", 800, 400) for number in (2, 3)]
+    await storage.vector_stores.add_files(OWNER, "vs_1", more, now_us())
+    assert await ingester._next() and not await ingester._tidy() and merged == 0
+    assert await ingester._next()
+    while await ingester._tidy():
+        pass
+    assert merged > 1 and not await real(), "42 are too many, whatever generates"
+
+
 async def test_two_processes_share_the_work(postgres: Postgres) -> None:
     fresh = await postgres.fresh()
     both = [await open_storage(fresh, runner=f"runner-{n}") for n in range(2)]
@@ -258,6 +291,7 @@ async def test_a_file_ends_whatever_the_database_says_of_a_write(
 ) -> None:
     """A write fails, whether or not it was made: no file is left to a process that does not know of it."""
     at_once(monkeypatch)
+    monkeypatch.setattr("server.vector_stores.ingester.BATCH", 16)  # there are two transactions with chunks
     real, failures = storage.vector_stores._write, [error, error]
     late = storage.vector_stores._write_late
 

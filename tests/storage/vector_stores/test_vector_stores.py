@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from sqlalchemy import text
 
 from storage import (
     FileClaim,
@@ -74,6 +75,25 @@ async def test_chunks_are_found_by_their_words_and_by_what_they_stem_from(storag
     assert set(await found(storage, "boat")) == {TEXTS[1], TEXTS[2]}
     assert await found(storage, "submarine") == []
     assert await found(storage, "?! ") == []
+
+
+async def test_merging_joins_what_transactions_added_and_changes_no_answer(database_url: str) -> None:
+    storage = await open_storage(database_url, runner=RUNNER)
+    stores = storage.vector_stores
+    await stores.create(new_store(), [new_file()])
+    job = await claimed(storage)
+    for start in range(40):  # as many transactions
+        await stores.add_chunks(job, pieces([f"Buoy {start} of the channel, {'tide ' * start}"], start), b"d")
+    await stores.finish(job)
+    before = await found(storage, "buoys and tides")
+    assert len(before) == 10
+    while await stores.merge_words():
+        pass
+    assert await found(storage, "buoys and tides") == before
+    if database_url.startswith("sqlite"):
+        parts = text("SELECT count(DISTINCT segid) FROM vector_words_idx")
+        assert await storage._read(lambda conn: conn.execute(parts).scalar_one()) == 1, "of 40"
+    await storage.close()
 
 
 @pytest.mark.parametrize(
