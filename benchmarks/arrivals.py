@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.core.prefill_budget import Pace
+
 STREAMS, CONTEXT, PROMPT = 4, 200, 2048
 BUDGET = 2048
 IDLE = 2  # as long as an unhindered prompt takes, between two of them
@@ -43,15 +45,12 @@ class Found:
         )
 
 
-class Unpaced:
+class Unpaced(Pace):
     """As many prompt tokens as fit."""
 
     def allowance(self, num_prompts: int, num_decodes: int) -> int:
         """See `Pace.allowance`."""
         return BUDGET
-
-    def took(self, num_prompt: int, seconds: float) -> None:
-        """Nothing to learn."""
 
 
 class Load:
@@ -140,10 +139,10 @@ def run(folder: Path, vocab_size: int, rounds: int, num_prompts: int) -> None:
     apart = (1 + IDLE) * load.first_token()
     print(f"a prompt of {PROMPT} tokens every {apart:.2f} s", flush=True)
     scheduler = load.driver.loop.scheduler
-    ways = {"unpaced": (Unpaced(), Found()), "paced": (scheduler.pace, Found())}
+    ways = {"unpaced": (Unpaced(BUDGET), Found()), "paced": (scheduler.pace, Found())}
     for number in range(rounds):
         for name in sorted(ways, reverse=number % 2 == 0):
-            scheduler.pace, found = ways[name]  # type: ignore[assignment]
+            scheduler.pace, found = ways[name]
             load.round(found, num_prompts, apart)
     for name, (_, found) in ways.items():
         print(f"{name:8} {found}")

@@ -90,6 +90,19 @@ async def test_calculator_refuses(expression: str) -> None:
     assert time.perf_counter() - began < 0.5
 
 
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("Hello", "Hello is not a number"),
+        ("Hello there", "cannot compute 'Hello there': invalid syntax"),
+        ("2 * len(x)", "there is no function len; there are abs, ceil,"),
+        ("[1]", "only numbers, arithmetic signs, parentheses and functions can be computed with"),
+    ],
+)
+async def test_calculator_says_what_is_wrong(expression: str, error: str) -> None:
+    assert (await compute(expression)).startswith(f"error: {error}")
+
+
 @settings(max_examples=200, deadline=500)
 @given(st.text(alphabet="0123456789+-*/%^.() e", max_size=60))
 def test_calculator_never_hurts(expression: str) -> None:

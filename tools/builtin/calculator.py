@@ -64,7 +64,8 @@ async def calculator(expression: str) -> str:
         tree = ast.parse(_signs(expression), mode="eval")
         value = _value(tree.body)
     except (SyntaxError, ValueError, OverflowError, ZeroDivisionError, RecursionError, MemoryError) as exc:
-        raise ToolError(f"cannot compute {expression!r}: {exc}") from None
+        why = exc.msg if isinstance(exc, SyntaxError) else exc  # without a place in a file
+        raise ToolError(f"cannot compute {expression!r}: {why}") from None
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
@@ -94,7 +95,12 @@ def _value(node: ast.expr) -> Number:
                 return _bounded(_FUNCTIONS[name](*map(_value, args)))
             except TypeError:
                 raise ToolError(f"{name} was given the wrong number or kind of arguments") from None
-    raise ToolError("only numbers, + - * / // % ^, parentheses and these functions: " + ", ".join(_FUNCTIONS))
+        case ast.Name(id=name):
+            raise ToolError(f"{name} is not a number")
+        case ast.Call(func=ast.Name(id=name)) if name not in _FUNCTIONS:
+            raise ToolError(f"there is no function {name}; there are {', '.join(_FUNCTIONS)}")
+    # In words: a small model that repeats an error would be led on and on by a row of signs.
+    raise ToolError("only numbers, arithmetic signs, parentheses and functions can be computed with")
 
 
 def _power(base: Number, exponent: Number) -> Number:
