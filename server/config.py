@@ -31,6 +31,7 @@ from pydantic import (
 from server.event_profiles import Profile
 from server.images import ImagesSettings, read_images_settings
 from server.limits import ServedTier, parse_limits
+from server.masking import masked
 from server.mcp_servers import McpSettings, read_mcp_settings
 from server.settings import (
     MODELS_TABLE,
@@ -1060,20 +1061,6 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.15g}"
     return "-" if value is None or value == "" else masked(str(value))
-
-
-# A password may itself hold slashes, colons and at signs: up to the last at sign all of it is hidden.
-_PASSWORD = re.compile(r"(://[^/:@\s]*):[^\n]*@")
-# In http a name without a password is one: a token.
-_TOKEN = re.compile(r"(https?://)[^/:@\s]+@", re.IGNORECASE)
-_PARAMETER = re.compile(
-    r"([?&;][^=&;#\s]*(?:pass|pwd|secret|token|key|auth|sig)[^=&;#\s]*=)[^&;#\s]+", re.IGNORECASE
-)
-
-
-def masked(text: str) -> str:
-    """A text with the passwords of the URLs in it hidden: before the host, and in the query."""
-    return _PARAMETER.sub(r"\1***", _TOKEN.sub(r"\1***@", _PASSWORD.sub(r"\1:***@", text)))
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ ORDERS = {
         *(
             "clock",
             "console",
+            "masking",
             "progress",
             "threads",
             "errors",

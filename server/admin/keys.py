@@ -18,8 +18,9 @@ from server.admin.durations import seconds_of, seconds_until
 from server.admin.listing import Columns, list_lines, shown_time
 from server.admin.owner_names import known_owner_id, nearest_owner, owner_id, shown_owner
 from server.clock import now_us
-from server.config import Config, masked
+from server.config import Config
 from server.limits import NONE, changed, load_limits, parse_limits
+from server.masking import masked
 from storage import AuditEntry, NewKey, NotFound, Storage, StoredKey
 
 PATH = "/admin/keys"

@@ -19,7 +19,8 @@ from server.admin.database_access import AdminError, carry_out
 from server.admin.listing import Columns, list_lines, shown_time
 from server.admin.owner_names import known_owner_id, shown_owner
 from server.clock import now_us
-from server.config import Config, is_loopback, masked
+from server.config import Config, is_loopback
+from server.masking import masked
 from server.webhooks import EVENT_TYPES, event, make_sender
 from storage import Storage, StoredWebhook
 

@@ -20,8 +20,9 @@ from server.bench.load import Load, Prompts
 from server.bench.measure import Case, Plan, Target, measure
 from server.bench.outside import APIS, Outside, ServerRefused, base_url, first_model
 from server.bench.report import Pace, as_json, compared, legend, pairs, plot, text
-from server.config import Config, masked
+from server.config import Config
 from server.environment import without_secrets
+from server.masking import masked
 from server.progress import Progress
 
 REFUSED = 2

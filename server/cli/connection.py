@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
-from server.config import masked
+from server.masking import masked
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

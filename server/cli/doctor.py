@@ -27,9 +27,10 @@ from engine import EngineError
 from server import __version__
 from server.access import LOCAL_OWNER
 from server.admin import AdminError, address_file, asking, is_served, keys
-from server.config import FILE_NAME, Config, masked
+from server.config import FILE_NAME, Config
 from server.encrypted_reasoning import given_keys
 from server.limits import NONE, changed, load_limits, parse_limits
+from server.masking import masked
 from server.mcp_servers import server_of
 from server.model_registry import build_engine, build_pooling, build_speech, expected_bytes
 from storage import StorageError, inspect_database

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from server.access import SERVER, AuditType
-from server.config import masked
+from server.masking import masked
 from storage import AuditFilter
 
 if TYPE_CHECKING:
