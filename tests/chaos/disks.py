@@ -49,7 +49,7 @@ async def power(form: Form, report: Report) -> None:
         long = [Work("long", streamed({"input": "count 400"}))]
         scene = Scene([server], long if trial % 2 else scripted(draw), {}, Report(), draw)
         async with serving(server):
-            working = asyncio.create_task(_forever(scene))
+            working = asyncio.create_task(_forever(scene, form.of(16, 32)))
             await asyncio.sleep(draw.uniform(0.5, 2.0))
             died_at = time.monotonic()
             await server.kill()
@@ -82,8 +82,8 @@ async def power(form: Form, report: Report) -> None:
     )
 
 
-async def _forever(scene: Scene) -> None:
-    async with at_work(scene, 32):
+async def _forever(scene: Scene, clients: int) -> None:
+    async with at_work(scene, clients):
         await asyncio.Event().wait()
 
 
@@ -148,16 +148,14 @@ async def _goes_on(
 
 
 @asynccontextmanager
-async def on_a_disk(
-    form: Form, report: Report, name: str, clients: int = 32
-) -> AsyncIterator[tuple[Scene, Faults]]:
+async def on_a_disk(form: Form, report: Report, name: str) -> AsyncIterator[tuple[Scene, Faults]]:
     """A crowd at work on a server whose disk can be made to fail."""
     draw = form.draw(name)
     works, expected = await rehearsed(form)
     faults = Faults(form.folder / "faults", form.folder / "data")
     server = Server(form.folder / "data", *SCRIPTED, *TICK, port=free_port(draw), env=faults.env)
     scene = Scene([server], works, expected, report, draw)
-    async with serving(server), at_work(scene, clients):
+    async with serving(server), at_work(scene, form.of(16, 32)):
         yield scene, faults
 
 
@@ -286,7 +284,8 @@ async def full(form: Form, report: Report) -> None:
         report.holds(again == bytes(ended.reads[0].data), "I1 it is gone after a restart")
     report.holds(server.pid != pid, "the server was not restarted")
     report.figure(
-        f"{len(answers)} times full under 32 clients, {scene.num_works} pieces of work ended as ever"
+        f"{len(answers)} times full under {len(scene.clients)} clients, "
+        f"{scene.num_works} pieces of work ended as ever"
     )
     report.figure(f"taking requests again after {spread(recoveries)}")
     report.holds(all(status == 503 for status, _, _ in answers), f"answers were {answers}")

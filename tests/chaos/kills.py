@@ -89,7 +89,7 @@ async def kill_scripted(form: Form, report: Report) -> None:
     """480 kills in full, 2 in short."""
     slowest = await killing(
         form, report, *await rehearsed(form), (*SCRIPTED, "--tick-s", "0.02"),
-        name="scripted", kills=form.of(2, 480), per_folder=24, clients=64, pace=0.5,
+        name="scripted", kills=form.of(2, 480), per_folder=24, clients=form.of(24, 64), pace=0.5,
     )  # fmt: skip
     report.holds(slowest <= (LIMIT_S if form.full else BUSY_LIMIT_S), f"a restart took {slowest:.1f} s")
 
@@ -105,7 +105,7 @@ async def kill_tiny(form: Form, report: Report) -> None:
     quiet = Server(form.folder / "quiet", *flags, port=free_port(form.draw("quiet")))
     slowest = await killing(
         form, report, works, await expectations(quiet, works), flags,
-        name="tiny", kills=form.of(1, 20), per_folder=10, clients=form.of(16, 48), pace=2.0,
+        name="tiny", kills=form.of(1, 20), per_folder=10, clients=form.of(8, 48), pace=2.0,
     )  # fmt: skip
     report.holds(slowest <= (LIMIT_S if form.full else BUSY_LIMIT_S), f"a restart took {slowest:.1f} s")
 

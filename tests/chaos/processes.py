@@ -57,7 +57,10 @@ async def clock(form: Form, report: Report) -> None:
             ).json
             report.holds(len(items["data"]) == 2 * len(jumps) - 1, "a turn of the chain is missing")
             await client.sure("POST", f"/v1/responses/{waiting}/cancel")
-    report.figure(f"{len(jumps)} jumps under 32 clients, {scene.num_works} pieces of work ended as ever")
+    report.figure(
+        f"{len(jumps)} jumps under {len(scene.clients)} clients, "
+        f"{scene.num_works} pieces of work ended as ever"
+    )
     report.figure(f"a timeout of 600 s {'stood' if kept else 'ran out'}, one of 6 s ended after {took:.1f} s")
 
 
@@ -254,7 +257,7 @@ async def terminated(form: Form, report: Report) -> None:
     server = Server(form.folder / "data", *SCRIPTED, *TICK, "--drain-grace-s", "0.5", port=free_port(draw))
     scene = Scene([server], works, expected, report, draw)
     stops: list[float] = []
-    async with serving(server), at_work(scene, 32):
+    async with serving(server), at_work(scene, form.of(16, 32)):
         for _ in range(form.of(1, 12)):
             await asyncio.sleep(draw.uniform(0.3, 1.5))
             began = time.monotonic()
@@ -264,7 +267,8 @@ async def terminated(form: Form, report: Report) -> None:
             report.holds(code == 0, f"the exit code is {code}")
             await server.start()
     report.figure(
-        f"{len(stops)} times under 32 clients, grace 0.5 s: gone after {spread(stops)}, exit code 0"
+        f"{len(stops)} times under {len(scene.clients)} clients, grace 0.5 s: "
+        f"gone after {spread(stops)}, exit code 0"
     )
     report.figure(f"{scene.num_works} pieces of work ended as without a stop")
     most_s = form.of(20, 5)  # the short form shares its processors with other tests, as a stop with its load
@@ -307,5 +311,5 @@ async def races(form: Form, report: Report) -> None:
     ]
     await killing(
         form, report, works, {work.name: () for work in works}, (*SCRIPTED, *TICK),
-        name="races", kills=form.of(2, 24), per_folder=24, clients=64, pace=0.6,
+        name="races", kills=form.of(2, 24), per_folder=24, clients=form.of(24, 64), pace=0.6,
     )  # fmt: skip

@@ -117,7 +117,7 @@ async def _taken_over(scene: Scene, url: str) -> float:
 async def paused(form: Form, report: Report) -> None:
     """One of two replicas is stopped for longer than the lease, in the middle of its work, and goes on."""
     takeovers: list[float] = []
-    async with fleet(form, report, "paused", 32) as (scene, _, url):
+    async with fleet(form, report, "paused", form.of(16, 32)) as (scene, _, url):
         for _ in range(form.of(1, 10)):
             await scene.flowing(20, 1.0)
             await asyncio.sleep(scene.draw.uniform(0, 1.0))

@@ -30,9 +30,9 @@ from tests.chaos.history import Json, frames
 from tests.support.postgres import Postgres
 
 PROMPT = "Tell me a short story about a river."
-SPOKEN = {"input": PROMPT, "max_output_tokens": 40, "ignore_eos": True}
-SIDE_BY_SIDE = ("--max-num-seqs", "8", "--max-waiting", "32", "--num-threads", "1")
-FLOOD = 96
+SPOKEN = {"input": PROMPT, "max_output_tokens": 20, "ignore_eos": True}
+SIDE_BY_SIDE = ("--max-num-seqs", "4", "--max-waiting", "16", "--num-threads", "1")
+FLOOD = 48
 QUIET = 8
 
 
@@ -228,7 +228,7 @@ async def test_a_flood_beside_a_quiet_owner(postgres: Postgres, tmp_path: Path) 
         flood = await fleet_.client(crowd, name="flood")
         quiet = await fleet_.client(calm, name="quiet")
         narrow = await fleet_.client(
-            calm, name="narrow", scopes=["responses.write", "usage.read"], limits={"requests_per_day": 100}
+            calm, name="narrow", scopes=["responses.write", "usage.read"], limits={"requests_per_day": 60}
         )
         everybody = (flood, quiet, narrow)
         # The flood fills both queues, and the quiet owner's first token comes as if it had not.
@@ -240,7 +240,7 @@ async def test_a_flood_beside_a_quiet_owner(postgres: Postgres, tmp_path: Path) 
         passed = await until_refused(
             narrow, {"input": "Hello", "max_output_tokens": 16}, 16, "insufficient_quota"
         )
-        assert 95 <= passed["passed"] <= 100, passed
+        assert 57 <= passed["passed"] <= 60, passed
 
         # Scopes and owners hold at both.
         made = await quiet.ask({**SPOKEN, "background": True})
@@ -289,7 +289,7 @@ async def test_a_flood_beside_a_quiet_owner(postgres: Postgres, tmp_path: Path) 
 
 
 LIMITS = {
-    "requests": ({"requests_per_minute": 600}, 600),
+    "requests": ({"requests_per_minute": 300}, 300),
     "tokens": ({"tokens_per_minute": 40_000}, 40_000),
 }
 

@@ -262,15 +262,39 @@ def _run(argv: list[str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
+_status: int | None = None  # of a child that has ended as most do
+
+
+def _leave() -> None:
+    """Ends a child behind all its other exit functions: what it was born with is not taken apart, which would
+    be most of the work of a short command."""
+    if _status is None:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return  # the interpreter has words and a status for it
+    os._exit(_status & 0xFF)
+
+
 def main() -> None:
     """Imports all, and forks until its line is closed."""
+    global _status
+    atexit.register(_leave)  # the first, so the last to be called
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # a collection would write to every page, and so copy it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = _next_child(socket.socket(fileno=int(sys.argv[1])))
-    if child is not None:
+    if child is None:
+        return
+    try:
         _become(*child)
+        _status = 0
+    except SystemExit as left:
+        _status = 0 if left.code is None else left.code if isinstance(left.code, int) else None
+        raise
 
 
 if __name__ == "__main__":

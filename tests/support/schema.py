@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
+import threading
 from pathlib import Path
 
 from storage import open_storage
 
 _template: list[bytes] = []  # of this process; filled by the first who asks
+_filling = threading.Lock()  # Alembic migrates one database at a time
 
 
 async def lay_schema(folder: Path) -> None:
@@ -16,10 +19,16 @@ async def lay_schema(folder: Path) -> None:
     if file.exists():
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _template:
-        _template.append(await _migrated())
+    schema = _template[0] if _template else await asyncio.to_thread(_first)
     file.touch(mode=0o600)
-    file.write_bytes(_template[0])
+    file.write_bytes(schema)
+
+
+def _first() -> bytes:
+    with _filling:
+        if not _template:
+            _template.append(asyncio.run(_migrated()))
+        return _template[0]
 
 
 async def _migrated() -> bytes:
