@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,18 @@ sqlite.create_engine = partial(  # type: ignore[assignment, attr-defined]
     sqlite.create_engine,  # type: ignore[attr-defined]
     execution_options={"compiled_cache": Statements()},
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collecting makes, some millions of objects, lasts as long as the run does: the garbage collector
+    does not look through it meanwhile, nor each time that it looks for what the tests left."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

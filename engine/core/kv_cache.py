@@ -16,6 +16,8 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -263,18 +265,21 @@ class BlockPool:
 
     def check(self, used: dict[int, int]) -> None:
         """Raise AssertionError unless `used` (block: references) and the books agree."""
-        referenced = {block: count for block, count in enumerate(self._references) if count}
+        # Tests ask before and after each step of a scheduler, so no loop here goes through all blocks.
+        referenced = dict(compress(enumerate(self._references), self._references))
         assert referenced == used, f"references differ: books {referenced}, tables {used}"
         assert len(self._free) + self.num_cached + len(used) == self.num_blocks, (
             "free + cached + used != total"
         )
-        cached = set(self._cached) | set(self._kept)
-        assert len(set(self._free) | cached | set(used)) == self.num_blocks, "a block is in two places"
-        assert not set(self._free) & set(self._keys), "a free block can be found"
-        assert cached <= set(self._keys), "a cached block cannot be found"
-        for block in cached:
-            assert block in self._unreferenced(block), "a promise is not kept, or kept for nobody"
-        assert {key.digest: block for block, key in self._keys.items()} == self._by_digest
+        cached = self._cached.keys() | self._kept.keys()
+        assert len(cached.union(self._free, used)) == self.num_blocks, "a block is in two places"
+        assert self._keys.keys().isdisjoint(self._free), "a free block can be found"
+        assert cached <= self._keys.keys(), "a cached block cannot be found"
+        digests = map(attrgetter("digest"), self._keys.values())
+        assert [*map(self._by_digest.get, digests)] == [*self._keys], "a block is found by another's digest"
+        assert len(self._by_digest) == len(self._keys), "a digest finds a block that has no key"
+        promised = {self._by_digest[digest] for digest in self._promises.keys() & self._by_digest.keys()}
+        assert cached & promised == self._kept.keys(), "a promise is not kept, or kept for nobody"
 
 
 class Hit(NamedTuple):

@@ -1,6 +1,8 @@
 """Agent loops on the shipped model, `tool_choice` auto: question, call, output, answer, without a network.
 
 Nothing here says which tool to call or that there is one to be called: the model decides.
+
+What only one test drives is imported there: each takes a second or more.
 """
 
 from __future__ import annotations
@@ -11,12 +13,7 @@ from typing import Any
 
 import agents
 import pytest
-from langchain.agents import create_agent
-from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
-from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from engine import LocalEngine
 from engine.tiny import CHECKPOINT
@@ -75,6 +72,9 @@ async def test_openai_agents(server: Running, kind: str) -> None:
 
 @pytest.mark.parametrize("responses", [False, True])
 async def test_langgraph(server: Running, responses: bool) -> None:
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+
     settings: dict[str, Any] = {
         "model": MODEL,
         "base_url": url(server),
@@ -90,9 +90,13 @@ async def test_langgraph(server: Running, responses: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["responses", "chat"])
 async def test_pydantic_ai(server: Running, kind: str) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     provider = OpenAIProvider(base_url=url(server), api_key="unused")
     model: Any = (OpenAIResponsesModel if kind == "responses" else OpenAIChatModel)(MODEL, provider=provider)
-    agent = PydanticAgent(
+    agent = Agent(
         model,
         instructions="You are a helpful assistant.",
         tools=[get_weather, add],

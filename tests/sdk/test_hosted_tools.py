@@ -13,7 +13,6 @@ from typing import Any
 
 import agents
 import httpx
-import litellm
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
@@ -107,11 +106,13 @@ async def test_langchain(server: Running, version: str, chained: bool, streamed:
 
 
 # ------------------------------------------------------------------------------------------------------------
-# LiteLLM
+# LiteLLM, which takes four seconds to import
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_litellm(server: Running, streamed: bool) -> None:
+    import litellm
+
     settings: Any = {
         "model": f"openai/{MODEL}", "api_base": f"{server.base_url}/v1", "api_key": "unused"
     }  # fmt: skip
@@ -138,6 +139,8 @@ async def test_litellm(server: Running, streamed: bool) -> None:
 
 async def test_litellm_chat_over_responses(server: Running) -> None:
     """Its chat completions, sent as responses: what is cited comes along."""
+    import litellm
+
     settings: Any = {"model": f"openai/responses/{MODEL}", "api_base": f"{server.base_url}/v1"}
     try:
         reply: Any = await litellm.acompletion(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -34,11 +34,8 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Any]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
-    torch.set_num_threads(threads)
+def model() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
 
 
 def rendered(tokenizer: Any, messages: list[dict[str, Any]], prompt: bool = False, **extra: Any) -> str:
