@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.support.postgres import Postgres
 
 
+# Read when torch is first imported. Its threads would get in the way of each other, and of other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 

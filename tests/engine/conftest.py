@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.checkpoints import make_checkpoint
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads would only get in each other's way
 
 
 @pytest.fixture(scope="session")
