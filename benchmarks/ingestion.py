@@ -1,7 +1,7 @@
 """Vector stores: what reading files costs streams beside it, and what a hybrid search takes.
 
 `python -m benchmarks.ingestion beside` starts a server with the shipped model, which generates 8 streams all
-the time. In every second window of time it reads pages of text into a vector store; the window beside it, of
+the time. In every second window of time it reads pages of text into a vector store; the window after it, of
 the same length, has the streams alone. Printed are chunks a second, and the tokens of both windows.
 
 `python -m benchmarks.ingestion query` stores 100,000 chunks of 200 words with vectors of 384 dimensions in
@@ -30,7 +30,7 @@ from server.vector_stores import Asked, Kind, Payer, Searcher
 from server.vector_stores.vectors import as_bytes
 from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
 
-STREAMS, PAIRS, PAGE = 8, 4, 2000
+STREAMS, PAGE = 8, 2000
 """PAGE: characters."""
 
 CHUNKS, FILES, DIMENSIONS, WORDS = 100_000, 10_000, 384, 40_000
@@ -41,7 +41,7 @@ OWNER = "bench"
 # Beside streams
 
 
-async def beside(port: int, pages: int) -> None:
+async def beside(port: int, pages: int, pairs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--data", folder]
         server = await asyncio.create_subprocess_exec(
@@ -51,19 +51,19 @@ async def beside(port: int, pages: int) -> None:
             assert server.stdout is not None
             await server.stdout.readline()
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
-                await _beside(http, pages)
+                await _beside(http, pages, pairs)
         finally:
             server.terminate()
             await server.wait()
 
 
-async def _beside(http: aiohttp.ClientSession, pages: int) -> None:
+async def _beside(http: aiohttp.ClientSession, pages: int, pairs: int) -> None:
     tokens = [0]
     streams = [asyncio.create_task(_stream(http, tokens, seed)) for seed in range(STREAMS)]
-    per_pair, draw = pages // PAIRS, random.Random(1)
+    per_pair, draw = pages // pairs, random.Random(1)
     ratios, speeds = [], []
     await asyncio.sleep(5)  # until all of them are under way
-    for pair in range(PAIRS):
+    for pair in range(pairs):
         ids = [await _upload(http, per_pair // 25, draw) for _ in range(25)]
         store = (await _json(http, "POST", "/v1/vector_stores", {}))["id"]
         before, began = tokens[0], time.perf_counter()
@@ -88,7 +88,7 @@ async def _beside(http: aiohttp.ClientSession, pages: int) -> None:
     await asyncio.gather(*streams, return_exceptions=True)
     print(
         f"{statistics.median(speeds):.0f} chunks a second;"
-        f" tokens {(statistics.median(ratios) - 1) * 100:+.1f}% (medians of {PAIRS} pairs)"
+        f" tokens {(statistics.median(ratios) - 1) * 100:+.1f}% (medians of {pairs} pairs)"
     )
 
 
@@ -212,14 +212,15 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     streams = commands.add_parser("beside")
     streams.add_argument("--port", type=int, default=21300)
-    streams.add_argument("--pages", type=int, default=10_000)
+    streams.add_argument("--pages", type=int, default=10_000, help="in all pairs together")
+    streams.add_argument("--pairs", type=int, default=4)
     asked = commands.add_parser("query")
     asked.add_argument("--db", help="the URL of an empty PostgreSQL database; default: SQLite")
     given = parser.parse_args()
     if given.command == "query":
         run(query(given.db))
     else:
-        run(beside(given.port, given.pages))
+        run(beside(given.port, given.pages, given.pairs))
 
 
 if __name__ == "__main__":

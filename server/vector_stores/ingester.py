@@ -37,16 +37,16 @@ log = logging.getLogger("antiphon.vector_stores")
 WORKERS = 2
 """Files that a process reads at once: a long one does not hold up all short ones."""
 
-BATCH = 32
-"""Chunks that one transaction stores; it takes some 11 ms."""
+BATCH = 48
+"""Chunks that one transaction stores; it takes some 15 ms."""
 
 MOST_APART = 256
 """Transactions whose words may lie apart while a model generates or files are read; a search for eight words
 takes some 40 ms then. Otherwise they are merged at once."""
 
-RESTS = 9
+RESTS = 12
 """While a model generates, a task rests this many times as long as it has worked; at other times just as
-long. Streams then lose some 2 % of their tokens."""
+long. Streams then lose some 4 % of their tokens."""
 
 MOST_REST_S = 1.0
 """What a model can make of a rest: where a transaction was slow, for a lock or a disk, more helps nobody."""
