@@ -75,14 +75,16 @@ clean: ## remove the environment and every cache
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; set PYTHON=/path/to/python" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --upgrade-deps $(VENV)
 
 # The extras that a server serves documents and code by: some 100 MB, beside torch's gigabyte.
 # Constraints pin exact versions, torch's included; which build of torch is the package index's business.
+# The pip that comes with Python resolves twice as slowly as the newest, and compiling all that is installed takes
+# longer than to download it: Python compiles what is used.
 $(SERVE): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e '.[files,code]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[files,code]'
 	@touch $@
 
 $(DEVEL): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@ $(SERVE)
