@@ -40,21 +40,19 @@ class _Part(NamedTuple):
 
 def cutting_tokens(added: Sequence[AddedToken]) -> list[str]:
     """The added tokens in front of which a text may be cut."""
-    contents = [token.content for token in added]
+    # What `other`, found earlier in a text, may have at or after the beginning of a token: one of its tails that
+    # begins the token, or the token itself inside of it. Some tokenizers have thousands of added tokens.
+    tails = {token.content[at:] for token in added for at in range(1, len(token.content))}
+    insides = "\n".join(token.content[1:] for token in added)
     return [
         token.content
         for token in added
         if not (token.lstrip or token.single_word or token.normalized)
         and token.content
         and not token.content[0].isspace()  # the token before may take white space with it
-        and not any(_reaches_into(other, token.content) for other in contents)
+        and not any(token.content[:end] in tails for end in range(1, len(token.content) + 1))
+        and token.content not in insides
     ]
-
-
-def _reaches_into(other: str, token: str) -> bool:
-    """Whether `other`, found earlier in a text, may have its end at or after the beginning of `token`."""
-    tails = (other[at:] for at in range(1, len(other)))
-    return any(tail.startswith(token) or token.startswith(tail) for tail in tails)
 
 
 class Encoder:
