@@ -14,7 +14,6 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -79,6 +78,27 @@ def make_sender() -> Courier:
     return courier
 
 
+class Lane:
+    """The attempts at one webhook that are under way. news: one has ended, or there may be more to make."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, webhook_id: str) -> None:
+        self.webhook_id = webhook_id
+        self.tried = False
+        self.under_way: set[asyncio.Task[None]] = set()
+        self.news = asyncio.Event()
+
+    def add(self, attempt: asyncio.Task[None]) -> None:
+        self.tried = True
+        self.under_way.add(attempt)
+        attempt.add_done_callback(self._ended)
+
+    def _ended(self, attempt: asyncio.Task[None]) -> None:
+        self.under_way.discard(attempt)
+        self.news.set()
+
+
 class Deliveries:
     """Brings notices to webhooks, from `start` to `close`. Each webhook has a lane of its own.
 
@@ -90,7 +110,7 @@ class Deliveries:
         self._storage = storage
         self._telemetry = telemetry
         self._clock = clock
-        self._lanes: dict[str, asyncio.Task[bool]] = {}
+        self._lanes: dict[str, Lane] = {}
         self._courier: Courier | None = None
         self._hiring = asyncio.Lock()
         self._closing = False
@@ -107,11 +127,13 @@ class Deliveries:
         self._closing = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        lanes = list(self._lanes.values())
+        lanes = [lane.task for lane in self._lanes.values()]
+        for lane in self._lanes.values():
+            lane.news.set()
         if lanes:
             await asyncio.wait(lanes, timeout=CLOSING_S)
-        for lane in lanes:
-            lane.cancel()
+        for task in lanes:
+            task.cancel()
         await asyncio.gather(*lanes, return_exceptions=True)
         if self._courier is not None:
             await self._courier.close()
@@ -139,40 +161,38 @@ class Deliveries:
 
     def _open_lane(self, webhook_id: str) -> None:
         if webhook_id not in self._lanes:
-            lane = asyncio.create_task(self._lane(webhook_id), name=f"webhook {webhook_id}")
-            lane.add_done_callback(partial(self._lane_ended, webhook_id))
-            self._lanes[webhook_id] = lane
+            self._lanes[webhook_id] = lane = Lane(webhook_id)
+            lane.task = asyncio.create_task(self._run(lane), name=f"webhook {webhook_id}")
+        self._lanes[webhook_id].news.set()
 
-    def _lane_ended(self, webhook_id: str, lane: asyncio.Task[bool]) -> None:
-        del self._lanes[webhook_id]
-        if lane.cancelled():
-            return
-        if (error := lane.exception()) is not None:
-            log.error("deliveries to webhook %s are held up", webhook_id, exc_info=error)
-        elif lane.result():
-            self._storage.announced.set()
-
-    async def _lane(self, webhook_id: str) -> bool:
-        """Attempts at one webhook until none is due, a few at a time; False if others had them all.
-
-        Whether there is more to do is looked at after a lane that did something; after one that did not, it
-        would be looked at again and again for as long as somebody else holds the rows.
-        """
-        async with self._hiring:
-            if self._courier is None:
-                self._courier = await asyncio.to_thread(make_sender)
-        tried = False
-        while not self._closing:
-            now = self._clock()
-            until = now + int(LEASE_S * 1e6)
-            claimed = await self._storage.claim_deliveries(webhook_id, now, until=until, limit=PARALLEL)
-            if not claimed:
-                break
-            tried = True
+    async def _run(self, lane: Lane) -> None:
+        try:
+            async with self._hiring:
+                if self._courier is None:
+                    self._courier = await asyncio.to_thread(make_sender)
             async with asyncio.TaskGroup() as attempts:
-                for delivery in claimed:
-                    attempts.create_task(self._attempt(self._courier, delivery))
-        return tried
+                await self._attempt_all(lane, self._courier, attempts)
+        except Exception as error:
+            log.error("deliveries to webhook %s are held up", lane.webhook_id, exc_info=error)
+        finally:
+            del self._lanes[lane.webhook_id]
+            if lane.tried:  # there is less to do now, or it is due later
+                self._storage.announced.set()
+
+    async def _attempt_all(self, lane: Lane, courier: Courier, attempts: asyncio.TaskGroup) -> None:
+        """Attempts at one webhook until none is due and none under way, at most PARALLEL at a time."""
+        while not self._closing:
+            lane.news.clear()
+            if room := PARALLEL - len(lane.under_way):
+                now = self._clock()
+                until = now + int(LEASE_S * 1e6)
+                for delivery in await self._storage.claim_deliveries(
+                    lane.webhook_id, now, until=until, limit=room
+                ):
+                    lane.add(attempts.create_task(self._attempt(courier, delivery)))
+            if not lane.under_way and not lane.news.is_set():
+                return
+            await lane.news.wait()
 
     async def _attempt(self, courier: Courier, delivery: Delivery) -> None:
         answer, why = None, ""

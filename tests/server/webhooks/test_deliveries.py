@@ -358,27 +358,46 @@ async def test_a_receiver_that_is_gone_is_told_nothing_any_more(sending: Sending
         assert receiver.inbox.qsize() == 1
 
 
-async def test_a_slow_receiver_holds_nobody_else_up(
-    sending: Sending, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Attempts at the slow one stay in flight for as long as this test takes on a busy machine.
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts that get no answer stay in flight for as long as a test takes on a busy machine."""
     monkeypatch.setattr("server.webhooks.sender.TIMEOUT_S", 600.0)
+
+
+@pytest.mark.usefixtures("patience")
+async def test_a_slow_receiver_holds_nobody_else_up(sending: Sending) -> None:
     async with receiving() as receiver:
         receiver.held.add("/slow")
         await hooked(sending.storage, receiver.url + "/slow")
         await hooked(sending.storage, receiver.url + "/quick", owner="bob")
         num = 2 * webhooks.PARALLEL
-        async with sending.deliveries._hiring:  # a lane takes what is there when it begins: here, all
-            for n in range(num):
-                await sending.end(f"resp_{n}")
-            for n in range(num):
-                await sending.end(f"resp_bob{n}", owner="bob")
+        for n in range(num):
+            await sending.end(f"resp_{n}")
+        for n in range(num):
+            await sending.end(f"resp_bob{n}", owner="bob")
         await sending.until(lambda: sending.counted("delivered") == num)
         await sending.until(lambda: receiver.inbox.qsize() >= num + webhooks.PARALLEL)
         paths = [receiver.inbox.get_nowait().path for _ in range(receiver.inbox.qsize())]
         assert (paths.count("/quick"), paths.count("/slow")) == (num, webhooks.PARALLEL)
         receiver.release.set()
         await sending.until(lambda: sending.counted("delivered") == 2 * num)
+
+
+@pytest.mark.usefixtures("patience")
+async def test_a_slow_answer_holds_up_no_other_notice_of_its_webhook(sending: Sending) -> None:
+    async with receiving() as receiver:
+        receiver.held.add("/")
+        await hooked(sending.storage, receiver.url + "/")
+        await sending.end("resp_slow")
+        await receiver.next()
+        receiver.held.clear()
+        num = 2 * webhooks.PARALLEL
+        for n in range(num):
+            await sending.end(f"resp_{n}")
+        await sending.until(lambda: sending.counted("delivered") == num)
+        assert not receiver.release.is_set()
+        receiver.release.set()
+        await sending.until(lambda: sending.counted("delivered") == num + 1)
 
 
 async def test_a_receiver_that_never_answers_has_failed(
