@@ -252,10 +252,17 @@ class Feeder:
 # ---------------------------------------------------------------------------------------------- optimisation
 
 
+def quickest(device: torch.device) -> torch.dtype:
+    """What products are computed in: bf16, but float32 on a CPU without instructions for bf16."""
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.float32
+    return torch.bfloat16
+
+
 def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
     """Newton-Schulz iteration towards the nearest orthogonal matrices, for a stack [n, rows, columns]."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = stack.bfloat16()
+    x = stack.to(quickest(stack.device))
     tall = x.shape[1] > x.shape[2]
     x = x.mT.contiguous() if tall else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -589,7 +596,7 @@ class Training:
     """The net, its optimizers and what they are fed, in one of several processes."""
 
     def __init__(self, rank: Rank, device: torch.device, options: Options) -> None:
-        self.rank, self.device, self.options, self.dtype = rank, device, options, torch.bfloat16
+        self.rank, self.device, self.options, self.dtype = rank, device, options, quickest(device)
         saved: dict[str, Any] = {}
         if options.state and options.state.exists():
             saved = torch.load(options.state, map_location=device, weights_only=False)

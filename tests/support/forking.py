@@ -102,7 +102,7 @@ def _forked(command: list[str], how: dict[str, Any]) -> int | None:
     if not isinstance(command[0], _Program) or how["preexec_fn"] is not None:
         return None
     env = {os.fsdecode(name): os.fsdecode(value) for name, value in (how["env"] or os.environ).items()}
-    if _read_at_start(env) != _read_at_start(dict(os.environ)):
+    if _read_at_start(env) != _read_at_start({**os.environ, "PYTHONPATH": str(ROOT)}):
         return None
     given = (how["p2cread"], how["c2pwrite"], how["errwrite"])
     fds = [number if fd == -1 else fd for number, fd in enumerate(given)]
