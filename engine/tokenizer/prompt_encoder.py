@@ -40,8 +40,8 @@ class _Part(NamedTuple):
 
 def cutting_tokens(added: Sequence[AddedToken]) -> list[str]:
     """The added tokens in front of which a text may be cut."""
-    # What `other`, found earlier in a text, may have at or after the beginning of a token: one of its tails that
-    # begins the token, or the token itself inside of it. Some tokenizers have thousands of added tokens.
+    # Another added token that a text has earlier reaches into a token with a tail that begins the token, or with
+    # the whole of it. Some tokenizers have thousands of added tokens.
     tails = {token.content[at:] for token in added for at in range(1, len(token.content))}
     insides = "\n".join(token.content[1:] for token in added)
     return [
