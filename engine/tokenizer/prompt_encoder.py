@@ -40,8 +40,8 @@ class _Part(NamedTuple):
 
 def cutting_tokens(added: Sequence[AddedToken]) -> list[str]:
     """The added tokens in front of which a text may be cut."""
-    # Another added token that a text has earlier reaches into a token with a tail that begins the token, or with
-    # the whole of it. Some tokenizers have thousands of added tokens.
+    # What stands earlier in a text reaches into a token where a tail of it begins the token or holds it.
+    # Some tokenizers have thousands of added tokens, so they are not compared with one another.
     tails = {token.content[at:] for token in added for at in range(1, len(token.content))}
     insides = "\n".join(token.content[1:] for token in added)
     return [
