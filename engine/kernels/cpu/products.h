@@ -24,11 +24,9 @@ constexpr int64_t SOON_BYTES = 16 << 10;  // of a stream of weights, fetched bef
 constexpr int TURNS = 8;         // of a thread in one product
 constexpr int DEEP = 2048;       // inputs of a block of a panel, so that it stays in the second cache
 constexpr int NEAR = 128;        // the same where a block is read but once: in the first
-#if defined(__AVX512F__)
-constexpr int COLUMNS = 4;       // vectors of outputs in registers at a time
-#else
-constexpr int COLUMNS = 2;
-#endif
+// Vectors of outputs of each of `rows` that are in registers at a time. Where there are only 16 registers, few rows get
+// as many as there is room for: a panel is then read in fewer goes, and one that leaves lines out is slow from memory.
+constexpr int columns(int rows) { return WIDE == 16 ? 4 : rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 
 // Inputs that are multiplied together: two of bfloat16, one of float.
 template <class T> struct Pairs;
@@ -64,7 +62,7 @@ struct Scales {
 template <class T, int R>
 void dot(const T* const* x, const T* w, int64_t steps, float* sums, int64_t stride, bool fresh, Ahead& ahead,
          const Scales* scales) {
-    constexpr int PAIR = Pairs<T>::SIZE;
+    constexpr int PAIR = Pairs<T>::SIZE, COLUMNS = columns(R);
     for (int first = 0; first < PANEL; first += COLUMNS * WIDE) {
         Floats total[R][COLUMNS];
         for (int r = 0; r < R; r++)
@@ -75,7 +73,7 @@ void dot(const T* const* x, const T* w, int64_t steps, float* sums, int64_t stri
             ahead.fetch(1);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int c = 0; c < COLUMNS; c++)
                     total[r][c] = multiply(total[r][c], block + c * WIDE * PAIR, x[r] + k * PAIR);
         }
