@@ -174,10 +174,13 @@ class Deliveries:
                 await self._attempt_all(lane, self._courier, attempts)
         except Exception as error:
             log.error("deliveries to webhook %s are held up", lane.webhook_id, exc_info=error)
+        else:
+            # There is less to do now, or it is due later. After a lane that did nothing this would go on as
+            # long as somebody else holds the rows.
+            if lane.tried:
+                self._storage.announced.set()
         finally:
             del self._lanes[lane.webhook_id]
-            if lane.tried:  # there is less to do now, or it is due later
-                self._storage.announced.set()
 
     async def _attempt_all(self, lane: Lane, courier: Courier, attempts: asyncio.TaskGroup) -> None:
         """Attempts at one webhook until none is due and none under way, at most PARALLEL at a time."""
