@@ -201,7 +201,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Workspace)
     their sums (log-sum-exp), as flash attention weighs its blocks.
     """
     past = k.shape[2] - q.shape[2]
-    if q.device.type == "cpu" and q.dtype is torch.bfloat16 and _multiplies_bfloat16():
+    if q.device.type == "cpu" and q.dtype is torch.bfloat16 and multiplies_bfloat16():
         return _in_pieces(q, k[:, 0], v[:, 0], scale, workspace)
     if past == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
@@ -240,7 +240,7 @@ def _in_pieces(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Workspa
 
 
 @lru_cache
-def _multiplies_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for it; else plain products of it are slow."""
     onednn: Any = torch.backends.mkldnn
     return bool(onednn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -254,7 +254,8 @@ class Feeder:
 
 def quickest(device: torch.device) -> torch.dtype:
     """What products are computed in: bf16, but float32 on a CPU without instructions for bf16."""
-    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    onednn: Any = torch.backends.mkldnn
+    if device.type == "cpu" and not (onednn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return torch.float32
     return torch.bfloat16
 

@@ -50,7 +50,7 @@ def cutting_tokens(added: Sequence[AddedToken]) -> list[str]:
         if not (token.lstrip or token.single_word or token.normalized)
         and token.content
         and not token.content[0].isspace()  # the token before may take white space with it
-        and not any(token.content[:end] in tails for end in range(1, len(token.content) + 1))
+        and not any(token.content[:end] in tails for end in range(1, len(token.content)))
         and token.content not in insides
     ]
 
