@@ -52,6 +52,11 @@ class Unpaced(Pace):
         """See `Pace.allowance`."""
         return BUDGET
 
+    @property
+    def most(self) -> int:
+        """See `Pace.most`."""
+        return BUDGET
+
 
 class Load:
     """An engine loop and its prompts."""

@@ -16,9 +16,9 @@ LEAST = 32  # prompts go on, whatever it takes
 GROWTH = 1.5  # beyond what steps have lately had, at most
 SMALLER = 0.6  # of it in every other step: steps of one size would not tell what a token costs
 NUM_PLAIN = 15  # decode steps whose median counts
-ALONE_S = 1.0  # what a step of prompts alone may take; much less, and weights are read too often
-LEAST_ALONE = 128  # tokens of such a step, whatever they take; smaller ones tell little of what a token takes
-NUM_ALONE = 3  # such steps whose median counts
+MOST_S = 1.0  # what the prompts of any step may take; much less, and weights are read too often
+LEAST_WHOLE = 128  # prompt tokens of such a step, whatever they take; fewer tell little of what a token takes
+NUM_WHOLE = 3  # such steps whose median counts
 MEMORY = 0.92  # weight of what was learnt before one more step
 
 
@@ -35,7 +35,7 @@ class Pace:
         """most: prompt tokens of a step, at most."""
         self._most = most
         self._latest: deque[float] = deque(maxlen=NUM_PLAIN)
-        self._alone: deque[float] = deque(maxlen=NUM_ALONE)  # seconds a token of steps without decodes
+        self._each: deque[float] = deque(maxlen=NUM_WHOLE)  # seconds a token of prompts in large pieces
         self._plain = 0.0  # seconds of a step without prompt tokens
         self._fixed = self._cost = 0.0
         self._largest = min(FIRST / GROWTH, most)  # of late
@@ -56,16 +56,15 @@ class Pace:
         return min(self._most, max(LEAST, round(wanted)))
 
     @property
-    def most_alone(self) -> int:
-        """Tokens of the next step in which nothing decodes, at most."""
-        if not self._alone:
+    def most(self) -> int:
+        """Prompt tokens of the next step at most, whoever decodes."""
+        if not self._each:
             return self._most
-        return min(self._most, max(LEAST_ALONE, int(ALONE_S / statistics.median(self._alone))))
+        return min(self._most, max(LEAST_WHOLE, int(MOST_S / statistics.median(self._each))))
 
     def took_alone(self, num_tokens: int, seconds: float) -> None:
         """A step in which nothing decodes took so long for so many tokens."""
-        if num_tokens >= LEAST_ALONE:
-            self._alone.append(seconds / num_tokens)
+        self._weigh(num_tokens, seconds)
 
     @property
     def plain_s(self) -> float:
@@ -82,7 +81,13 @@ class Pace:
         if self._latest:
             self._plain = statistics.median(self._latest)
         # Beside a long prompt there may be no step without prompt tokens: then the fixed part holds its time.
-        self._learn(num_prompt, max(0.0, seconds - self._plain))
+        extra = max(0.0, seconds - self._plain)
+        self._learn(num_prompt, extra)
+        self._weigh(num_prompt, extra)
+
+    def _weigh(self, count: int, seconds: float) -> None:
+        if count >= LEAST_WHOLE:
+            self._each.append(seconds / count)
 
     def _learn(self, count: int, extra: float) -> None:
         """A straight line through the latest steps, by least squares."""

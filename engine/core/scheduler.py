@@ -339,14 +339,14 @@ class Scheduler:
         halved = {sequence.handle for sequence, _ in prefills if self.waiting.rank(sequence) in short} & long
         num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
         beside = self.pace.allowance(num_prompts, len(decodes))
-        budget = self._budget if decodes else min(self._budget, self.pace.most_alone)
-        filling = Filling(budget, beside, long=frozenset(long), halved=frozenset(halved))
+        filling = Filling(self._budget, beside, long=frozenset(long), halved=frozenset(halved))
         self._go_on(filling, decodes)
         for sequence, _ in filling.chosen.values():
             filling.decoding(sequence, self._newest)
         if self.rows.num_drafts[slots].any():
             # half of what is left is for those that have yet to begin, however many drafts there are
             self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
+        filling.left = min(filling.left, self.pace.most)
         self._go_on(filling, prefills[: len(prefills) - len(later)])
         self._admit(filling, self.waiting.rank(later[0][0]) if later else None)
         if later:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.core.prefill_budget import ALONE_S, FIRST, GROWTH, LEAST, LEAST_ALONE, NUM_ALONE, Pace
+from engine.core.prefill_budget import FIRST, GROWTH, LEAST, LEAST_WHOLE, MOST_S, NUM_WHOLE, Pace
 
 Extra = Callable[[int], float]
 Step = tuple[int, float]
@@ -107,18 +107,26 @@ def test_decodes_beside_a_long_prompt_are_held_up_little_though_no_step_is_witho
 def test_a_step_of_prompts_alone_ends_soon() -> None:
     """Behind many tokens, and on a machine that others use, a token may take milliseconds."""
     pace = Pace(2048)
-    assert pace.most_alone == 2048
-    pace.took_alone(2048, 5 * ALONE_S)
-    assert pace.most_alone == 409
-    pace.took_alone(LEAST_ALONE - 1, 60.0)  # too few to tell
-    assert pace.most_alone == 409
-    for _ in range(NUM_ALONE):
-        pace.took_alone(409, 100 * ALONE_S)
-    assert pace.most_alone == LEAST_ALONE
-    for _ in range(NUM_ALONE):
-        pace.took_alone(LEAST_ALONE, 0.01)
-    assert pace.most_alone == 2048
-    assert Pace(64).most_alone == 64
+    assert pace.most == 2048
+    pace.took_alone(2048, 5 * MOST_S)
+    assert pace.most == 409
+    pace.took_alone(LEAST_WHOLE - 1, 60.0)  # too few to tell
+    assert pace.most == 409
+    for _ in range(NUM_WHOLE):
+        pace.took_alone(409, 100 * MOST_S)
+    assert pace.most == LEAST_WHOLE
+    for _ in range(NUM_WHOLE):
+        pace.took_alone(LEAST_WHOLE, 0.01)
+    assert pace.most == 2048
+    assert Pace(64).most == 64
+
+
+def test_what_prompts_beside_decodes_take_is_known_of_those_alone_too() -> None:
+    pace = Pace(2048)
+    pace.took(0, 0.05)
+    for _ in range(NUM_WHOLE):
+        pace.took(2000, 0.05 + 4 * MOST_S)
+    assert pace.most == 500
 
 
 def test_many_prompts_do_not_wait_for_the_sake_of_few_decodes() -> None:

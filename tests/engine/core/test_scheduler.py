@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.core.prefill_budget import MOST_S
 from engine.core.sequences import Sequence, WaitingQueue
 from engine.types import GenerateRequest, SamplingParams
 from tests.support.scheduling import Bench, Fixed
@@ -136,6 +137,16 @@ def test_who_came_before_anybody_decoded_waits_for_nobody() -> None:
     third = bench.add(10)
     assert bench.step() == {first: 1, second: 6, third: 6}
     assert bench.step() == {first: 1, second: 1, third: 3}
+
+
+def test_who_came_before_anybody_decoded_does_not_make_a_step_longer_than_it_may_be() -> None:
+    """Each of those that came together has its first token when its own prompt is done, not that of all."""
+    bench = Bench(budget=2048, num_blocks=1000, max_len=2048)
+    first, second, third = (bench.add(300, max_tokens=50) for _ in range(3))
+    bench.scheduler.pace.took_alone(2048, 2048 / 300.5 * MOST_S)  # a step may have 300 tokens of prompts
+    assert bench.step() == {first: 300}
+    assert bench.step() == {first: 1, second: 300}
+    assert bench.step() == {first: 1, second: 1, third: 300}
 
 
 def test_a_step_without_decodes_says_so() -> None:
