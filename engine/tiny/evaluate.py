@@ -268,7 +268,7 @@ def local_asker(checkpoint: Path, greedy: bool, seed: int = 1) -> Asker:
     from transformers.utils import logging as transformers_logging
 
     # The table is what is to be seen.
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     torch.manual_seed(seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
