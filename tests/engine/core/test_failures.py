@@ -39,7 +39,7 @@ def requests() -> list[GenerateRequest]:
         GenerateRequest(
             id=f"r{n}",
             prompt_ids=tuple(range(40 + n, 44 + 9 * n)),
-            sampling=SamplingParams(seed=n, max_tokens=40, temperature=0.2, ignore_eos=True),
+            sampling=SamplingParams(seed=n, max_tokens=24, temperature=0.2, ignore_eos=True),
             reader=ReaderParams(dialect=False),
         )
         for n in range(NUM)

@@ -29,7 +29,14 @@ from tests.support.processes import ROOT, free_port
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, Route
 
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+NAMES = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome-stable",
+    "google-chrome",
+    "chrome",
+)
 CHROMIUM = os.environ.get("ANTIPHON_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 pytestmark = [
@@ -298,7 +305,7 @@ def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None
     server.start()
     server.wait()
     says(answered, counted(80))
-    assert answered.locator("text=Reconnecting").count() == 0
+    answered.wait_for_selector("text=Reconnecting", state="detached")
     # It says, also after its end, that it has outlived the server.
     answered.click(".turn.assistant .meta >> text=continued after a restart")
     answered.wait_for_selector(".facts >> text=continued after a restart")
@@ -407,7 +414,7 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     page.locator("[aria-label='Edit and fork']").nth(1).click()
     page.wait_for_selector(".editing textarea:focus")
     page.keyboard.press("Escape")
-    assert page.locator(".editing").count() == 0
+    page.wait_for_selector(".editing", state="detached")
     page.locator("[aria-label='Edit and fork']").nth(1).click()
     page.wait_for_selector(".editing textarea:focus")
     page.evaluate("document.activeElement.blur()")

@@ -17,7 +17,7 @@ from tests.server.runs.test_concurrency import idle
 from tests.support.running import Running, http_client, running_app
 
 ROOT = Path(__file__).parents[3]
-WARM_UP, MEASURED, TIMES, AT_ONCE = 104, 200, 3, 8
+WARM_UP, MEASURED, TIMES, AT_ONCE = 104, 120, 3, 8
 SLACK = 100
 """Bytes a response by which what our code has allocated may differ by chance; an id and its place in a dict
 are 200."""
