@@ -60,12 +60,13 @@ class Agent:
     """One agent: what it says next is drawn from its own seed, so that every server is told the same."""
 
     number: int
+    seed: int
     words: random.Random = field(init=False)
     response: str | None = None
     turns: int = 0
 
     def __post_init__(self) -> None:
-        self.words = random.Random(f"agent {self.number}")
+        self.words = random.Random(f"agent {self.seed} {self.number}")
 
     def text(self, count: int) -> str:
         """`count` words with numbers, which no other agent says."""
@@ -176,7 +177,7 @@ def told(name: str, turns: list[Turn], seconds: float, late: int) -> None:
 def drive(name: str, model: Path, asked: argparse.Namespace, *flags: str) -> None:
     """Drive one server, and, where its pool is too small, drive it again after a restart. Then the others."""
     everything = ("--model", str(model), "--log-level", "error", *flags)
-    agents = [Agent(number) for number in range(asked.agents)]
+    agents = [Agent(number, asked.seed) for number in range(asked.agents)]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         with serving(data, *everything) as url:
@@ -190,7 +191,7 @@ def drive(name: str, model: Path, asked: argparse.Namespace, *flags: str) -> Non
                 told("restarted, disk emptied", *asyncio.run(take_turns(url, agents, 1)), 0)
     for place, url, served in (each.split("=") for each in asked.beside):
         if place == name:
-            others = [ChatAgent(number, model=served) for number in range(asked.agents)]
+            others = [ChatAgent(number, asked.seed, model=served) for number in range(asked.agents)]
             told(f"{name}, the other", *asyncio.run(take_turns(url, others, asked.turns)), LATE)
 
 
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument("--size", default="qwen3-0.6b", choices=sorted(SIZES))
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1, help="of what is said, which others may know")
     parser.add_argument("--checkpoint", type=Path, help="serve this folder, which has weights of that size")
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=URL=MODEL")
     parser.add_argument("--only", action="append", choices=("fits", "quarter", "quarter + disk"))
