@@ -35,6 +35,11 @@ IMPORTED = (
     "server.process.serve",
     "server.process.child",
     "engine.backends.local",
+    "engine.core.loop",
+    "alembic.command",
+    "alembic.context",
+    "numpy.random",
+    "sqlalchemy.ext.asyncio",
     "transformers",
     "openai",
 )
