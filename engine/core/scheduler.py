@@ -346,6 +346,7 @@ class Scheduler:
         if self.rows.num_drafts[slots].any():
             # half of what is left is for those that have yet to begin, however many drafts there are
             self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
+        # Prompts that were here before anybody decoded have all that is left, but not all in one long step.
         filling.left = min(filling.left, self.pace.most)
         self._go_on(filling, prefills[: len(prefills) - len(later)])
         self._admit(filling, self.waiting.rank(later[0][0]) if later else None)
