@@ -44,9 +44,13 @@ MOST_APART = 256
 """Transactions whose words may lie apart while a model generates or files are read; a search for eight words
 takes some 40 ms then. Otherwise they are merged at once."""
 
-RESTS = 12
+RESTS = 10
 """While a model generates, a task rests this many times as long as it has worked; at other times just as
 long. Streams then lose some 4 % of their tokens."""
+
+MOST_CHUNKS_A_S = 220
+"""That a process stores while a model generates: on a quick machine the same share of the work would be more
+chunks, which cost the streams more than 5 % of their tokens."""
 
 MOST_REST_S = 1.0
 """What a model can make of a rest: where a transaction was slow, for a lock or a disk, more helps nobody."""
@@ -83,12 +87,26 @@ async def nobody_limited(owner: str) -> Payer:
     return Payer(owner)
 
 
+class Flow:
+    """What all tasks of a process store together."""
+
+    def __init__(self) -> None:
+        self._full_until = 0.0
+
+    def wait_s(self, num_chunks: int) -> float:
+        """For how long nothing more is to be stored, once these have been, while a model generates."""
+        now = time.monotonic()
+        self._full_until = max(self._full_until, now) + num_chunks / MOST_CHUNKS_A_S
+        return self._full_until - now
+
+
 class Pace:
     """The rests of one task, in which the writing thread and the processor are left to others. generates:
     whether a model generates now."""
 
-    def __init__(self, generates: Callable[[], bool]) -> None:
+    def __init__(self, generates: Callable[[], bool], flow: Flow | None = None) -> None:
         self._generates = generates
+        self._flow = flow or Flow()
         self._began = time.monotonic()
 
     @contextmanager
@@ -100,11 +118,12 @@ class Pace:
         finally:
             self._began += time.monotonic() - began
 
-    async def rest(self) -> None:
-        """Rest after what was done since the last rest."""
-        took = time.monotonic() - self._began
-        longer = min(RESTS * took, MOST_REST_S) if self._generates() else 0.0
-        await asyncio.sleep(max(took, longer))
+    async def rest(self, num_chunks: int = 0) -> None:
+        """Rest after what was done since the last rest, storing so many chunks among it."""
+        rest_s = took = time.monotonic() - self._began
+        if self._generates():
+            rest_s = max(took, min(RESTS * took, MOST_REST_S), self._flow.wait_s(num_chunks))
+        await asyncio.sleep(rest_s)
         self._began = time.monotonic()
 
 
@@ -122,6 +141,7 @@ class Ingester:
     ) -> None:
         self._storage = storage
         self._generates = generates
+        self._flow = Flow()
         self._stores = storage.vector_stores
         self._read = read
         self._room = room
@@ -221,7 +241,7 @@ class Ingester:
 
     async def _next(self) -> bool:
         """Read the next file, or embed the next one anew; False where there is none."""
-        pace = Pace(self._generates)
+        pace = Pace(self._generates, self._flow)
         # A look costs the writing thread nothing.
         due, job = await self._stores.due(now_us(), self._model), None
         if due.to_read:
@@ -294,7 +314,7 @@ class Ingester:
                 )
             await self._stores.set_vectors(job, start, [as_bytes(vector) for vector in vectors])
             start += len(chunks)
-            await pace.rest()
+            await pace.rest(len(chunks))
         await self._stores.end_embedding(job)
 
     async def _ingested(self, job: FileClaim, pace: Pace) -> tuple[str, str] | None:
@@ -318,8 +338,9 @@ class Ingester:
         vector_bytes = 0 if embedder is None else 4 * embedder.dimensions
         await self._room(job.owner, sum(len(chunk.text.encode()) + vector_bytes for chunk in chunks[first:]))
         for start in range(first, len(chunks), BATCH):
-            await self._store(job, start, chunks[start : start + BATCH], digest, embedder, pace)
-            await pace.rest()
+            batch = chunks[start : start + BATCH]
+            await self._store(job, start, batch, digest, embedder, pace)
+            await pace.rest(len(batch))
         return None
 
     def _embedder_of(self, job: FileClaim) -> Embedder | None:

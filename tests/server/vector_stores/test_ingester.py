@@ -17,7 +17,7 @@ from server.access import LOCAL_OWNER
 from server.clock import now_us
 from server.errors import ApiError
 from server.vector_stores import Asked, Ingester, Kind, Payer, Searcher
-from server.vector_stores.ingester import Pace
+from server.vector_stores.ingester import MOST_CHUNKS_A_S, Flow, Pace
 from storage import (
     FileClaim,
     FileClaimLost,
@@ -133,7 +133,7 @@ async def test_a_newer_parser_begins_anew(storage: Storage) -> None:
 
 @pytest.mark.parametrize(
     ("generates", "took_s", "rest_s"),
-    [(False, 0.01, 0.01), (True, 0.01, 0.12), (True, 0.5, 1.0), (False, 3.0, 3.0), (True, 3.0, 3.0)],
+    [(False, 0.01, 0.01), (True, 0.01, 0.10), (True, 0.5, 1.0), (False, 3.0, 3.0), (True, 3.0, 3.0)],
 )
 async def test_a_file_rests_longer_while_a_model_generates(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, generates: bool, took_s: float, rest_s: float
@@ -166,6 +166,27 @@ async def test_a_file_rests_longer_while_a_model_generates(
     await store_with_a_file(storage)
     assert await Ingester(storage, slowly, room, generates=lambda: generates)._next()
     assert rests == pytest.approx([rest_s] * 4), "after three transactions with chunks, and the end"
+
+
+async def test_tasks_together_store_so_many_chunks_a_second_while_a_model_generates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, rests, generates = 0.0, list[float](), True
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr("server.vector_stores.ingester.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("server.vector_stores.ingester.asyncio", SimpleNamespace(sleep=sleep))
+    flow = Flow()
+    one, other = Pace(lambda: generates, flow), Pace(lambda: generates, flow)
+    await one.rest(MOST_CHUNKS_A_S // 4)
+    await other.rest(MOST_CHUNKS_A_S // 2)
+    now = 2.0
+    await one.rest(0)  # it has worked since
+    generates = False
+    await other.rest(MOST_CHUNKS_A_S)
+    assert rests == pytest.approx([0.25, 0.75, 2.0, 2.0])
 
 
 async def test_words_are_merged_where_nobody_is_in_the_way_or_where_too_many_lie_apart(
