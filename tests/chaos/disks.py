@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -17,6 +18,7 @@ from tests.chaos.history import History, Seen, frames
 from tests.chaos.report import Form, Report, row, spread
 from tests.chaos.scene import MINE, SCRIPTED, Scene, at_work, rehearsed
 from tests.chaos.work import Work, scripted, streamed
+from tests.support.schema import lay_schema
 
 TICK = ("--tick-s", "0.02")
 LOST_S = 0.050  # deltas that a power loss may take
@@ -44,6 +46,8 @@ async def power(form: Form, report: Report) -> None:
         before, after = form.folder / f"{trial}-before", form.folder / f"{trial}-after"
         faults = Faults(form.folder / f"{trial}-faults", before)
         disk = faults.shadow
+        await lay_schema(before)
+        shutil.copy(before / FILES[0], disk)  # its tables were there long before; a server syncs them rarely
         server = Server(before, *SCRIPTED, "--tick-s", "0.01", port=free_port(draw), env=faults.env)
         # Every promise is synced, and what came before it too: where there are few, more is left to lose.
         long = [Work("long", streamed({"input": "count 400"}))]
