@@ -183,7 +183,7 @@ async def test_a_running_stream_is_resumed_in_a_call(tmp_path: Path) -> None:
         body = {"input": "hi", "tools": [WEATHER], "background": True}
         begun = (await client.post("/v1/responses", json=body)).json()
         await asyncio.wait_for(gate.reached.wait(), 20)
-        last = {"type": "none"}
+        last: Json = {"type": "none"}
         async with asyncio.timeout(20):  # what the engine has said is stored a moment later
             while last["type"] != "response.function_call_arguments.delta":
                 page = (await client.get(f"/v1/responses/{begun['id']}/events")).json()["data"]
