@@ -52,10 +52,8 @@ class Unpaced(Pace):
         """See `Pace.allowance`."""
         return BUDGET
 
-    @property
-    def most(self) -> int:
-        """See `Pace.most`."""
-        return BUDGET
+    def took_alone(self, num_tokens: int, seconds: float) -> None:
+        """Learns nothing from it: no step is held to a time."""
 
 
 class Load:

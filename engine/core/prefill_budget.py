@@ -34,6 +34,7 @@ class Pace:
     def __init__(self, most: int) -> None:
         """most: prompt tokens of a step, at most."""
         self._most = most
+        self.most = most  # prompt tokens of the next step, whoever decodes
         self._latest: deque[float] = deque(maxlen=NUM_PLAIN)
         self._each: deque[float] = deque(maxlen=NUM_WHOLE)  # seconds a token of prompts in large pieces
         self._plain = 0.0  # seconds of a step without prompt tokens
@@ -55,16 +56,13 @@ class Pace:
             wanted *= SMALLER
         return min(self._most, max(LEAST, round(wanted)))
 
-    @property
-    def most(self) -> int:
-        """Prompt tokens of the next step at most, whoever decodes."""
-        if not self._each:
-            return self._most
-        return min(self._most, max(LEAST_WHOLE, int(MOST_S / statistics.median(self._each))))
-
     def took_alone(self, num_tokens: int, seconds: float) -> None:
-        """A step in which nothing decodes took so long for so many tokens."""
-        self._weigh(num_tokens, seconds)
+        """Prompts took so long for so many tokens, in a step in which nothing decodes."""
+        if num_tokens < LEAST_WHOLE:
+            return
+        self._each.append(seconds / num_tokens)
+        each = statistics.median(self._each)  # 0: beside decodes they cost nothing
+        self.most = min(self._most, max(LEAST_WHOLE, int(MOST_S / each))) if each else self._most
 
     @property
     def plain_s(self) -> float:
@@ -83,11 +81,7 @@ class Pace:
         # Beside a long prompt there may be no step without prompt tokens: then the fixed part holds its time.
         extra = max(0.0, seconds - self._plain)
         self._learn(num_prompt, extra)
-        self._weigh(num_prompt, extra)
-
-    def _weigh(self, count: int, seconds: float) -> None:
-        if count >= LEAST_WHOLE:
-            self._each.append(seconds / count)
+        self.took_alone(num_prompt, extra)  # about as long as they would have taken alone
 
     def _learn(self, count: int, extra: float) -> None:
         """A straight line through the latest steps, by least squares."""

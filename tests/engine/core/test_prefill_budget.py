@@ -129,6 +129,15 @@ def test_what_prompts_beside_decodes_take_is_known_of_those_alone_too() -> None:
     assert pace.most == 500
 
 
+def test_prompts_that_take_no_time_beside_decodes_may_fill_a_step() -> None:
+    """A step with them may even be the quicker one."""
+    pace = Pace(2048)
+    pace.took(0, 0.05)
+    for _ in range(NUM_WHOLE):
+        pace.took(2000, 0.04)
+    assert pace.most == 2048
+
+
 def test_many_prompts_do_not_wait_for_the_sake_of_few_decodes() -> None:
     pace = Pace(2048)
     gone_on(pace, 6e-3, linear)
