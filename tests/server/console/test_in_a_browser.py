@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,28 +23,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.support.chromium import CHROMIUM, MARKS
 from tests.support.processes import ROOT, free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, Route
 
-NAMES = (
-    "chromium-headless-shell",
-    "chromium",
-    "chromium-browser",
-    "google-chrome-stable",
-    "google-chrome",
-    "chrome",
-)
-CHROMIUM = os.environ.get("ANTIPHON_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None,
-        reason="no Chromium found: install the package chromium, or set ANTIPHON_TEST_CHROMIUM to its path",
-    ),
-]
+pytestmark = MARKS
 
 PATIENCE_MS = 60_000
 

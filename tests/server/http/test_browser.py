@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,18 +22,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from tests.support.chromium import CHROMIUM, MARKS
 from tests.support.running import Running, http_client, live_app
 
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
-CHROMIUM = os.environ.get("ANTIPHON_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None,
-        reason="no Chromium found: install the package chromium, or set ANTIPHON_TEST_CHROMIUM to its path",
-    ),
-]
+pytestmark = MARKS
 
 PAGE = """<!doctype html><title>page</title><script type=module>
 const api = "{api}", stored = "{stored}", done = {{}};
