@@ -20,7 +20,8 @@ async def test_no_request_fails_as_the_servers_fault_or_gets_more_than_its_key_m
     print(f"ANTIPHON_FUZZ_SEED={SEED}")
     found = await fuzz(tmp_path, SEED, 600, organization.AT_ONCE, PATIENCE_S)
     assert found.wrong == []
-    assert found.replies.total() == 600 and found.replies[200] > 60
+    assert found.replies.total() == 600
+    assert found.replies[200] > 20, found.replies  # of 41 seeds, the least was 94
     assert len(found.routes) > len(routes()) / 2
 
 
