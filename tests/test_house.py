@@ -63,7 +63,8 @@ ORDERS = {
         "storage",
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "landlock", "seccomp", "documents", "images"),
+        *("spec", "arguments", "ranking", "egress", "runtime", "priority", "landlock", "seccomp"),
+        *("documents", "images"),
         *("mcp", "sandbox", "builtin", "operator", "web"),
     ),
     "server": (

@@ -29,6 +29,7 @@ from tools.documents.confinement import confine, library_folders, limit
 from tools.documents.document import Code, Document, Pixels, ReadingLimits, UnreadableDocument
 from tools.documents.kinds import LIBRARIES
 from tools.documents.sound import Sound
+from tools.priority import NICENESS
 
 FRAME = struct.Struct("<I")
 PAGE = struct.Struct("<i")
@@ -141,7 +142,7 @@ def _child(control: socket.socket, channel_fd: int, parse: Parse, folders: Seque
         channel = socket.socket(fileno=channel_fd)
         order = json.loads(receive(channel, 1 << 20))
         limits = ReadingLimits(**order["limits"])
-        os.nice(10)
+        os.nice(NICENESS)
         limit(limits.memory, limits.cpu_s)
         confined = confine(folders)
         _answer(channel, order, limits, confined, parse)

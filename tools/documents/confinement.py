@@ -57,7 +57,7 @@ def namespaced(command: Sequence[str], folders: Iterable[str]) -> list[str] | No
     if (program := shutil.which("bwrap")) is None:
         return None
     binds = [part for folder in folders for part in ("--ro-bind-try", folder, folder)]
-    own = [program, "--unshare-all", "--new-session", *binds]
+    own = [program, "--unshare-all", *binds]  # whoever starts it gives it a session without a terminal
     return [*own, "--remount-ro", "/", "--chdir", "/", "--", *command]
 
 

@@ -52,6 +52,7 @@ from tools.documents.image import image_limits
 from tools.documents.kinds import HEAD, LIBRARIES, likely_kind
 from tools.documents.sound import RATE, Sound
 from tools.documents.turns import Turns
+from tools.priority import let_session_stand_back
 
 T = TypeVar("T")
 
@@ -171,6 +172,7 @@ class Nursery:
                 control.close()
                 self._wait()
                 continue  # bubblewrap is installed, and may not do what it does, as in some containers
+            let_session_stand_back(self._process.pid)
             self._control, self.namespaces = control, namespaces
             self._number += 1
             return control

@@ -33,6 +33,7 @@ from tools.sandbox.python import Python
 from tools.sandbox.system_calls import code_filter
 
 _LANDLOCK_MODULE = (files("tools") / "landlock.py").read_text()
+_PRIORITY_MODULE = (files("tools") / "priority.py").read_text()
 
 USERS = 32
 FIRST_USER = 60_000 + USERS * secrets.randbelow(128)
@@ -244,6 +245,7 @@ def _limits(limits: CellLimits, memory: int) -> Mapping[str, Any]:
             "RLIMIT_CPU": processor,
         },
         "images": limits.images,
+        "priority": _PRIORITY_MODULE,
     }
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from tools.priority import let_stand_back
 from tools.sandbox.cells import DATA, CellLimits, CellResult, Moment, SandboxError
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ class MontyInterpreter:
         try:
             with folder, session:
                 try:
+                    if session.worker_pid is not None:
+                        let_stand_back(session.worker_pid)
                     if not held.take(session.worker_pid):
                         return _stopped("", "The code was stopped before it began.", state)
                     if state is not None:

@@ -37,6 +37,7 @@ from tools.sandbox.folder import (
 from tools.sandbox.ground import Ground
 from tools.sandbox.monty_session import LACKS, MontyInterpreter
 from tools.sandbox.python_session import PythonSession
+from tools.sandbox.starts import Starts
 
 log = logging.getLogger("antiphon.sandbox")
 
@@ -87,6 +88,7 @@ class Sandbox:
         self._monty = MontyInterpreter(limits) if tier == "monty" else None
         self._rooms: dict[str, _Room] = {}
         self._ground: Ground | None = None
+        self._starts = Starts()
         self._slots = set[int]()
         # Of their own: what else the server does on threads must not keep the watch from its look.
         self._watchers = ThreadPoolExecutor(WATCHERS, thread_name_prefix="sandbox-watch")
@@ -279,6 +281,7 @@ class Sandbox:
             most = f"{self.limits.files} files of {self.limits.data_bytes} bytes"
             has = f"{len(space.files)} files of {size} bytes"
             raise SandboxError(f"the container has {has}, and can have {most}: delete some")
+        await self._starts.turn(room.owner)
         await self._empty(room)
         if self.confinement is not None:
             await self._open(room, memory)
@@ -399,6 +402,7 @@ class Sandbox:
         """End what nobody has used for a while."""
         while True:
             await asyncio.sleep(min(self.limits.idle_s, 30.0))
+            self._starts.tidy()
             since = asyncio.get_running_loop().time() - self.limits.idle_s
             for key, room in [*self._rooms.items()]:
                 if not room.users and room.used < since:

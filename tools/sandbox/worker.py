@@ -43,7 +43,7 @@ def confine(limits: dict[str, Any]) -> None:
         there = resource.getrlimit(kind)[1]  # which only root may raise
         most = most if there == resource.RLIM_INFINITY else min(most, there)
         resource.setrlimit(kind, (most, most))
-    os.nice(10)
+    _module(limits["priority"])["stand_back"]()
     os.umask(0o077)
     if limits.get("uid"):
         os.setgroups([])
@@ -56,13 +56,19 @@ def confine(limits: dict[str, Any]) -> None:
         _restrict(restrictions)
 
 
+def _module(text: str) -> dict[str, Any]:
+    """What a module of the server's defines, of which only the text is here."""
+    known: dict[str, Any] = {"__name__": "handed"}
+    exec(text, known)
+    return known
+
+
 def _restrict(told: dict[str, Any]) -> None:
     """Landlock and seccomp, by the text of the module that knows them. Goes on in a child: its parent, in a
     domain of Landlock around the child's, stays behind to end it with all that it has started."""
     import ctypes
 
-    known: dict[str, Any] = {"__name__": "landlock"}
-    exec(told["module"], known)
+    known = _module(told["module"])
 
     def restrict() -> bool:
         return bool(known["only_these_files"](told["readable"], told["writable"], programs=True))

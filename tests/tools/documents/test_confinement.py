@@ -20,6 +20,8 @@ from tools.documents import Document, ReadersBusy, ReadingLimits, UnreadableDocu
 from tools.documents.child_process import FRAME
 from tools.documents.reader import DOCUMENTS, PLACES, Nursery, Reader
 from tools.landlock import landlock_version
+from tools.priority import NICENESS
+from tools.sandbox.processes import below
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
@@ -184,6 +186,26 @@ async def test_nobody_waits_for_a_turn_for_ever(
         each.cancel()
     await asyncio.gather(*going, return_exceptions=True)
     assert await asyncio.wait_for(text_of(reader, "the next"), 30) == "the next"
+
+
+@LINUX
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_reading_leaves_the_processor_to_the_server(namespaces: bool) -> None:
+    if namespaces and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    if not Path("/proc/self/autogroup").exists():
+        pytest.skip("this kernel has no groups of sessions")
+    nursery = Nursery()
+    nursery.namespaces = namespaces
+    nursery.start()
+    try:
+        assert nursery.pid is not None
+        processes = below(nursery.pid)
+        groups = [Path(f"/proc/{each}/autogroup").read_text().split() for each in processes]
+    finally:
+        nursery.close()
+    assert len(groups) == (3 if namespaces else 1)
+    assert all(group[1:] == ["nice", str(NICENESS)] for group in groups), groups
 
 
 async def test_a_lost_nursery_is_started_anew(reader_without_bubblewrap: Reader[Document]) -> None:

@@ -20,7 +20,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.sandboxes import FILES, LIMITS, Box, box
-from tools.sandbox import MIB, Moment, SandboxError, Tier, find_sandbox, ground, python_session
+from tools.priority import NICENESS, let_stand_back
+from tools.sandbox import (
+    MIB,
+    Moment,
+    SandboxError,
+    Tier,
+    find_sandbox,
+    ground,
+    monty_session,
+    python_session,
+    starts,
+)
 from tools.sandbox.monty_session import LACKS
 from tools.sandbox.processes import lives
 
@@ -721,6 +732,49 @@ async def test_plots_are_files_of_the_container() -> None:
             pytest.skip("matplotlib is not installed")
         result = await kept.run("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
         assert (result.images, result.changed) == (("image-1.png",), ("image-1.png",)), result.logs
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_code_leaves_the_processor_to_the_server(tier: Tier) -> None:
+    async with box(tier) as kept:
+        assert (await kept.run("import os\nos.getpriority(0, 0)")).logs == f"{os.nice(0) + NICENESS}\n"
+        if tier == "bubblewrap" and Path("/proc/self/autogroup").exists():
+            group = (await kept.run("open('/proc/self/autogroup').read()")).logs
+            assert f"nice {NICENESS}" in group, group
+
+
+async def test_a_cell_of_monty_leaves_the_processor_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[int]] = []
+
+    def look(process: int) -> None:
+        let_stand_back(process)
+        threads = os.listdir(f"/proc/{process}/task")
+        seen.append({os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads})
+
+    monkeypatch.setattr(monty_session, "let_stand_back", look)
+    async with box("monty") as kept:
+        assert (await kept.run("1 + 1")).logs == "2\n"
+    assert seen == [{max(os.nice(0), NICENESS)}]
+
+
+async def test_an_owner_whose_containers_are_built_again_and_again_waits_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(delay: float) -> None:
+        waits.append(round(delay, 1))
+
+    monkeypatch.setattr(starts.asyncio, "sleep", sleep)
+    turns = starts.Starts()
+    for _ in range(starts.AT_ONCE + 2):
+        await turns.turn("ann")
+    assert waits[: starts.AT_ONCE] == [0] * starts.AT_ONCE and waits[starts.AT_ONCE :] == [0.2, 0.4]
+    await turns.turn("bob")
+    assert waits[-1] == 0
+    turns.tidy()
+    await turns.turn("ann")
+    assert waits[-1] == 0.6, "what has been used is not forgotten"
 
 
 async def test_sessions_end_where_an_owner_has_enough() -> None:
