@@ -81,8 +81,8 @@ class Container:
         outcome.keep(version, {})
 
 
-async def measure(tier: Tier, rounds: int, window_s: float, python: Path | None) -> None:
-    """Print the figures of one tier."""
+async def measure(tier: Tier, rounds: int, window_s: float, python: Path | None, hostile: list[str]) -> None:
+    """Print the figures of one tier. hostile: what code does, by its names in HOSTILE."""
     found = await find_sandbox(tier, CellLimits(), python=python)
     if found.sandbox is None:
         raise SystemExit(f"this machine cannot have {tier}: {found.told}")
@@ -96,10 +96,10 @@ async def measure(tier: Tier, rounds: int, window_s: float, python: Path | None)
     )
     streams = Streams()
     await streams.start()
-    for name, code in HOSTILE.items():
+    for name in hostile:
         ratios = []
         for number in range(rounds):
-            cells = _again_and_again(found.sandbox, f"{name}/{number}", code)
+            cells = _again_and_again(found.sandbox, f"{name}/{number}", HOSTILE[name])
             alone, beside = await streams.alone_and_beside(window_s, cells)
             ratios.append(beside / alone)
         told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
@@ -128,8 +128,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--window", type=float, default=4.0, help="seconds")
     parser.add_argument("--python", type=Path, help="the interpreter of cells; default: this one")
+    parser.add_argument("--hostile", nargs="*", choices=[*HOSTILE], default=[*HOSTILE], help="default: all")
     asked = parser.parse_args()
-    asyncio.run(measure(asked.tier, asked.rounds, asked.window, asked.python))
+    asyncio.run(measure(asked.tier, asked.rounds, asked.window, asked.python, asked.hostile))
 
 
 if __name__ == "__main__":

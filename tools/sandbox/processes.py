@@ -48,12 +48,24 @@ def descriptors_of(processes: Iterable[int]) -> int:
     return count
 
 
+def written_by(processes: Iterable[int]) -> int:
+    """Bytes that processes have written to disks together, or will have."""
+    return sum(_sum(f"/proc/{process}/io", ("write_bytes",), unit=1) for process in processes)
+
+
 def memory_of(processes: Iterable[int], most: int) -> int:
     """Bytes of memory that processes take together, apart from files; above `most` with what they share
     counted once, which takes longer to find out."""
     listed = [*processes]
     resident = sum(_resident(process) for process in listed)
     return resident if resident <= most else sum(_proportional(process) for process in listed)
+
+
+def go_on(processes: Iterable[int]) -> None:
+    """Let processes go on that were stopped."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
 
 
 def stop(processes: Iterable[int]) -> bool:
@@ -110,12 +122,12 @@ def _proportional(process: int) -> int:
     return _sum(f"/proc/{process}/smaps_rollup", ("Pss_Anon", "Pss_Shmem", "SwapPss"))
 
 
-def _sum(path: str, wanted: tuple[str, ...]) -> int:
-    """Of lines such as `RssAnon:   12 kB`, in bytes."""
+def _sum(path: str, wanted: tuple[str, ...], unit: int = 1024) -> int:
+    """Of lines such as `RssAnon:   12 kB`, in bytes. unit: of a line's number."""
     total = 0
     with suppress(OSError):
         for line in Path(path).read_text(errors="replace").splitlines():
             name, _, rest = line.partition(":")
             if name in wanted:
-                total += int(rest.split()[0]) * 1024
+                total += int(rest.split()[0]) * unit
     return total

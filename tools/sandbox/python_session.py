@@ -25,12 +25,14 @@ from tools.sandbox.folder import MAX_ENTRIES, Folder, TooMuch, remove, space_tak
 from tools.sandbox.processes import (
     below,
     descriptors_of,
+    go_on,
     kill,
     lives,
     memory_of,
     of_session,
     seen_as,
     stop,
+    written_by,
 )
 
 log = logging.getLogger("antiphon.sandbox")
@@ -42,6 +44,10 @@ START_S = 30.0
 READ_BYTES = 64 * 1024
 CLOSE_S = 5.0
 """Seconds that the end of a session is waited for."""
+WRITES_A_S = 64 * 1024 * 1024
+"""Bytes a second that a session may write to a disk, which is the database's, too."""
+AHEAD_S = 0.5
+"""So many seconds' worth of them may be written at once."""
 ROUNDS = 40
 """Looks for processes that were started while others were being stopped."""
 DATA_NAME = "data"
@@ -64,6 +70,10 @@ class PythonSession:
         self._output = -1
         self._logs = bytearray()
         self._cut = asyncio.Event()  # it has said more than is taken
+        self._written = 0  # bytes, by the processes that were there at the last look
+        self._write_at = 0.0  # when nothing of what it may write is used
+        self._held = False  # it has written too much, and is stopped for a while
+        self._ending = False  # the cell is to end, and is not stopped any more
 
     @property
     def alive(self) -> bool:
@@ -124,8 +134,14 @@ class PythonSession:
             os.close(folder)
 
     def excess(self) -> str | None:
-        """What the session takes more of than it may; None where nothing is."""
-        processes, limits = [seen_as(process) for process in self._processes()], self._limits
+        """What the session takes more of than it may; None where nothing is. One that writes to a disk faster
+        than it may is stopped until some later look."""
+        own, limits = self._processes(), self._limits
+        processes = [seen_as(process) for process in own]
+        if (
+            self._confinement.tier == "landlock"
+        ):  # the one whose files are on a disk, and whose processes ours
+            self._pace(own[self._confinement.num_own - 1 :], written_by(processes))
         memory = memory_of(processes, self._memory)
         if memory > self._memory:
             return f"Its processes took {memory} bytes of memory; {self._memory} may be taken."
@@ -143,6 +159,17 @@ class PythonSession:
         if self._place is not None and taken > most:
             return f"The files took {taken} bytes; {most} may be taken, {limits.data_bytes} of them kept."
         return None
+
+    def _pace(self, code: list[int], written: int) -> None:
+        now = time.monotonic()
+        new, self._written = max(written - self._written, 0), written
+        self._write_at = max(self._write_at, now) + new / WRITES_A_S
+        held = self._write_at - now > AHEAD_S and not self._ending
+        if held:
+            stop(code)
+        elif self._held:
+            go_on(code)
+        self._held = held
 
     def _processes(self) -> list[int]:
         process = self._process
@@ -163,11 +190,6 @@ class PythonSession:
                 return True
         return False
 
-    def _go_on(self) -> None:
-        for process in self._processes()[:3]:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGCONT)
-
     async def run(self, code: str) -> CellResult:
         """Run a cell. It is interrupted when its time is over or it says too much, and the session ended
         where that is of no use."""
@@ -178,7 +200,8 @@ class PythonSession:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._output, self._take_output)
         try:
-            self._go_on()
+            self._ending = False
+            go_on(self._processes()[:3])
             with suppress(ConnectionError):
                 process.stdin.write(_line({"code": code}))
             answer = asyncio.ensure_future(self._answer())
@@ -189,6 +212,8 @@ class PythonSession:
                 )
                 if not answer.done():
                     notes.append(self._why_stopped())
+                    self._ending = True
+                    go_on(self._processes())
                     with suppress(ConnectionError):
                         process.stdin.write(_line({"interrupt": True}))
                     await asyncio.wait({answer}, timeout=self._limits.grace_s)

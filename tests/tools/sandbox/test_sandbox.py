@@ -32,6 +32,7 @@ from tools.sandbox import (
     python_session,
     starts,
 )
+from tools.sandbox import processes as processes_module
 from tools.sandbox.monty_session import LACKS
 from tools.sandbox.processes import lives
 
@@ -757,6 +758,37 @@ async def test_a_cell_of_monty_leaves_the_processor_to_the_server(monkeypatch: p
     assert seen == [{max(os.nice(0), NICENESS)}]
 
 
+WRITES = """
+import os
+with open("all", "w") as file:
+    while True:
+        file.write("a" * 65536)
+        file.flush()
+        file.seek(0)
+"""
+
+
+async def test_code_writes_to_a_disk_at_a_bounded_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_session, "WRITES_A_S", 100_000)
+    stopped: list[int] = []
+
+    def stop(processes: list[int]) -> bool:
+        stopped.extend(processes)
+        return processes_module.stop(processes)
+
+    monkeypatch.setattr(python_session, "stop", stop)
+    async with box("landlock") as kept:
+        await kept.run("x = 1")
+        del stopped[:]  # all that a cell has started is stopped at its end
+        running = asyncio.ensure_future(kept.run(WRITES))
+        while not stopped:
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        ended = await running
+        assert "it may run for 1.5 s" in ended.logs and "variables are gone" not in ended.logs
+        assert (await kept.run("x")).logs == "1\n", "it could be interrupted although it was stopped"
+
+
 async def test_an_owner_whose_containers_are_built_again_and_again_waits_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -765,7 +797,7 @@ async def test_an_owner_whose_containers_are_built_again_and_again_waits_and_no_
     async def sleep(delay: float) -> None:
         waits.append(round(delay, 1))
 
-    monkeypatch.setattr(starts.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     turns = starts.Starts()
     for _ in range(starts.AT_ONCE + 2):
         await turns.turn("ann")
