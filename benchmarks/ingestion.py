@@ -41,7 +41,7 @@ OWNER = "bench"
 # Beside streams
 
 
-async def beside(port: int, pages: int, pairs: int) -> None:
+async def beside(port: int, pages: int, pairs: int, files: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--data", folder]
         server = await asyncio.create_subprocess_exec(
@@ -51,20 +51,20 @@ async def beside(port: int, pages: int, pairs: int) -> None:
             assert server.stdout is not None
             await server.stdout.readline()
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
-                await _beside(http, pages, pairs)
+                await _beside(http, pages, pairs, files)
         finally:
             server.terminate()
             await server.wait()
 
 
-async def _beside(http: aiohttp.ClientSession, pages: int, pairs: int) -> None:
+async def _beside(http: aiohttp.ClientSession, pages: int, pairs: int, files: int) -> None:
     tokens = [0]
     streams = [asyncio.create_task(_stream(http, tokens, seed)) for seed in range(STREAMS)]
     per_pair, draw = pages // pairs, random.Random(1)
     ratios, speeds = [], []
     await asyncio.sleep(5)  # until all of them are under way
     for pair in range(pairs):
-        ids = [await _upload(http, per_pair // 25, draw) for _ in range(25)]
+        ids = [await _upload(http, per_pair // files, draw) for _ in range(files)]
         store = (await _json(http, "POST", "/v1/vector_stores", {}))["id"]
         before, began = tokens[0], time.perf_counter()
         await _json(http, "POST", f"/v1/vector_stores/{store}/file_batches", {"file_ids": ids})
@@ -213,6 +213,7 @@ def main() -> None:
     streams = commands.add_parser("beside")
     streams.add_argument("--port", type=int, default=21300)
     streams.add_argument("--pages", type=int, default=10_000, help="in all pairs together")
+    streams.add_argument("--files", type=int, default=25, help="in each pair")
     streams.add_argument("--pairs", type=int, default=4)
     asked = commands.add_parser("query")
     asked.add_argument("--db", help="the URL of an empty PostgreSQL database; default: SQLite")
@@ -220,7 +221,7 @@ def main() -> None:
     if given.command == "query":
         run(query(given.db))
     else:
-        run(beside(given.port, given.pages, given.pairs))
+        run(beside(given.port, given.pages, given.pairs, given.files))
 
 
 if __name__ == "__main__":
