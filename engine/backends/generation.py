@@ -46,17 +46,25 @@ def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
 class Mailbox:
     """What the engine thread delivered for one request and its consumer has not taken yet."""
 
-    __slots__ = ("_outputs", "_waiter", "num_uncredited")
+    __slots__ = ("_outputs", "_waiter", "begun", "num_uncredited")
 
     def __init__(self) -> None:
+        self.begun = False  # something was taken
         self._outputs: list[RowOutput] = []
         self._waiter: asyncio.Future[None] | None = None
         self.num_uncredited = 0  # tokens taken that the engine thread has not been told of
 
-    def put(self, output: RowOutput) -> None:
-        """Add an output and wake the taker."""
+    def put(self, output: RowOutput, *, waits: bool = False) -> None:
+        """Add an output and wake the taker. waits: only to the first and the last; for the others somebody
+        calls `wake`."""
         self._outputs.append(output)
-        self._wake()
+        if not waits or not self.begun or output.finish is not None or output.error is not None:
+            self._wake()
+
+    def wake(self) -> None:
+        """Wake the taker if there is something."""
+        if self._outputs:
+            self._wake()
 
     def fail(self, error: EngineError) -> None:
         """End with an error, in place of what could not be put here."""
@@ -76,6 +84,7 @@ class Mailbox:
             finally:
                 self._waiter = None
         outputs, self._outputs = self._outputs, []
+        self.begun = True
         self.num_uncredited += sum(len(output.token_ids) for output in outputs)
         return outputs
 

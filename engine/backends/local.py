@@ -58,6 +58,15 @@ SAVING_S = 5.0  # at most, that closing waits for what is on its way to the disk
 
 CREDIT_STEP = 64  # tokens that a consumer takes before the engine thread is told
 
+UNHELD = 16
+"""Sequences that a step may compute before the tokens of any are held for those of the next step."""
+HELD_S = 0.4e-3
+"""Seconds that tokens are held, for each sequence above that. What becomes of an output on its way to a
+client takes the loop's thread some 0.1 ms, however many tokens it has. So that takes a quarter of it at most,
+and neither other requests wait for it nor the engine, which needs the interpreter's lock, too."""
+MOST_HELD_S = 0.05
+"""At most: nobody sees that."""
+
 
 class LocalEngine(WithTexts):
     """A model in this process, on an engine thread of its own; implements `Engine`.
@@ -79,6 +88,7 @@ class LocalEngine(WithTexts):
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_handle = 0
+        self._waking: asyncio.TimerHandle | None = None  # set while tokens are held
         self._watchdog: asyncio.TimerHandle | None = None  # set once the engine is started
         self._constraints: Constraints | None = None
         self._closed = False
@@ -164,6 +174,8 @@ class LocalEngine(WithTexts):
             return
         self._closed = True
         await self._thread.close(self._config.step_timeout_s)
+        if self._waking is not None:
+            self._waking.cancel()
         if self._watchdog is not None:
             self._watchdog.cancel()
             if (tiering := self._loop.tiering) is not None:
@@ -461,16 +473,25 @@ class LocalEngine(WithTexts):
         mailboxes = self._mailboxes
         if self._thread.is_dead:  # a step that hung has returned after all: its requests have ended already
             return
+        interval_s = min((len(outputs) - UNHELD) * HELD_S, MOST_HELD_S)
+        if interval_s > 0 and self._waking is None:
+            self._waking = asyncio.get_running_loop().call_later(interval_s, self._wake)
         for output in outputs:
             mailbox = mailboxes.get(output.handle)
             if mailbox is None:
                 continue
             try:
-                mailbox.put(output)
+                mailbox.put(output, waits=self._waking is not None)
             except Exception as error:  # one reader's failure is that request's
                 log.exception("what request %s was told did not arrive", output.handle)
                 mailbox.fail(RequestFailed(f"{type(error).__name__}: {error}"))
                 self._inbox.put(Abort(output.handle))
+
+    def _wake(self) -> None:
+        """What was held of the tokens since the last time goes on to its readers."""
+        self._waking = None
+        for mailbox in self._mailboxes.values():
+            mailbox.wake()
 
     # -- grammars --------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from engine import LocalEngine
+from engine.backends import local
 from engine.backends.generation import is_last
 from engine.step import RowOutput
 from engine.structured.isolation.constraints import Matcher
@@ -289,6 +290,20 @@ async def test_aborts_at_random_moments_leak_nothing(engine: LocalEngine) -> Non
     await engine.settled()
     engine.check_integrity()
     assert engine.stats().kv_blocks_used == 0
+
+
+async def test_tokens_of_many_streams_go_out_together(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "UNHELD", 2)
+    monkeypatch.setattr(local, "HELD_S", 10.0)
+    monkeypatch.setattr(local, "MOST_HELD_S", 0.5)
+    few = await asyncio.gather(*(collect(engine, request(sampled(24))) for _ in range(2)))
+    assert engine._waking is None, "nothing of two is held"
+    many = await asyncio.gather(*(collect(engine, request(sampled(24))) for _ in range(4)))
+    assert [tokens(chunks) for chunks in many] == [tokens(few[0])] * 4
+    # The first token goes at once, and so does the last, with all that was held.
+    assert all(len(chunks[0].token_ids) == 1 and len(chunks) <= 6 for chunks in many), many
 
 
 async def test_a_slow_consumer_is_paused_and_loses_nothing(engine: LocalEngine, folder: Path) -> None:
