@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -78,6 +79,7 @@ class Forward:
         self._model = model
         self._num_outputs = model.head.outputs
         self._deterministic = deterministic
+        self._logits = np.empty((0, self._num_outputs), np.float32)
         self._kept: list[Any] = []  # what the structures point to
         self._most_ranks = 0
         shape = model.shape
@@ -105,7 +107,7 @@ class Forward:
         is done, in seconds of the monotonic clock.
         """
         residual = self._model.embed(torch.from_numpy(plan.token_ids))
-        logits = torch.empty(len(plan.logits_at), self._num_outputs)
+        logits = self._room_for(len(plan.logits_at))
         held: list[NDArray[np.generic]] = []
 
         def at(array: NDArray[np.generic]) -> int:
@@ -138,6 +140,13 @@ class Forward:
         )
         self._library.forward(self._decoder, batch, step)
         return logits
+
+    def _room_for(self, rows: int) -> Tensor:
+        """Memory for logits [rows, rows of the head]: the last step's, unless somebody still holds that. As
+        many megabytes taken anew would cost a step a fault of each page."""
+        if len(self._logits) < rows or sys.getrefcount(self._logits) > 2:  # a tensor of it holds it, too
+            self._logits = np.empty((rows, self._num_outputs), np.float32)
+        return torch.from_numpy(self._logits[:rows])
 
     def _layer(self, layer: DecoderLayer, group: int, k_cache: Tensor, v_cache: Tensor) -> Any:
         _, block_size, kv_heads, head_dim = k_cache.shape

@@ -84,7 +84,8 @@ template <class T> inline void normalise(const T* x, const T* weight, float eps,
 
 // `product`, after what it needs to know beside.
 template <class T, class O>
-void multiply(const Map& map, const T* x, const Beside& beside, int64_t count, const T* residual, O* out) {
+void multiply(const Map& map, const T* x, const Beside& beside, Turns& turns, int64_t count, const T* residual,
+              O* out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP;
     if (map.kind == INT4) {
 #pragma omp for schedule(static)
@@ -111,7 +112,7 @@ void multiply(const Map& map, const T* x, const Beside& beside, int64_t count, c
             beside.ranks[i] = rest;
         }
     }
-    product(map, x, beside, count, residual, out);
+    product(map, x, beside, turns, count, residual, out);
 }
 
 // What a forward keeps between its operations.
@@ -136,8 +137,10 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
     const Beside beside{room(buffers.sums, tokens * widest / GROUP), room(buffers.ranks, tokens * decoder.most_ranks),
                         step.adapters};
     const std::vector<Piece> pieces = cut(batch, step.alone);
+    std::atomic<int64_t> taken{0};
 #pragma omp parallel num_threads(threads)
     {
+        Turns turns(taken);
         const auto norm = [&](const void* weight, const int64_t* rows, int64_t count) {
 #pragma omp for schedule(static)
             for (int64_t r = 0; r < count; r++)
@@ -149,7 +152,7 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
             const Cache& cache = layer.cache;
             const Group& group = step.groups[layer.group];
             norm(layer.attention_norm, nullptr, tokens);
-            multiply(layer.qkv, normed, beside, tokens, none, heads);
+            multiply(layer.qkv, normed, beside, turns, tokens, none, heads);
 #pragma omp for schedule(static)
             for (int64_t each = 0; each < tokens * all; each++) {
                 const int64_t t = each / all, h = each % all;
@@ -166,10 +169,10 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
                 if (h >= num_q) keep(key, cache.keys, cache, batch, group, t, h - num_q);
             }
             attend(queries, cache, batch, group, pieces, num_q, decoder.scale, threads, mixed);
-            multiply(layer.o, mixed, beside, tokens, residual, residual);
+            multiply(layer.o, mixed, beside, turns, tokens, residual, residual);
             norm(layer.mlp_norm, nullptr, tokens);
-            multiply(layer.gate_up, normed, beside, tokens, none, middle);
-            multiply(layer.down, middle, beside, tokens, residual, residual);
+            multiply(layer.gate_up, normed, beside, turns, tokens, none, middle);
+            multiply(layer.down, middle, beside, turns, tokens, residual, residual);
 #pragma omp master
             {
                 timespec now;
@@ -178,7 +181,7 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
             }
         }
         norm(decoder.final_norm, step.logits_at, step.wanted);
-        multiply(decoder.head, normed, beside, step.wanted, none, static_cast<float*>(step.logits));
+        multiply(decoder.head, normed, beside, turns, step.wanted, none, static_cast<float*>(step.logits));
     }
 }
 
@@ -200,8 +203,13 @@ void antiphon_product(const Map* map, int is_bf16, const void* x, int64_t rows, 
     const Beside beside{sums.data(), nullptr, nullptr};
     const auto run = [&](auto kind) {
         using T = decltype(kind);
+        std::atomic<int64_t> taken{0};
 #pragma omp parallel num_threads(threads)
-        multiply(*map, static_cast<const T*>(x), beside, rows, static_cast<const T*>(residual), static_cast<T*>(out));
+        {
+            Turns turns(taken);
+            multiply(*map, static_cast<const T*>(x), beside, turns, rows, static_cast<const T*>(residual),
+                     static_cast<T*>(out));
+        }
     };
     if (is_bf16)
         run(bf16{});

@@ -10,6 +10,7 @@
 
 #include <omp.h>
 
+#include <atomic>
 #include <type_traits>
 
 #include "tiles.h"
@@ -21,7 +22,7 @@ constexpr int MOST = 6;          // rows that are multiplied together in registe
 constexpr int LEAST_ROWS = 64;   // rows that pass a panel together, if there are so many
 constexpr int64_t NEAR_BYTES = 1 << 20;   // of their numbers, which stay in the second cache while panels pass
 constexpr int64_t SOON_BYTES = 16 << 10;  // of a stream of weights, fetched before their turn
-constexpr int TURNS = 8;         // of a thread in one product
+constexpr int TURNS = 8;         // of a thread in one product of few rows
 constexpr int DEEP = 2048;       // inputs of a block of a panel, so that it stays in the second cache
 constexpr int NEAR = 128;        // the same where a block is read but once: in the first
 // Vectors of outputs of each of `rows` that are in registers at a time. Where there are only 16 registers, few rows get
@@ -70,7 +71,7 @@ void dot(const T* const* x, const T* w, int64_t steps, float* sums, int64_t stri
                 total[r][c] = scales || fresh ? Floats{} : read(sums + r * stride + first + c * WIDE);
         const T* block = w + first * PAIR;
         for (int64_t k = 0; k < steps; k++, block += PANEL * PAIR) {
-            ahead.fetch(1);
+            ahead.turn();
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -289,64 +290,98 @@ void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, floa
     for (; c < count; c++) put(out + first + c, residual ? sums[c] + number(residual[first + c]) : sums[c]);
 }
 
+// A thread's part in the turns of a team, which counts all that were taken: a thread that is held up, by other work of
+// the processor, leaves the rest to the others, and knows its next turn before it begins with one.
+class Turns {
+public:
+    explicit Turns(std::atomic<int64_t>& taken) : taken(taken) {}
+
+    // The next of `count` turns; `count` or more where none is left. Every thread asks until it is told so, once.
+    int64_t take() { return taken.fetch_add(1, std::memory_order_relaxed) - before; }
+
+    // All have been taken. Returns when all threads are done with theirs.
+    void end(int64_t count) {
+        before += count + omp_get_num_threads();
+#pragma omp barrier
+    }
+
+private:
+    std::atomic<int64_t>& taken;
+    int64_t before = 0;
+};
+
 // x [rows, inputs] W^T, gated or plus residual -> out [rows, outputs]. Called by every thread of a team; all are done
 // when it returns.
 template <class T, class O>
-void product(const Map& map, const T* x, const Beside& beside, int64_t num_rows, const T* residual, O* out) {
+void product(const Map& map, const T* x, const Beside& beside, Turns& turns, int64_t num_rows, const T* residual,
+             O* out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP, width = map.outputs, bytes = panel_bytes<T>(map);
     const bool tiled = by_tiles<T>(map), once = num_rows <= (tiled ? TILE : MOST);
     const int64_t deep = once && map.kind != AS_COMPUTED ? NEAR : DEEP;
     // as many rows at a time as stay near while panels pass, each of which is read again for the next
     const int64_t most = std::max<int64_t>(LEAST_ROWS, NEAR_BYTES / (inputs * sizeof(T)) / LEAST_ROWS * LEAST_ROWS);
-    const int64_t high = std::min(most, num_rows);
     Scratch& own = scratch();
-    float* sums = room(own.sums, high * PANEL);
+    float* sums = room(own.sums, std::min(most, num_rows) * PANEL);
     bf16* unpacked = map.kind == AS_COMPUTED ? nullptr : room(own.unpacked, deep * PANEL);
-    // what is fetched meanwhile is the next panel. Of a single pass it is what comes soon, and nothing where rows are
-    // multiplied in registers: that is a stream which the machine foresees
-    const int64_t lead = !once ? bytes : tiled ? std::min(SOON_BYTES, bytes) : map.panels * bytes;
-    const char* all_end = static_cast<const char*>(map.weight) + map.panels * bytes;
-    // panels of a thread's turn: one that is held up, by other work of the processor, leaves the rest to the others
-    const int64_t share = std::max<int64_t>(1, map.panels / (TURNS * omp_get_num_threads()));
+    // What is fetched meanwhile is the thread's next panel. Of a single pass it is what comes soon, and nothing where
+    // rows are multiplied in registers: that is a stream which the machine foresees.
+    const int64_t soon = tiled ? std::min(SOON_BYTES, bytes) : map.panels * bytes;
+    const char* first = static_cast<const char*>(map.weight);
+    const char* all_end = first + map.panels * bytes;
+    const int64_t share = once ? std::max<int64_t>(1, map.panels / (TURNS * omp_get_num_threads())) : 1;
+    const int64_t num_turns = (map.panels + share - 1) / share;
     Tiles tiles;
-    for (int64_t top = 0; top < num_rows; top += most) {
-        const int64_t rows = std::min(most, num_rows - top), cuts = (rows + MOST - 1) / MOST;
-#pragma omp for schedule(dynamic, share) nowait
-        for (int64_t p = 0; p < map.panels; p++) {
-            const char* panel = static_cast<const char*>(map.weight) + p * bytes;
-            Ahead ahead{panel + lead, std::min(panel + lead + bytes, all_end)};
-            for (int64_t from = 0; from < inputs; from += deep) {
-                const int64_t count = std::min(deep, inputs - from);
-                if (map.kind == INT8)
-                    unpack_int8(reinterpret_cast<const int8_t*>(panel), from, count, unpacked);
-                else if (map.kind == INT4)
-                    unpack_int4(reinterpret_cast<const uint16_t*>(panel), from, count, unpacked);
-                if (tiled) {
-                    tiled_block(tiles, map, p, from, count, rows, x + top * inputs, unpacked,
-                                beside.sums + top * groups, sums, ahead);
-                    continue;
-                }
-                for (int64_t cut = 0; cut < cuts; cut++) {
-                    const int64_t begin = cut * rows / cuts, end = (cut + 1) * rows / cuts;
-                    const T* own_x[MOST];
-                    const float* own_sums[MOST];
-                    for (int64_t r = begin; r < end; r++) {
-                        own_x[r - begin] = x + (top + r) * inputs;
-                        own_sums[r - begin] = beside.sums + (top + r) * groups;
-                    }
-                    multiply_block(map, p, from, count, end - begin, own_x,
-                                   reinterpret_cast<const T*>(unpacked), own_sums, sums + begin * PANEL, ahead);
-                }
+    // `rows` from `top` on past one panel, while what is at `later` is fetched.
+    const auto pass = [&](int64_t p, const char* later, int64_t top, int64_t rows) {
+        const char* panel = first + p * bytes;
+        const int64_t cuts = (rows + MOST - 1) / MOST;
+        const auto begin = [&](int64_t cut) { return cut * rows / cuts; };
+        int64_t steps = 0;  // of `dot`
+        for (int64_t cut = 0; cut < cuts; cut++)
+            steps += inputs / Pairs<T>::SIZE * (PANEL / WIDE) / columns(int(begin(cut + 1) - begin(cut)));
+        Ahead ahead{later, std::min(later + bytes, all_end)};
+        ahead.spread(steps);
+        for (int64_t from = 0; from < inputs; from += deep) {
+            const int64_t count = std::min(deep, inputs - from);
+            if (map.kind == INT8)
+                unpack_int8(reinterpret_cast<const int8_t*>(panel), from, count, unpacked);
+            else if (map.kind == INT4)
+                unpack_int4(reinterpret_cast<const uint16_t*>(panel), from, count, unpacked);
+            if (tiled) {
+                tiled_block(tiles, map, p, from, count, rows, x + top * inputs, unpacked, beside.sums + top * groups,
+                            sums, ahead);
+                continue;
             }
-            for (int64_t r = 0; r < rows; r++) {
-                const int64_t row = top + r, at = row * width;
-                const int64_t adapter = map.adapters && beside.adapters ? beside.adapters[row] : 0;
-                const float* ranks = adapter ? beside.ranks + row * map.adapters->rank : nullptr;
-                finish(map, p, adapter, ranks, sums + r * PANEL, residual ? residual + at : nullptr, out + at);
+            for (int64_t cut = 0; cut < cuts; cut++) {
+                const int64_t low = begin(cut), height = begin(cut + 1) - low;
+                const T* own_x[MOST];
+                const float* own_sums[MOST];
+                for (int64_t r = 0; r < height; r++) {
+                    own_x[r] = x + (top + low + r) * inputs;
+                    own_sums[r] = beside.sums + (top + low + r) * groups;
+                }
+                multiply_block(map, p, from, count, height, own_x, reinterpret_cast<const T*>(unpacked), own_sums,
+                               sums + low * PANEL, ahead);
             }
         }
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t row = top + r, at = row * width;
+            const int64_t adapter = map.adapters && beside.adapters ? beside.adapters[row] : 0;
+            const float* ranks = adapter ? beside.ranks + row * map.adapters->rank : nullptr;
+            finish(map, p, adapter, ranks, sums + r * PANEL, residual ? residual + at : nullptr, out + at);
+        }
+    };
+    for (int64_t top = 0; top < num_rows; top += most) {
+        const int64_t rows = std::min(most, num_rows - top);
+        for (int64_t turn = turns.take(), next = 0; turn < num_turns; turn = next) {
+            next = turns.take();
+            for (int64_t p = turn * share; p < std::min((turn + 1) * share, map.panels); p++) {
+                const char* other = next < num_turns ? first + next * bytes : all_end;
+                pass(p, once ? first + p * bytes + soon : other, top, rows);
+            }
+        }
+        turns.end(num_turns);
     }
-#pragma omp barrier
 }
 
 }  // namespace

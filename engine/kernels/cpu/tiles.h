@@ -23,9 +23,20 @@ constexpr int TILE_INPUTS = 32;  // of bfloat16
 struct Ahead {
     const char* at;
     const char* end;
+    uint32_t share = 0;  // lines of a turn, in 2^16ths
+    uint32_t due = 0;    // what of them is left over
 
     void fetch(int64_t lines) {
         for (; lines > 0 && at < end; lines--, at += LINE) __builtin_prefetch(at, 0, 2);
+    }
+
+    // All of it in so many turns, a share in each.
+    void spread(int64_t turns) {
+        share = at < end ? uint32_t(((end - at) / LINE << 16) / turns + 1) : 0;
+    }
+
+    void turn() {
+        for (due += share; due >= 1 << 16; due -= 1 << 16) fetch(1);
     }
 };
 
