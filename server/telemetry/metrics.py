@@ -131,7 +131,7 @@ class Telemetry:
             "time_to_first_token_seconds", "From a generation's request to its first token.", SECONDS, "model"
         )
         self._inter_token = self._tallies(
-            "inter_token_seconds", "Between a generation's tokens, once for each step.", "model"
+            "inter_token_seconds", "Between two deliveries of a generation's tokens.", "model"
         )
         self._per_token = histogram(
             "time_per_output_token_seconds",
