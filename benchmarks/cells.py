@@ -3,27 +3,30 @@
 Eight streams of the shipped model run all the time in this process. In every second window cells run beside
 them, each in a new container, and do the worst that they can: they compute, also on many processes at once,
 take memory, flood their output, or write files. A tier without processes and files ends such cells at once.
-Printed are the streams' tokens a second beside the cells as a share of those of the window before, and how
-long a container's first cell and later ones take while nothing else runs.
+Printed are the streams' tokens a second beside the cells as a share of those of the window before, how long a
+container's first cell and later ones take while nothing else runs, and how much memory idle containers take.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from benchmarks.streams import Streams
 from tools.sandbox import CellLimits, Moment, Sandbox, Tier, Workspace, Write, find_sandbox
+from tools.sandbox.processes import below
 
 GOAL = 0.91
 """Of the streams' tokens a second: each token takes 10 % longer at most."""
 MOMENT = Moment(1e9, "s")
-FIRST, LATER = 5, 200
+FIRST, LATER, IDLE = 5, 200, 20
 HOSTILE = {
     "a loop without an end": "while True: pass",
     "processes that compute": """
@@ -83,7 +86,7 @@ class Container:
 
 async def measure(tier: Tier, rounds: int, window_s: float, python: Path | None, hostile: list[str]) -> None:
     """Print the figures of one tier. hostile: what code does, by its names in HOSTILE."""
-    found = await find_sandbox(tier, CellLimits(), python=python)
+    found = await find_sandbox(tier, CellLimits(per_owner=IDLE, live=IDLE), python=python)
     if found.sandbox is None:
         raise SystemExit(f"this machine cannot have {tier}: {found.told}")
     containers = [Container(found.sandbox, f"first{number}") for number in range(FIRST)]
@@ -94,6 +97,10 @@ async def measure(tier: Tier, rounds: int, window_s: float, python: Path | None,
         f" {laters[LATER // 2] * 1e3:.1f} ms (p50), {laters[LATER * 95 // 100] * 1e3:.1f} ms (p95)",
         flush=True,
     )
+    for number in range(FIRST, IDLE):
+        await Container(found.sandbox, f"first{number}").run("1 + 1")
+    idle = _children_bytes() / IDLE / 1e6
+    print(f"{IDLE} idle containers: {idle:.1f} MB each, what they share counted once", flush=True)
     streams = Streams()
     await streams.start()
     for name in hostile:
@@ -106,6 +113,18 @@ async def measure(tier: Tier, rounds: int, window_s: float, python: Path | None,
         print(f"{name}: median {statistics.median(ratios):.2f}, goal {GOAL} ({told})", flush=True)
     await streams.close()
     await found.sandbox.close()
+
+
+def _children_bytes() -> int:
+    """Memory of all processes that this one has started, and of theirs."""
+    total = 0
+    for process in below(os.getpid())[1:]:
+        with suppress(OSError):  # it has ended
+            told = Path(f"/proc/{process}/smaps_rollup").read_text()
+            total += sum(
+                int(line.split()[1]) for line in told.splitlines() if line.startswith(("Pss:", "SwapPss:"))
+            )
+    return total * 1024
 
 
 async def _took(container: Container, code: str) -> float:
