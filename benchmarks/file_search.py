@@ -3,7 +3,8 @@
 `python -m benchmarks.file_search quality facts FOLDER` reads the HTML pages of FOLDER into a store, and
 asks the questions of a table of `file_search.toml`: how often is the page with the answer among the first
 five passages? The folder is `usr/share/doc/git-doc` of Debian's package `git-doc`, from `apt-get download`
-and `dpkg-deb -x`.
+and `dpkg-deb -x`. `quality pdf_facts FILE` does the same with `usr/share/doc/gnuplot/gnuplot.pdf` of
+`gnuplot-doc`: how often do the first five passages have the words of the page that answer?
 
 `python -m benchmarks.file_search speed` stores 100,000 chunks of 200 words, whose frequencies are those of a
 language (Zipf's law), and searches them for questions of rare, common and mixed words. It also says how long
@@ -21,6 +22,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,38 +31,77 @@ from server.clock import now_us
 from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
 from tests.support.libraries import new_store, put_file
 from tests.support.running import http_client, running_app
+from tests.support.wire import Json
+from tools.documents import read_document
 
 WORDS, CHUNKS, PER_FILE, BATCH = 40_000, 100_000, 1000, 16
 OWNER = "bench"
 
 
-async def quality(folder: Path, questions: dict[str, list[str]]) -> None:
+Answer = str | list[Any]
+"""The name of an HTML page; or a list of two: the number of a page of a PDF, and words of it."""
+
+
+async def quality(path: Path, questions: dict[str, list[Answer]]) -> None:
+    if path.is_dir():
+        sources, pages = sorted(path.rglob("*.html")), 0
+    else:
+        sources, pages = [path], await _checked(path, questions)
     with tempfile.TemporaryDirectory() as data:
         async with running_app(Path(data)) as running, http_client(running) as http:
             store = await new_store(running, http)
-            pages = sorted(folder.rglob("*.html"))
-            ids = [await put_file(running, page.name, page.read_bytes()) for page in pages]
+            ids = [await put_file(running, source.name, source.read_bytes()) for source in sources]
             began = time.perf_counter()
             await http.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": ids})
             while (await http.get(f"/v1/vector_stores/{store}")).json()["status"] == "in_progress":
                 await asyncio.sleep(0.2)
             shown = (await http.get(f"/v1/vector_stores/{store}")).json()
             took = time.perf_counter() - began
-            print(f"{len(pages)} pages, {shown['usage_bytes']:,} bytes of chunks, read in {took:.1f} s")
+            count = pages or len(sources)
+            print(f"{count} pages, {shown['usage_bytes']:,} bytes of chunks, read in {took:.1f} s")
             first, five, times = 0, 0, []
             for question, answers in questions.items():
                 began = time.perf_counter()
                 body = {"query": question, "max_num_results": 5}
                 found = (await http.post(f"/v1/vector_stores/{store}/search", json=body)).json()["data"]
                 times.append(time.perf_counter() - began)
-                names = [hit["filename"] for hit in found]
-                first += bool(set(names[:1]) & set(answers))
-                five += bool(set(names) & set(answers))
-                if not set(names) & set(answers):
-                    print(f"  not found: {question!r}, but {', '.join(dict.fromkeys(names))}")
+                good = [_answers(hit, answers) for hit in found]
+                first += any(good[:1])
+                five += any(good)
+                if not any(good):
+                    print(f"  not found: {question!r}, but {', '.join(dict.fromkeys(map(_shown, found)))}")
             count = len(questions)
             print(f"{five} of {count} ({five / count:.0%}) in the first five, {first} the very first")
             print(f"a search took {statistics.median(times) * 1e3:.1f} ms (median)")
+
+
+async def _checked(path: Path, questions: dict[str, list[Answer]]) -> int:
+    """How many pages a PDF has. Ends the program where a page lacks its answer, as in another edition."""
+    document = await read_document(path, path.name)
+    texts = {page.number: _in_a_line(page.text) for page in document.pages}
+    for answers in questions.values():
+        for answer in answers:
+            if isinstance(answer, str) or answer[1] not in texts.get(answer[0], ""):
+                raise SystemExit(f"these are not questions about this {path.name}: it lacks {answer}")
+    return len(texts)
+
+
+def _answers(hit: Json, answers: list[Answer]) -> bool:
+    """Whether a passage is of a page that answers, or has words of it: a chunk of a PDF may span pages."""
+    text = _in_a_line(hit["content"][0]["text"])
+    return any(
+        hit["filename"] == answer if isinstance(answer, str) else answer[1] in text for answer in answers
+    )
+
+
+def _shown(hit: Json) -> str:
+    """What is found in the place of an answer: an HTML page, or where a passage of a PDF begins."""
+    name: str = hit["filename"]
+    return name if name.endswith(".html") else repr(_in_a_line(hit["content"][0]["text"])[:40])
+
+
+def _in_a_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 async def speed() -> None:
@@ -134,14 +175,14 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     asked = commands.add_parser("quality")
     asked.add_argument("questions", help="a table of file_search.toml")
-    asked.add_argument("folder", type=Path)
+    asked.add_argument("path", type=Path, help="a folder of HTML pages, or a PDF")
     commands.add_parser("speed")
     given = parser.parse_args()
     if given.command == "speed":
         run(speed())
     else:
-        table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-        run(quality(given.folder, table[given.questions]))
+        tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+        run(quality(given.path, tables[given.questions]))
 
 
 if __name__ == "__main__":
