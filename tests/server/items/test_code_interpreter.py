@@ -88,7 +88,7 @@ async def test_variables_and_files_stay_for_the_next_turns(tmp_path: Path, sandb
         python("x = 41\nopen('/mnt/data/a b.txt', 'w').write('hello')\nNone"),
         "See [it](sandbox:/mnt/data/a%20b.txt), not sandbox:/mnt/data/none.txt",
         python("print(x + 1, open('/mnt/data/a b.txt').read())"),
-        "Here: sandbox:/mnt/data/a%20b.txt",
+        "Here: [it](sandbox:/mnt/data/a b.txt)",
     )
     engine = ScriptedEngine(script)
     async with coding(tmp_path, engine, sandbox) as (_, api):
