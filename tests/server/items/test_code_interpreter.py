@@ -177,7 +177,7 @@ async def test_plots_are_images_at_the_servers_address(tmp_path: Path) -> None:
             pytest.skip("matplotlib is not installed")
         assert image["type"] == "image" and image["url"].startswith("https://ai.example/v1/containers/cntr_")
         content = await api.http.get(image["url"].removeprefix("https://ai.example"))
-        assert content.content.startswith(b"\x89PNG")
+        assert content.content.startswith(b"\x89PNG") and content.headers["content-type"] == "image/png"
 
 
 async def test_without_a_sandbox_the_tool_is_refused_by_its_name(tmp_path: Path) -> None:

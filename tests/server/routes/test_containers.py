@@ -210,3 +210,46 @@ async def test_without_a_sandbox_no_container_is_made_and_those_that_are_there_a
         assert len((await http.get("/v1/containers")).json()["data"]) == 1
         assert (await http.get(content)).content == b"a"
         assert (await http.delete(url)).json()["deleted"]
+
+
+PIXELS = {
+    "p.png": (b"\x89PNG\r\n\x1a\nrest", "image/png"),
+    "p.html": (b"\xff\xd8\xff\xe0<script>", "image/jpeg"),
+    "g": (b"GIF89a...", "image/gif"),
+    "w.webp": (b"RIFF\n\0\0\nWEBPVP8 ", "image/webp"),
+}
+OTHERS = {
+    "x.png": b"<html><script>alert(1)</script>",
+    "x.svg": b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
+    "x.gif": b"GIF8",
+    "y.png": b" \x89PNG\r\n\x1a\n",
+    "empty.png": b"",
+}
+
+
+@with_sandbox
+async def test_images_are_shown_and_all_else_is_saved(client: httpx.AsyncClient) -> None:
+    """By their first bytes, whatever they are called."""
+    made = (await client.post("/v1/containers", json={"name": "mine"})).json()
+    url = f"/v1/containers/{made['id']}/files"
+
+    async def content(name: str, data: bytes, **headers: str) -> httpx.Response:
+        sent = await client.post(url, files={"file": (name, data)})
+        reply = await client.get(f"{url}/{sent.json()['id']}/content", headers=headers)
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["content-security-policy"] == "default-src 'none'; sandbox"
+        return reply
+
+    for name, (data, kind) in PIXELS.items():
+        for reply in (await content(name, data), await content(name, data, range="bytes=3-")):
+            assert reply.headers["content-type"] == kind and data.endswith(reply.content)
+            assert reply.headers["content-disposition"].startswith(f'inline; filename="{name}"')
+    for name, data in OTHERS.items():
+        reply = await content(name, data)
+        assert reply.headers["content-type"] == "application/octet-stream" and reply.content == data
+        assert reply.headers["content-disposition"].startswith("attachment;")
+    sent = {"files": {"file": ("p.png", PIXELS["p.png"][0])}, "data": {"purpose": "user_data"}}
+    file = (await client.post("/v1/files", **sent)).json()["id"]
+    uploaded = await client.get(f"/v1/files/{file}/content")
+    assert uploaded.headers["content-type"] == "application/octet-stream"
+    assert uploaded.headers["content-disposition"].startswith("attachment;")
