@@ -106,9 +106,10 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-async def server_app(tmp_path: Path) -> AsyncIterator[Running]:
-    """A server over ASGI, on a scripted engine and an empty database."""
-    async with running_app(tmp_path) as running:
+async def server_app(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Running]:
+    """A server over ASGI, on a scripted engine and an empty database; with the settings that a test gives it
+    by `indirect` parameters, as `with_sandbox` does."""
+    async with running_app(tmp_path, **getattr(request, "param", {})) as running:
         yield running
 
 

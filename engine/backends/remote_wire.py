@@ -237,7 +237,8 @@ def _logprob(value: float | None) -> float:
 def text_form(text: TextInput) -> dict[str, Any]:
     """A tokenized text as it is sent."""
     types = None if text.types is None else _array_text(text.types, np.int32)
-    return {"ids": _array_text(text.ids, np.int32), "types": types, "num_prompt": text.num_prompt}
+    ids = _array_text(text.ids, np.int32)
+    return {"ids": ids, "types": types, "num_prompt": text.num_prompt, "raw": text.raw}
 
 
 def read_text(form: Mapping[str, Any]) -> TextInput:
@@ -245,7 +246,8 @@ def read_text(form: Mapping[str, Any]) -> TextInput:
     from engine.pooling import TextInput  # what it needs is loaded by those alone who have such models
 
     types = None if form["types"] is None else np.frombuffer(b64decode(form["types"]), np.int32)
-    return TextInput(np.frombuffer(b64decode(form["ids"]), np.int32), types, form["num_prompt"])
+    ids = np.frombuffer(b64decode(form["ids"]), np.int32)
+    return TextInput(ids, types, form["num_prompt"], form["raw"])
 
 
 def floats_text(vector: NDArray[np.float32]) -> str:

@@ -152,7 +152,7 @@ class EncoderWorker:
             rows = torch.stack(
                 [self._pool(own[: len(item.text.ids)], item) for own, item in zip(states, batch, strict=True)]
             )
-        vectors = self._finish(rows).cpu().numpy()
+        vectors = self._finish(rows, [item.text.raw for item in batch]).cpu().numpy()
         return [_outcome(item, vector) for item, vector in zip(batch, vectors, strict=True)]
 
     def _pool(self, states: Tensor, item: Item) -> Tensor:

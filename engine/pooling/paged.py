@@ -108,7 +108,7 @@ class PagedWorker:
             weight=item.weight,
         )
         self._scheduler.add(Submit(item.handle, request))
-        self._pooled[item.handle] = Pooled(self._modes, item.text.num_prompt)
+        self._pooled[item.handle] = Pooled(self._modes, item.text.num_prompt, raw=item.text.raw)
 
     def drop(self, handle: int) -> None:
         """See `Worker.drop`."""
@@ -171,9 +171,11 @@ class PagedWorker:
     def _outcomes(self, done: list[Sequence]) -> list[Outcome]:
         if not done:
             return []
-        rows = torch.stack([self._pooled[sequence.handle].result() for sequence in done])
+        pooled = [self._pooled[sequence.handle] for sequence in done]
+        rows = torch.stack([each.result() for each in pooled])
+        vectors = self._finish(rows, [each.raw for each in pooled]).cpu().numpy()
         outcomes = []
-        for sequence, vector in zip(done, self._finish(rows).cpu().numpy(), strict=True):
+        for sequence, vector in zip(done, vectors, strict=True):
             if not np.isfinite(vector).all():
                 outcomes.append(self._failed(sequence, "the model computed numbers that are not finite"))
                 continue

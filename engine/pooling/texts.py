@@ -30,11 +30,13 @@ Words = str | tuple[str, str] | Sequence[int]
 @dataclass(frozen=True, slots=True)
 class TextInput:
     """One text as the model takes it. types: which text of a pair each token is of, for models that are told.
-    num_prompt: tokens at the beginning that a prompt brought and that are not pooled."""
+    num_prompt: tokens at the beginning that a prompt brought and that are not pooled. raw: its vector is
+    given as it is before it is brought to the length 1, its scores before the activation."""
 
     ids: NDArray[np.int32]
     types: NDArray[np.int32] | None = None
     num_prompt: int = 0
+    raw: bool = False
 
 
 class Texts:

@@ -17,10 +17,11 @@ class Pooled:
     """The hidden states of one text while they come, in one piece or in several.
 
     modes: as in `recipe.MODES`; several are joined. skip: tokens at the beginning that do not count, of a
-    prompt that is not pooled.
+    prompt that is not pooled. raw: what `Finish` is told of it.
     """
 
-    def __init__(self, modes: Sequence[str], skip: int = 0) -> None:
+    def __init__(self, modes: Sequence[str], skip: int = 0, *, raw: bool = False) -> None:
+        self.raw = raw
         self._modes = modes
         self._skip = skip
         self._seen = (
@@ -90,13 +91,14 @@ class Finish:
         """Raises LoadError where a map's weights are not there."""
         self._steps: list[nn.Module | None] = []  # None: normalize
         self.fingerprint = b""
-        for step in recipe.after:
+        for step in recipe.after[: -1 if recipe.normalized else None]:
             if step == "normalize":
                 self._steps.append(None)
                 continue
             modules, fingerprint = _dense(step, device)
             self._steps += modules
             self.fingerprint += fingerprint
+        self._normalized = recipe.normalized
         self._activation = None
         if recipe.kind != "embedding":
             self._activation = (
@@ -104,13 +106,19 @@ class Finish:
             )
         self._yes_no = recipe.head == "yes_no"
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """rows [N, inputs] -> [N, outputs]."""
+    def __call__(self, rows: Tensor, raw: Sequence[bool]) -> Tensor:
+        """rows [N, inputs] -> [N, outputs]. raw: of each row, whether the last norm, or the activation, is
+        left out."""
         if self._yes_no:
             rows = rows[:, :1] - rows[:, 1:]
         for step in self._steps:
             rows = F.normalize(rows, dim=-1) if step is None else step(rows)
-        return rows if self._activation is None else self._activation(rows)
+        last = F.normalize(rows, dim=-1) if self._normalized else rows
+        if self._activation is not None:
+            last = self._activation(last)
+        if not any(raw):
+            return last
+        return torch.where(torch.tensor(raw, device=rows.device)[:, None], rows, last)
 
 
 def _dense(step: Dense, device: torch.device) -> tuple[list[nn.Module], bytes]:

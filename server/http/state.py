@@ -78,7 +78,7 @@ class ServerState(Protocol):
     accesses: Accesses
     admin_token: str
     phase: Phase
-    sandbox: str | None  # what runs code, in words; None: nothing does
+    sandbox: str | None  # what runs code, or why nothing does, in words; None: not known yet
     context: Context | None  # None: the server cannot serve yet, or no longer
 
     num_connections: Callable[[], int]  # open connections of clients

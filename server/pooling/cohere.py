@@ -12,9 +12,8 @@ import numpy as np
 import orjson
 
 from server.ignored import unread
-from server.pooling.requests import MAX_INPUTS, read_text, read_whole
+from server.pooling.requests import MAX_INPUTS, filled_text, read_text, read_whole, text_of_parts
 from server.schema import check_length, missing, mistyped, refuse
-from server.shapes import member
 
 FIELDS = (
     *("model", "texts", "inputs", "images", "input_type", "embedding_types", "truncate"),
@@ -55,7 +54,7 @@ def parse_embed(body: Mapping[str, Any]) -> EmbedRequest:
     if not isinstance(body[field], list):
         mistyped(field, "an array", body[field])
     check_length(field, len(body[field]), "array", 1, MAX_INPUTS)
-    read = _text if field == "texts" else _words
+    read = filled_text if field == "texts" else _parts
     texts = tuple(read(each, f"{field}[{index}]") for index, each in enumerate(body[field]))
     truncate = body.get("truncate")
     if truncate not in (None, "NONE", "END"):
@@ -72,28 +71,10 @@ def parse_embed(body: Mapping[str, Any]) -> EmbedRequest:
     )
 
 
-def _text(value: Any, path: str) -> str:
-    if not isinstance(value, str):
-        mistyped(path, "a string", value)
-    check_length(path, len(value), "string", 1)
-    return value
-
-
-def _words(value: Any, path: str) -> str:
+def _parts(value: Any, path: str) -> str:
     """The text of an input in parts."""
     parts = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(parts, list):
-        mistyped(f"{path}.content", "an array", parts)
-    check_length(f"{path}.content", len(parts), "array", 1)
-    found = []
-    for index, part in enumerate(parts):
-        where = f"{path}.content[{index}]"
-        if not isinstance(part, dict) or part.get("type") != "text":
-            refuse(
-                f"{where}.type", f"Invalid '{where}.type': the models of this server take parts of 'text'."
-            )
-        found.append(member(part, "text", _text, where))
-    return "\n".join(found)
+    return text_of_parts(parts, f"{path}.content")
 
 
 def _types(body: Mapping[str, Any]) -> tuple[str, ...]:

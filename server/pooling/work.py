@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine import PoolingInfo, PromptTooLong, RenderError, TextInput
 from server.access import Principal, require_use
 from server.errors import ApiError
+from server.ignored import ignore
 from server.limits import Limiter, Subject
 from server.model_registry import PooledModel
 from server.pooling.requests import MAX_CHARACTERS, MAX_TOKENS
@@ -29,6 +30,11 @@ PURPOSES = {
     "retrieval.passage": DOCUMENT,
 }
 """How clients of Cohere, Jina and Voyage say what a text is for."""
+
+TASKS = frozenset(
+    ("text-matching", "separation", "classification", "clustering", "code", "code.query", "code.passage")
+)
+"""What clients of Jina say besides: their own models have an adapter for each, and others have nothing."""
 
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """The names under which checkpoints have the prompt of documents, in the order of sentence-transformers."""
@@ -62,9 +68,11 @@ class Work:
         *,
         prompt: str = "",
         cut: int | Callable[[], Coroutine[Any, Any, int | None]] | None = None,
+        raw: bool = False,
     ) -> Done:
         """Compute texts, pairs of texts, or token ids; see `PoolingEngine.encode`. path: where each stands in
-        the body. cut: may be what finds it out. Raises ApiError 400, 403 and 429, and the engine's errors."""
+        the body. cut: may be what finds it out. raw: see `TextInput`. Raises ApiError 400,
+        403 and 429, and the engine's errors."""
         who, served = self.principal, self.served
         require_use(who, served.allowed_as)
         check_length_of_all(words, path)
@@ -83,6 +91,8 @@ class Work:
                 raise ApiError(
                     400, str(error), code="invalid_string", param=path(0).partition("[")[0]
                 ) from None
+            if raw:
+                texts = [replace(text, raw=True) for text in texts]
             num_tokens = check_texts(texts, served, path)
             visit.bring(place, num_tokens)
             await visit.reserve(num_tokens, 0)
@@ -145,7 +155,8 @@ def check_texts(texts: Sequence[TextInput], served: PooledModel, path: Callable[
 
 def prompt_of(info: PoolingInfo, purpose: tuple[str, str] | None) -> str:
     """The text that the checkpoint puts before a text of this purpose: (field, what it says). Nothing for a
-    query or a document where the checkpoint has no prompt for it. ApiError 400 for a name that is none."""
+    query or a document where the checkpoint has no prompt for it, nor for another task of Jina's, which is
+    named as ignored. ApiError 400 for a name that is none."""
     if purpose is None:
         return ""
     field, said = purpose
@@ -156,6 +167,9 @@ def prompt_of(info: PoolingInfo, purpose: tuple[str, str] | None) -> str:
         return info.prompts.get(QUERY, "")
     if meant == DOCUMENT:
         return next((info.prompts[name] for name in DOCUMENT_PROMPTS if name in info.prompts), "")
+    if field == "task" and said in TASKS:
+        ignore("task")
+        return ""
     known = ", ".join(f"'{name}'" for name in info.prompts) or "none"
     message = f"Invalid '{field}': the model '{info.name}' has no such prompt. It has: {known}."
     refuse(field, f"{message} 'query' and 'document' are taken by every model.")
@@ -173,13 +187,18 @@ def cut_of(info: PoolingInfo, truncate: int | None) -> int | None:
 
 
 def cut_vectors(
-    rows: list[Any], info: PoolingInfo, dimensions: int | None, field: str = "dimensions"
+    rows: list[Any],
+    info: PoolingInfo,
+    dimensions: int | None,
+    field: str = "dimensions",
+    *,
+    unit: bool | None = None,
 ) -> list[Any]:
-    """Vectors of so many dimensions, as long as the model's own where those have the length 1. ApiError 400
-    for a length that the checkpoint does not declare; field: which asks for it."""
+    """Vectors of so many dimensions. unit: whether they are brought to the length 1; None: where those of the
+    model have it. ApiError 400 for dimensions that the checkpoint does not declare; field: their name."""
     wanted = info.default_dimensions if dimensions is None else dimensions
     if wanted == info.dimensions:
-        return rows
+        return _of_length_1(rows) if unit and not info.normalized else rows
     if dimensions is not None and (
         wanted > info.dimensions or (info.cuts is not None and wanted not in info.cuts)
     ):
@@ -190,7 +209,9 @@ def cut_vectors(
         why = "" if info.cuts != () else "; its checkpoint does not say that they can be cut (is_matryoshka)"
         refuse(field, f"{message}{why}.")
     rows = [row[:wanted] for row in rows]
-    if not info.normalized:
-        return rows
+    return _of_length_1(rows) if (info.normalized if unit is None else unit) else rows
+
+
+def _of_length_1(rows: list[Any]) -> list[Any]:
     # of a vector of zeros there is no direction to keep
     return [row / (float((row.astype("f8") ** 2).sum() ** 0.5) or 1.0) for row in rows]

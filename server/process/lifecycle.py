@@ -152,6 +152,7 @@ class ServerLifecycle:
         registry = await self._read_registry() if self._registry is None else self._registry
         self._registry = registry
         found = await self._find_sandbox()
+        self.sandbox = found.told if found.sandbox is not None else self._no_sandbox(found)
         if key_required:  # only storage knows whether there is one, and a model takes long to load
             await self._open_storage()
             await self._require_key()
@@ -185,7 +186,6 @@ class ServerLifecycle:
             registry |= SeenImages.tools()
         cells: Cells | None = None
         if found.sandbox is not None:
-            self.sandbox = found.told
             cells = Cells(self._storage, found.sandbox, quota, limiter, self.config.public_url)
             self._registry = registry = {**registry, **cells.tools()}
         elif self.config.sandbox == "auto":
@@ -342,6 +342,9 @@ class ServerLifecycle:
         if found.sandbox is None and self.config.sandbox not in ("auto", "off"):
             raise Refused(f"code is to run in a sandbox that does not work here: {found.told}")
         return found
+
+    def _no_sandbox(self, found: Found) -> str:
+        return "off" if self.config.sandbox == "off" else f"none ({found.told})"
 
     async def _require_key(self) -> None:
         if not await self.keys.usable():

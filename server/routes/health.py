@@ -62,7 +62,7 @@ async def load(request: Request) -> Response:
 
 @router.get("/version", **documented("Version", OPEN))
 async def version(request: Request) -> Response:
-    """The version of the server, and what runs code, where anything does."""
+    """The version of the server, and what runs code or why nothing does."""
     sandbox = life(request).sandbox
     return JSONResponse({"version": __version__, **({} if sandbox is None else {"sandbox": sandbox})})
 

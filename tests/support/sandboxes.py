@@ -22,6 +22,9 @@ from tools.sandbox import (
     find_sandbox,
 )
 
+with_sandbox = pytest.mark.parametrize("server_app", [{"sandbox": "monty"}], indirect=True, ids=["monty"])
+"""For a test whose `server_app` is to make containers."""
+
 LIMITS = CellLimits(
     cell_s=1.5,
     grace_s=0.5,

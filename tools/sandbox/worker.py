@@ -127,12 +127,13 @@ class Cells:
         self._count = 0
         self._loop: Any = None
         self._shown: list[str] = []
+        self._num_unshown = 0
         self._globals["display"] = self._display
 
     def run(self, code: str) -> dict[str, Any]:
         """Runs one; returns what is to be said of it besides what it printed."""
         self._count += 1
-        self._shown = []
+        self._shown, self._num_unshown = [], 0
         if self._data != DATA:  # it has another name here
             code = code.replace(DATA, self._data)
         ok = False
@@ -145,6 +146,7 @@ class Cells:
             self._tell_error()
         try:
             self._save_figures()
+            self._tell_unshown()
         except BaseException:
             self._tell_error()
         for stream in (sys.stdout, sys.stderr):
@@ -153,7 +155,7 @@ class Cells:
         if self._alone:  # what the cell has left running; the first process of all is none of ours
             with suppress(OSError):
                 os.kill(-1, signal.SIGKILL)
-        return {"ok": ok, "images": self._shown[: self._most_images]}
+        return {"ok": ok, "images": self._shown}
 
     def _run(self, code: str) -> None:
         name = f"<cell {self._count}>"
@@ -186,7 +188,8 @@ class Cells:
             png = getattr(type(value), "_repr_png_", None)
             shown = png(value) if callable(png) and not _has_figures(value) else None
             if isinstance(shown, bytes):
-                self._save(shown)
+                if self._has_room():
+                    self._save(shown)
             else:
                 print(value if isinstance(value, str) and len(values) > 1 else repr(value))
 
@@ -197,11 +200,24 @@ class Cells:
         import io
 
         for number in pyplot.get_fignums():
-            if len(self._shown) < self._most_images:
+            if self._has_room():
                 image = io.BytesIO()
                 pyplot.figure(number).savefig(image, format="png", bbox_inches="tight")
                 self._save(image.getvalue())
         pyplot.close("all")
+
+    def _has_room(self) -> bool:
+        """Whether the cell can show one more image; one that it cannot is counted."""
+        room = len(self._shown) < self._most_images
+        self._num_unshown += not room
+        return room
+
+    def _tell_unshown(self) -> None:
+        if self._num_unshown:
+            print(
+                f"[images that are not shown, and not kept: {self._num_unshown}. A cell shows"
+                f" {self._most_images}; save more of them as files, or show them by another cell.]"
+            )
 
     def _save(self, image: bytes) -> None:
         number = 1

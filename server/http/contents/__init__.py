@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from server.http.contents.downloads import content_reply
+from server.http.contents.downloads import IMAGES, content_reply
 from server.http.contents.forms import MAX_PART_BYTES, Form, ReceivedFile, load_form, shown_name, takes_form
 from server.http.contents.intake import EndsIntake
 
 __all__ = [
+    "IMAGES",
     "MAX_PART_BYTES",
     "EndsIntake",
     "Form",

@@ -42,7 +42,7 @@ from server.http import (
     read_body,
     require_stored_bytes,
 )
-from server.http.contents import content_reply, load_form, takes_form
+from server.http.contents import IMAGES, content_reply, load_form, takes_form
 from server.ignored import ignore, unread
 from server.items import MEMORY_LIMIT, network_policy
 from server.routes.documented import documented
@@ -62,7 +62,9 @@ _PAGE = ("limit", "order", "after")
 
 @router.post("", **documented("Container", "containers.write", body="CreateContainer"))
 async def create_container(request: Request) -> Response:
-    """Make a container, with copies of files that were uploaded before."""
+    """Make a container, with copies of files that were uploaded before, where a sandbox runs code."""
+    if (why := context(request).runs.lacking([{"type": "code_interpreter"}]).get(0)) is not None:
+        raise ApiError(400, f"This server makes no containers: {why}.", code="unsupported_tool")
     body = await read_body(request)
     unread(body, _FIELDS)
     if body.get("skills"):
@@ -190,12 +192,13 @@ async def get_file(request: Request, container_id: str, file_id: str) -> Respons
 
 @router.get(
     "/{container_id}/files/{file_id}/content",
-    **documented("", "containers.read", texts=("application/octet-stream",)),
+    **documented("", "containers.read", texts=("application/octet-stream", *IMAGES)),
 )
 async def get_content(request: Request, container_id: str, file_id: str) -> Response:
-    """The bytes of a file, or the range of them that the header `Range` asks for."""
+    """The bytes of a file, or the range of them that the header `Range` asks for; images as what they are."""
     file = await _file(request, container_id, file_id)
-    return await content_reply(request, file.digest, file.num_bytes, file.path.rpartition("/")[2])
+    name = file.path.rpartition("/")[2]
+    return await content_reply(request, file.digest, file.num_bytes, name, shows_images=True)
 
 
 @router.delete("/{container_id}/files/{file_id}", **documented("Deleted", "containers.write"))

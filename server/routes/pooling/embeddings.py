@@ -30,6 +30,7 @@ from server.pooling import (
 )
 from server.routes.chosen_model import chosen_pooled
 from server.routes.documented import documented
+from server.schema import refuse
 from server.threads import aside
 
 router = APIRouter(tags=["Embeddings"])
@@ -61,11 +62,12 @@ async def create_embeddings(request: Request) -> Response:
     served = await chosen_pooled(request, asked.model, "embedding")
     prompt, cut = prompt_of(served.info, asked.purpose), cut_of(served.info, asked.truncate)
     cut_vectors([], served.info, asked.dimensions)  # refused before anything is computed
-    done = await work_of(request, served, asked.user).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
+    work = work_of(request, served, asked.user)
+    done = await work.do(asked.inputs, asked.path, prompt=prompt, cut=cut, raw=asked.raw)
     much = len(done.rows) * served.info.dimensions > MANY_NUMBERS
 
     def write() -> bytes:
-        rows = cut_vectors(done.rows, served.info, asked.dimensions)
+        rows = cut_vectors(done.rows, served.info, asked.dimensions, unit=asked.unit)
         return embeddings_json(rows, served.name, asked.encoding_format, done.num_tokens)
 
     return json_reply(await aside(much, write), context(request).models.headers(served.name))
@@ -113,7 +115,7 @@ async def classify(request: Request) -> Response:
         return "input" if asked.single else f"input[{index}]"
 
     cut = cut_of(served.info, asked.truncate)
-    done = await work_of(request, served).do(asked.inputs, path, cut=cut)
+    done = await work_of(request, served).do(asked.inputs, path, cut=cut, raw=asked.raw)
     body = classes_json(done.rows, served.info.labels, served.name, done.num_tokens)
     return json_reply(body, context(request).models.headers(served.name))
 
@@ -129,13 +131,17 @@ async def create_pooling(request: Request) -> Response:
         served = await chosen_pooled(request, asked.model, "embedding")
     else:
         served = await chosen_pooled(request, asked.model, "embedding", "classification")
+    if asked.norm is not None and asked.norm[0] != "use_activation" and served.info.kind != "embedding":
+        message = f"Invalid '{asked.norm[0]}': '{served.name}' gives no vectors; see 'use_activation'."
+        refuse(asked.norm[0], message, "unsupported_parameter")
     prompt, cut = prompt_of(served.info, asked.purpose), cut_of(served.info, asked.truncate)
     cut_vectors([], served.info, asked.dimensions)
-    done = await work_of(request, served, asked.user).do(asked.inputs, asked.path, prompt=prompt, cut=cut)
+    work = work_of(request, served, asked.user)
+    done = await work.do(asked.inputs, asked.path, prompt=prompt, cut=cut, raw=asked.raw)
     much = len(done.rows) * max(served.info.dimensions, 1) > MANY_NUMBERS
 
     def write() -> bytes:
-        rows = cut_vectors(done.rows, served.info, asked.dimensions)
+        rows = cut_vectors(done.rows, served.info, asked.dimensions, unit=asked.unit)
         return pooling_json(rows, served.name, asked.encoding_format, done.num_tokens)
 
     return json_reply(await aside(much, write), context(request).models.headers(served.name))

@@ -51,8 +51,10 @@ async def _rerank(request: Request, *, returns: bool) -> Response:
         lambda index: f"documents[{index}]",
         prompt=_instruction(asked.instruction, served.info),
         cut=partial(_cut, asked, served, principal(request).owner),
+        raw=asked.raw,
     )
-    body = rerank_json(relevance(done.rows, served), asked, served.name, done.num_tokens)
+    scores = [float(row[0]) for row in done.rows] if asked.raw else relevance(done.rows, served)
+    body = rerank_json(scores, asked, served.name, done.num_tokens)
     return json_reply(body, context(request).models.headers(served.name))
 
 
@@ -76,6 +78,7 @@ async def score(request: Request) -> Response:
         lambda index: asked.field if asked.single else f"{asked.field}[{index}]",
         prompt=_instruction(asked.instruction, served.info),
         cut=cut_of(served.info, asked.truncate),
+        raw=asked.raw,
     )
     body = scores_json(done.rows, served.name, done.num_tokens)
     return json_reply(body, context(request).models.headers(served.name))

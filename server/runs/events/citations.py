@@ -73,8 +73,16 @@ class CitationReader:
         return held
 
 
-_FILE = re.compile(r"sandbox:/mnt/data/([^\s()<>\[\]\"'`]+)")
-_FILE_BEGINNING = re.compile(r"s(?:a(?:n(?:d(?:b(?:o(?:x(?::[^\s()<>\[\]\"'`]*)?)?)?)?)?)?)?\Z")
+_ROOT = "sandbox:/mnt/data/"
+_OPENING = re.compile(rf"(\]\()?(<)?{_ROOT}")
+_BEGUN = re.compile(
+    r"(?:\](?:\(<?)?|<)?" + "".join(f"(?:{char}" for char in _ROOT[:-1]) + ")?" * len(_ROOT[:-1]) + r"\Z"
+)
+_PLAIN = re.compile(r"[^\s()<>\[\]\"'`]*")
+_TITLE = re.compile(r"\s+[\"'(]")
+_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
+MAX_LINK = 2048
+"""Characters of a link's path at most: each byte of one may be written by three."""
 
 
 class FileLinks:
@@ -89,25 +97,83 @@ class FileLinks:
     def feed(self, text: str, *, last: bool = False) -> list[Annotation]:
         """Take more of the text, or its end; returns the annotations of the links that are whole by now."""
         text = self._held + text
-        beginning = None if last else _FILE_BEGINNING.search(text)
-        end = len(text) if beginning is None else beginning.start()
+        begun = None if last else _BEGUN.search(text)
+        held, at = len(text) if begun is None else begun.start(), 0
         found = []
-        for link in _FILE.finditer(text, 0, end):
-            path = unquote(link[1])
-            if (ids := self._files.get(path)) is not None:
-                found.append(
-                    {
-                        "type": "container_file_citation",
-                        "container_id": ids[0],
-                        "file_id": ids[1],
-                        "filename": path.rpartition("/")[2],
-                        "start_index": self._start + link.start(),
-                        "end_index": self._start + link.end(),
-                    }
-                )
-        self._held = text[end:]
-        self._start += end
+        while (opening := _OPENING.search(text, at)) is not None:
+            ends = _ends(text, opening, last)
+            if ends is None:
+                held = opening.start()
+                break
+            at = opening.end()
+            for end in ends:
+                if (path := self._path(text[opening.end() : end])) is not None:
+                    container_id, file_id = self._files[path]
+                    found.append(
+                        {
+                            "type": "container_file_citation",
+                            "container_id": container_id,
+                            "file_id": file_id,
+                            "filename": path.rpartition("/")[2],
+                            "start_index": self._start + opening.end() - len(_ROOT),
+                            "end_index": self._start + end,
+                        }
+                    )
+                    at = end
+                    break
+        held = max(held, at)
+        self._held = text[held:]
+        self._start += held
         return found
+
+    def _path(self, written: str) -> str | None:
+        """The file that is meant, if there is one: names may be percent-encoded, and escaped for Markdown."""
+        said = unquote(written), unquote(_ESCAPED.sub(r"\1", written))
+        return next((path for path in said if path in self._files), None)
+
+
+def _ends(text: str, opening: re.Match[str], last: bool) -> list[int] | None:
+    """Where the path behind the opening of a link may end, in the order in which that is tried; None where
+    only more of the text can tell. In a link of Markdown blanks belong to the path, because models write them
+    there, and parentheses in pairs; a title may follow. last: no more text comes."""
+    start, found = opening.end(), list[int]()
+    most = start + MAX_LINK
+
+    def is_known(end: int) -> bool:
+        return last or end < len(text) or end == most
+
+    closing = ">" if opening[2] else ")" if opening[1] else None
+    if closing is not None:
+        end = _run(text, start, most, f"{closing}\n", pairs=closing == ")", blanks=True)
+        if not is_known(end):
+            return None
+        if end < most and text[end : end + 1] == closing:
+            inner = text[start:end].rstrip()
+            found.append(start + len(inner))
+            if (title := _TITLE.search(inner)) is not None:
+                found.append(start + title.start())
+    end = _run(text, start, most, "<>[]\"'`", pairs=True, blanks=False)
+    if not is_known(end):
+        return None
+    plain = _PLAIN.match(text, start, most)
+    assert plain is not None, "it may be empty"
+    return [*found, end, plain.end()]
+
+
+def _run(text: str, start: int, most: int, stops: str, *, pairs: bool, blanks: bool) -> int:
+    """The first character of `stops` that is not escaped, or the end of what there is. pairs: parentheses in
+    pairs are run over, and a closing one by itself is not. blanks: they are run over, too."""
+    depth, at, end = 0, start, min(most, len(text))
+    while at < end:
+        char = text[at]
+        if pairs and char in "()":
+            depth += 1 if char == "(" else -1
+            if depth < 0:
+                break
+        elif char in stops or (char.isspace() and not blanks):
+            break
+        at += 2 if _ESCAPED.match(text, at) is not None else 1
+    return min(at, end)
 
 
 def link(source: Source) -> str:

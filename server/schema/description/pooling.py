@@ -35,9 +35,16 @@ def _pooled(kind: str, entry: Mapping[str, Schema]) -> Schema:
 def _asked() -> dict[str, Schema]:
     """Requests for vectors, scores and labels of texts."""
     ids = listed({**INTEGER, "minimum": 0}, minItems=1)
-    texts: Schema = {"anyOf": [STRING, listed(STRING, minItems=1, maxItems=2048)]}
-    inputs: Schema = {"anyOf": [*texts["anyOf"], ids, listed(ids, minItems=1, maxItems=2048)]}
-    truncate: dict[str, Schema] = {"truncate_prompt_tokens": {**INTEGER, "minimum": -1}}
+    several = listed({"anyOf": [STRING, of({"text": STRING})]}, minItems=1, maxItems=2048)
+    inputs: Schema = {"anyOf": [STRING, several, ids, listed(ids, minItems=1, maxItems=2048)]}
+    of_texts: dict[str, Schema] = {
+        "truncate_prompt_tokens": {**INTEGER, "minimum": -1},
+        "use_activation": BOOLEAN,
+        "late_chunking": {"const": False},
+        "return_multivector": {"const": False},
+        "add_special_tokens": {"const": True},
+        "truncation_side": {"const": "right"},
+    }
     of_vectors: dict[str, Schema] = {
         "model": STRING,
         "encoding_format": {"enum": ["float", "base64"]},
@@ -46,11 +53,16 @@ def _asked() -> dict[str, Schema]:
         "input_type": STRING,
         "task": STRING,
         "prompt_name": STRING,
-        **truncate,
+        "embedding_type": {"enum": ["float", "base64"]},
+        "truncate": BOOLEAN,
+        "normalize": BOOLEAN,
+        "normalized": BOOLEAN,
+        **of_texts,
     }
-    document: Schema = {"anyOf": [STRING, of({"text": STRING})]}
-    documents: Schema = listed(document, minItems=1, maxItems=2048)
-    of_pairs: dict[str, Schema] = {"model": STRING, "instruction": STRING, **truncate}
+    parts = listed(of({"type": {"const": "text"}, "text": STRING}), minItems=1)
+    document: Schema = {"anyOf": [STRING, of({"text": STRING}), of({"content": parts})]}
+    documents: Schema = {"anyOf": [*document["anyOf"], listed(document, minItems=1, maxItems=2048)]}
+    of_pairs: dict[str, Schema] = {"model": STRING, "instruction": STRING, **of_texts}
     return {
         "CreateEmbedding": {**of({"input": inputs}, of_vectors), "additionalProperties": False},
         "CreateEmbed": of(
@@ -67,13 +79,13 @@ def _asked() -> dict[str, Schema]:
             },
         ),
         "CreatePooling": of({"input": inputs}, of_vectors),
-        "CreateClassification": of({"input": inputs}, {"model": STRING, **truncate}),
+        "CreateClassification": of({"input": inputs}, {"model": STRING, **of_texts}),
         "CreateModeration": of(
             {"input": {"anyOf": [STRING, listed({"anyOf": [STRING, OBJECT]}, minItems=1, maxItems=2048)]}},
             {"model": STRING},
         ),
         "CreateReranking": of(
-            {"query": STRING, "documents": {"anyOf": [STRING, documents]}},
+            {"query": document, "documents": documents},
             {
                 **of_pairs,
                 "top_n": {**INTEGER, "minimum": 1},
@@ -82,7 +94,12 @@ def _asked() -> dict[str, Schema]:
             },
         ),
         "CreateScores": of(
-            {}, {**dict.fromkeys(("text_1", "text_2", "queries", "documents"), texts), **of_pairs}
+            {},
+            {
+                **dict.fromkeys(("text_1", "text_2", "queries", "documents"), documents),
+                **dict.fromkeys(("items", "data_1", "data_2"), documents),
+                **of_pairs,
+            },
         ),
     }
 

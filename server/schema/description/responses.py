@@ -557,7 +557,9 @@ _REPLIES: Mapping[str, Schema] = {
     "Status": of({"status": STRING}),
     "Load": of({"server_load": INTEGER, "running": INTEGER, "waiting": INTEGER, "kv_cache_usage": NUMBER}),
     "Ready": of({"status": {"const": "ready"}, "models": listed(STRING)}),
-    "Version": of({"version": STRING}, {"sandbox": {**STRING, "description": "What runs code."}}),
+    "Version": of(
+        {"version": STRING}, {"sandbox": {**STRING, "description": "What runs code, or why nothing does."}}
+    ),
 }
 
 

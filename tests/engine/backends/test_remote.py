@@ -435,6 +435,9 @@ async def test_vectors_behind_the_socket(tmp_path: Path) -> None:
         vectors, cached = await pooling.pool(encoded, owner="ann")
         direct, _ = await engine.pool(expected, owner="bob")
         assert cached == 0 and all(map(np.array_equal, vectors, direct))
+        [raw], _ = await pooling.pool([replace(encoded[0], raw=True)], owner="cid")
+        assert abs(raw - vectors[0]).max() > 1e-3
+        np.testing.assert_allclose(raw / np.linalg.norm(raw), vectors[0], atol=1e-6)
         with pytest.raises(PromptTooLong):
             await pooling.pool([replace(encoded[0], ids=np.zeros(100_000, np.int32))])
         with pytest.raises(DeadlineExceeded):

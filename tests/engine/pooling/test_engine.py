@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def _text(*ids: int) -> TextInput:
 def _check_integrity(engine: PoolingEngine) -> None:
     assert isinstance(engine._worker, PagedWorker)
     engine._worker.check_integrity()
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+async def test_a_raw_vector_is_not_brought_to_the_length_1(kind: str, decoder: Path, encoder: Path) -> None:
+    """Whoever asks for one beside others of the same step gets it alone."""
+    texts = [_text(9, 12, 10 + number) for number in range(6)]
+    mixed = [replace(text, raw=number % 2 == 0) for number, text in enumerate(texts)]
+    async with _engine(decoder if kind == "decoder" else encoder) as engine:
+        normal, _ = await engine.pool(texts)
+        found, _ = await engine.pool(mixed, owner="other")
+    for number, (vector, expected) in enumerate(zip(found, normal, strict=True)):
+        length = float(np.linalg.norm(vector))
+        assert (abs(length - 1) > 1e-3) is (number % 2 == 0)
+        np.testing.assert_allclose(vector / length, expected, atol=1e-5)
 
 
 async def test_a_beginning_that_was_computed_is_found_again_by_its_owner_alone(decoder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,20 @@ async def closing_engine(config: PoolingConfig) -> AsyncIterator[PoolingEngine]:
 
 
 async def _vectors(
-    folder: Path, texts: Any, *, prompt: str = "", kind: Any = "embedding", **settings: Any
+    folder: Path,
+    texts: Any,
+    *,
+    prompt: str = "",
+    kind: Any = "embedding",
+    raw: bool = False,
+    **settings: Any,
 ) -> tuple[Any, PoolingInfo, PoolingEngine]:
     """The vectors of texts, in the order of the texts, by an engine that is closed again."""
     engine = PoolingEngine(PoolingConfig(folder, kind, **settings))
     info = await engine.start()
     try:
-        vectors, _ = await engine.pool(await engine.encode(texts, prompt=prompt))
+        encoded = await engine.encode(texts, prompt=prompt)
+        vectors, _ = await engine.pool([replace(text, raw=raw) for text in encoded])
     finally:
         await engine.close()
     return np.stack(vectors), info, engine
@@ -136,6 +144,8 @@ async def test_a_judge_scores_by_yes_and_no(tmp_path: Path) -> None:
     folder = make_judge(tmp_path / "m")
     found, info, _ = await _vectors(folder, PAIRS, kind="rerank")
     assert info.engine == "paged" and found.min() > 0 and found.max() < 1
+    raw, _, _ = await _vectors(folder, PAIRS, kind="rerank", raw=True)
+    np.testing.assert_allclose(1 / (1 + np.exp(-raw)), found, atol=2e-5)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     for (query, document), score in zip(PAIRS, found[:, 0], strict=True):
@@ -208,10 +218,12 @@ async def test_classes_are_those_of_transformers(kind: str, tmp_path: Path) -> N
     sizes = {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4} if kind == "distilbert" else {}
     folder = make_classifier(kind, tmp_path / kind, 3, **sizes)
     found, info, _ = await _vectors(folder, TEXTS, kind="classification")
+    raw, _, _ = await _vectors(folder, TEXTS, kind="classification", raw=True)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    for text, probabilities in zip(TEXTS, found, strict=True):
+    for text, probabilities, numbers in zip(TEXTS, found, raw, strict=True):
         with torch.inference_mode():
             logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
         np.testing.assert_allclose(probabilities, logits.softmax(dim=0).numpy(), atol=2e-5)
+        np.testing.assert_allclose(numbers, logits.numpy(), atol=2e-4)
     assert info.labels == ("label-0", "label-1", "label-2")

@@ -22,6 +22,7 @@ from storage import AuditFilter
 from tests.support import wire
 from tests.support.making import rows
 from tests.support.running import Running, http_client, live_app
+from tests.support.sandboxes import with_sandbox
 from tests.support.talk import WEATHER, Api, call
 
 
@@ -49,7 +50,7 @@ def lines(out: str) -> list[dict[str, Any]]:
 async def test_an_export_holds_what_its_owner_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with live_app(tmp_path) as running:
+    async with live_app(tmp_path, sandbox="monty") as running:
         keys = await make_keys(running)
         async with http_client(running, **keys["ann"]) as http, http_client(running, **keys["bob"]) as other:
             api = Api(http)
@@ -107,6 +108,7 @@ async def test_an_export_holds_what_its_owner_reads(
     assert lines(capsys.readouterr().out)[: len(before)] == before
 
 
+@with_sandbox
 async def test_what_goes_while_it_is_exported_ends_no_export(
     server_app: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

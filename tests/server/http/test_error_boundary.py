@@ -21,6 +21,7 @@ from tests.server.routes.test_ignored_header import (
     UPLOAD,
 )
 from tests.support.running import Running
+from tests.support.sandboxes import with_sandbox
 
 NOT_BY_ID = ("{kind}", "{model_id:path}")
 """Parameters of paths that are no ids of rows: a word of a list, and the field `model`."""
@@ -47,6 +48,7 @@ async def test_an_unknown_id_is_told_by_the_name_of_its_parameter(
         assert named == ("not_found", PARAMETERS.get(wanted, wanted)), (method, path, reply.text)
 
 
+@with_sandbox
 async def test_an_unknown_id_within_what_is_known_is_told_by_its_own_name(client: httpx.AsyncClient) -> None:
     conversation = f"/v1/conversations/{(await client.post('/v1/conversations', json={})).json()['id']}"
     store = f"/v1/vector_stores/{(await client.post('/v1/vector_stores', json={})).json()['id']}"

@@ -88,7 +88,7 @@ async def test_variables_and_files_stay_for_the_next_turns(tmp_path: Path, sandb
         python("x = 41\nopen('/mnt/data/a b.txt', 'w').write('hello')\nNone"),
         "See [it](sandbox:/mnt/data/a%20b.txt), not sandbox:/mnt/data/none.txt",
         python("print(x + 1, open('/mnt/data/a b.txt').read())"),
-        "Here: sandbox:/mnt/data/a%20b.txt",
+        "Here: [it](sandbox:/mnt/data/a b.txt)",
     )
     engine = ScriptedEngine(script)
     async with coding(tmp_path, engine, sandbox) as (_, api):
@@ -177,7 +177,7 @@ async def test_plots_are_images_at_the_servers_address(tmp_path: Path) -> None:
             pytest.skip("matplotlib is not installed")
         assert image["type"] == "image" and image["url"].startswith("https://ai.example/v1/containers/cntr_")
         content = await api.http.get(image["url"].removeprefix("https://ai.example"))
-        assert content.content.startswith(b"\x89PNG")
+        assert content.content.startswith(b"\x89PNG") and content.headers["content-type"] == "image/png"
 
 
 async def test_without_a_sandbox_the_tool_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -185,8 +185,7 @@ async def test_without_a_sandbox_the_tool_is_refused_by_its_name(tmp_path: Path)
         reply = await http.post("/v1/responses", json={"input": "hi", "tools": [CODE]})
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_tool")
         assert "--sandbox" in reply.json()["error"]["message"]
-        left = (await http.get("/version")).json()
-        assert "sandbox" not in left
+        assert (await http.get("/version")).json()["sandbox"] == "off"
 
 
 async def test_a_sandbox_that_is_named_and_does_not_work_keeps_the_server_from_starting(
@@ -222,6 +221,10 @@ async def test_where_auto_finds_no_sandbox_a_request_is_told_why(
             assert error["code"] == "unsupported_tool"
             assert "(bubblewrap: it is broken; monty: it is broken)" in error["message"]
             assert "  " not in error["message"]
+        told = (await http.get("/version")).json()["sandbox"]
+        assert told == "none (bubblewrap: it is broken; monty: it is broken)"
+        refused = (await http.post("/v1/containers", json={"name": "n"})).json()["error"]
+        assert refused["code"] == "unsupported_tool" and "monty: it is broken" in refused["message"]
     config = Config(data=tmp_path, engine="scripted", sandbox="auto", port=0)
     assert await asyncio.to_thread(examine, config) == 0
     assert "note  sandbox   no code is run" in capsys.readouterr().out

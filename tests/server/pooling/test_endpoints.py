@@ -26,7 +26,7 @@ from server.limits import LimitSet, Subject
 from server.model_registry import build_pooling
 from server.pooling import Embedder, Reranker, embedder_of, own_use, reranker_of
 from server.pooling.own_use import Counted
-from server.pooling.work import prompt_of
+from server.pooling.work import cut_vectors, prompt_of
 from server.telemetry import end_user
 from server.vector_stores import Payer
 from tests.support.batching import line
@@ -272,6 +272,145 @@ async def test_documents_are_ranked_for_clients_of_jina_cohere_and_vllm(client: 
     assert scored["usage"] == whole["usage"]
     ignored = await client.post("/rerank", json={**body, "instruction": "x", "colour": 1})
     assert set(ignored.headers["x-antiphon-ignored"].split(",")) == {"instruction", "colour"}
+
+
+async def _scores(client: httpx.AsyncClient, **body: Any) -> list[float]:
+    reply = await client.post("/score", json={"model": "cross", **body})
+    assert reply.status_code == 200 and "x-antiphon-ignored" not in reply.headers, reply.text
+    return [row["score"] for row in reply.json()["data"]]
+
+
+async def test_pairs_have_the_names_and_forms_that_vllm_has_for_them(client: httpx.AsyncClient) -> None:
+    query, parts = "where is the bank", [{"type": "text", "text": TEXTS[0]}]
+    wanted = await _scores(client, text_1=query, text_2=TEXTS)
+    for one, two in (("data_1", "data_2"), ("queries", "documents"), ("queries", "items")):
+        assert await _scores(client, **{one: query, two: TEXTS}) == wanted
+    told = [{"content": parts}, {"text": TEXTS[1]}, TEXTS[2]]
+    assert await _scores(client, data_1={"content": [{"type": "text", "text": query}]}, data_2=told) == wanted
+    assert await _scores(client, queries=query, items={"content": parts}) == pytest.approx(wanted[:1])
+    body = {"query": {"text": query}, "documents": told}
+    ranked = (await client.post("/rerank", json=body)).json()["results"]
+    assert {row["index"]: row["document"]["text"] for row in ranked} == dict(enumerate(TEXTS))
+    found = {row["index"]: row["relevance_score"] for row in ranked}
+    assert [found[index] for index in range(3)] == pytest.approx(wanted, abs=1e-6)
+    both = await client.post("/score", json={"data_1": "a", "data_2": "a", "text_2": "b"})
+    assert both.headers["x-antiphon-ignored"] == "text_2"
+    for path, wrong, code, param in (
+        ("/score", {"queries": "a"}, "missing_required_parameter", "documents"),
+        ("/score", {"queries": "a", "items": [{}]}, "missing_required_parameter", "items[0].text"),
+        ("/score", {"data_1": "a", "data_2": {"content": []}}, "empty_array", "data_2.content"),
+        ("/score", {"data_1": "a", "data_2": "a " * 200}, "context_length_exceeded", "data_2"),
+        (
+            "/rerank",
+            {"query": "a", "documents": [{"content": [{"type": "image_url"}]}]},
+            *("invalid_value", "documents[0].content[0].type"),
+        ),
+    ):
+        assert await _error(client, path, **wrong) == (400, code, param)
+
+
+async def test_numbers_are_given_without_their_activation(client: httpx.AsyncClient) -> None:
+    asked = {"text_1": "where is the bank", "text_2": TEXTS}
+    raw, scores = await _scores(client, **asked, use_activation=False), await _scores(client, **asked)
+    assert scores == pytest.approx([1 / (1 + np.exp(-each)) for each in raw], abs=1e-5)
+    assert await _scores(client, **asked, use_activation=True) == pytest.approx(scores, abs=1e-6)
+    ranked = {"query": asked["text_1"], "documents": TEXTS, "use_activation": False}
+    found = {
+        row["index"]: row["relevance_score"]
+        for row in (await client.post("/rerank", json=ranked)).json()["results"]
+    }
+    assert [found[index] for index in range(3)] == pytest.approx(raw, abs=1e-5)
+
+    text = {"model": "classes", "input": TEXTS[0]}
+    [plain] = (await client.post("/classify", json=text)).json()["data"]
+    logits = np.array(
+        (await client.post("/classify", json={**text, "use_activation": False})).json()["data"][0]["probs"]
+    )
+    np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(), plain["probs"], atol=1e-5)
+    pooled = await client.post("/pooling", json={**text, "use_activation": False})
+    assert pooled.json()["data"][0]["data"] == pytest.approx(logits.tolist(), abs=1e-5)
+    assert await _error(client, "/pooling", **text, normalize=False) == (
+        400,
+        "unsupported_parameter",
+        "normalize",
+    )
+
+
+async def test_vectors_are_given_without_their_norm(server: Running, client: httpx.AsyncClient) -> None:
+    async def vector(path: str = "/v1/embeddings", **fields: Any) -> Any:
+        reply = await client.post(path, json={"model": "decoder", "input": "a dog", **fields})
+        assert reply.status_code == 200 and "x-antiphon-ignored" not in reply.headers, reply.text
+        [row] = reply.json()["data"]
+        return np.array(row["data" if path == "/pooling" else "embedding"])
+
+    normal, raw = await vector(), await vector(normalize=False)
+    assert abs(np.linalg.norm(raw) - 1) > 1e-3
+    np.testing.assert_allclose(raw / np.linalg.norm(raw), normal, atol=1e-6)
+    np.testing.assert_allclose(await vector(normalized=False, dimensions=16), raw[:16], atol=1e-6)
+    np.testing.assert_allclose(await vector("/pooling", use_activation=False), raw, atol=1e-6)
+    for same in ({"normalized": True}, {"normalize": True}, {"use_activation": True}):
+        np.testing.assert_allclose(await vector(**same), normal, atol=1e-6)
+    both = {"model": "small", "input": "a", "normalize": True, "normalized": True}
+    assert await _error(client, "/v1/embeddings", **both) == (
+        400,
+        "mutually_exclusive_parameters",
+        "normalized",
+    )
+    # a model whose vectors have no such length gives ones that do where a request says so
+    info = replace((await server.context.models.load_pooled("decoder", "embedding")).info, normalized=False)
+    rows = [raw.astype(np.float32)]
+    assert cut_vectors(rows, info, None) is rows and cut_vectors(rows, info, None, unit=False) is rows
+    np.testing.assert_allclose(cut_vectors(rows, info, None, unit=True)[0], normal, atol=1e-6)
+
+
+async def test_bodies_of_jina_are_taken(client: httpx.AsyncClient) -> None:
+    body = {
+        "model": "decoder",
+        "task": "text-matching",
+        "dimensions": 16,
+        "late_chunking": False,
+        "embedding_type": "float",
+        "normalized": True,
+        "truncate": True,
+        "input": [{"text": TEXTS[1]}, "a " * 200],
+    }
+    reply = await client.post("/v1/embeddings", json=body)
+    assert reply.headers["x-antiphon-ignored"] == "task"
+    plain = {"model": "decoder", "input": TEXTS[1], "dimensions": 16}
+    wanted = (await client.post("/v1/embeddings", json=plain)).json()["data"][0]["embedding"]
+    np.testing.assert_allclose(reply.json()["data"][0]["embedding"], wanted, atol=1e-6)
+    coded = (await client.post("/v1/embeddings", json={**body, "embedding_type": "base64"})).json()["data"][0]
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(coded["embedding"]), "<f4"), wanted, atol=1e-6)
+    told = {"model": "classes", "input": [{"text": TEXTS[0]}, TEXTS[0]]}
+    one, two = (await client.post("/v1/classify", json=told)).json()["data"]
+    assert one["probs"] == pytest.approx(two["probs"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "code", "param"),
+    [
+        ("/v1/embeddings", {"late_chunking": True}, "unsupported_parameter", "late_chunking"),
+        ("/v1/embeddings", {"return_multivector": True}, "unsupported_parameter", "return_multivector"),
+        ("/v1/embeddings", {"embedding_type": "ubinary"}, "invalid_value", "embedding_type"),
+        (
+            "/v1/embeddings",
+            {"embedding_type": "float", "encoding_format": "base64"},
+            *("mutually_exclusive_parameters", "embedding_type"),
+        ),
+        ("/v1/embeddings", {"normalized": "yes"}, "invalid_type", "normalized"),
+        ("/v1/embeddings", {"task": "poem"}, "invalid_value", "task"),
+        ("/v1/embeddings", {"messages": []}, "unknown_parameter", "messages"),
+        ("/v1/embeddings", {"input": [{"image": "x"}]}, "missing_required_parameter", "input[0].text"),
+        ("/v1/classify", {"labels": ["good", "bad"]}, "unsupported_parameter", "labels"),
+        ("/classify", {"add_special_tokens": False}, "unsupported_parameter", "add_special_tokens"),
+        ("/pooling", {"truncation_side": "left"}, "unsupported_parameter", "truncation_side"),
+        ("/pooling", {"use_activation": 0}, "invalid_type", "use_activation"),
+    ],
+)
+async def test_what_would_give_other_numbers_is_refused(
+    client: httpx.AsyncClient, path: str, fields: Any, code: str, param: str
+) -> None:
+    assert await _error(client, path, **{"input": "a", **fields}) == (400, code, param)
 
 
 async def test_cohere_gets_vectors(client: httpx.AsyncClient) -> None:

@@ -12,11 +12,12 @@ from server.clock import now_us
 from server.containers import new_file
 from storage import ContainerChange
 from tests.support.running import http_client, live_app, running_app
+from tests.support.sandboxes import with_sandbox
 
 
 async def test_the_official_client_finds_its_way(tmp_path: Path) -> None:
     async with (
-        live_app(tmp_path, sandbox_memory_bytes=4 << 30) as running,
+        live_app(tmp_path, sandbox="monty", sandbox_memory_bytes=4 << 30) as running,
         AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="unused", max_retries=0) as client,
     ):
         uploaded = await client.files.create(file=("a.csv", b"1,2"), purpose="user_data")
@@ -52,7 +53,7 @@ async def test_the_official_client_finds_its_way(tmp_path: Path) -> None:
 async def test_a_container_of_another_owner_is_unknown(tmp_path: Path) -> None:
     keys = ("sk-a", "sk-b")
     async with (
-        running_app(tmp_path, api_key=keys) as running,
+        running_app(tmp_path, api_key=keys, sandbox="monty") as running,
         http_client(running, authorization="Bearer sk-a") as a,
         http_client(running, authorization="Bearer sk-b") as b,
     ):
@@ -90,12 +91,13 @@ async def test_a_container_of_another_owner_is_unknown(tmp_path: Path) -> None:
 async def test_what_a_container_cannot_be_is_refused(
     tmp_path: Path, body: dict[str, object], param: str, code: str
 ) -> None:
-    async with running_app(tmp_path) as running, http_client(running) as http:
+    async with running_app(tmp_path, sandbox="monty") as running, http_client(running) as http:
         reply = await http.post("/v1/containers", json=body)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"], error["code"]) == (400, param, code), error
 
 
+@with_sandbox
 async def test_an_unknown_file_is_no_copy(client: httpx.AsyncClient) -> None:
     made = (await client.post("/v1/containers", json={"name": "mine"})).json()
     for path, body, param in (
@@ -108,7 +110,10 @@ async def test_an_unknown_file_is_no_copy(client: httpx.AsyncClient) -> None:
 
 
 async def test_files_of_a_container_are_bounded(tmp_path: Path) -> None:
-    async with running_app(tmp_path, max_container_bytes=100) as running, http_client(running) as http:
+    async with (
+        running_app(tmp_path, max_container_bytes=100, sandbox="monty") as running,
+        http_client(running) as http,
+    ):
         made = (await http.post("/v1/containers", json={"name": "mine"})).json()
         url = f"/v1/containers/{made['id']}/files"
         assert (await http.post(url, files={"file": ("a", b"a" * 60)})).status_code == 200
@@ -118,7 +123,10 @@ async def test_files_of_a_container_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_copies_are_bounded_and_no_file_stands_beside_its_folder(tmp_path: Path) -> None:
-    async with running_app(tmp_path, max_container_bytes=100) as running, http_client(running) as http:
+    async with (
+        running_app(tmp_path, max_container_bytes=100, sandbox="monty") as running,
+        http_client(running) as http,
+    ):
         ids = []
         for name in ("a", "b", "d"):
             sent = await http.post(
@@ -144,7 +152,7 @@ async def test_copies_are_bounded_and_no_file_stands_beside_its_folder(tmp_path:
 
 
 async def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
-    async with running_app(tmp_path) as running, http_client(running) as http:
+    async with running_app(tmp_path, sandbox="monty") as running, http_client(running) as http:
         purpose = {"purpose": "user_data"}
         sent = [
             await http.post("/v1/files", files={"file": ("d.csv", data)}, data=purpose)
@@ -161,7 +169,7 @@ async def test_contents_that_were_replaced_or_deleted_leave_the_disk_at_once(tmp
     def contents() -> set[bytes]:
         return {file.read_bytes()[:1] for file in tmp_path.glob("antiphon.db.blobs/*")}
 
-    async with running_app(tmp_path) as running, http_client(running) as http:
+    async with running_app(tmp_path, sandbox="monty") as running, http_client(running) as http:
         one, other = [(await http.post("/v1/containers", json={"name": name})).json() for name in "ab"]
         uploaded = {"files": {"file": ("u", b"0" * 300)}, "data": {"purpose": "user_data"}}
         file = (await http.post("/v1/files", **uploaded)).json()
@@ -178,10 +186,70 @@ async def test_contents_that_were_replaced_or_deleted_leave_the_disk_at_once(tmp
 
 
 async def test_a_container_counts_as_one_session(tmp_path: Path) -> None:
-    async with running_app(tmp_path) as running, http_client(running) as http:
+    async with running_app(tmp_path, sandbox="monty") as running, http_client(running) as http:
         made = (await http.post("/v1/containers", json={"name": "mine"})).json()
         query = {"start_time": made["created_at"] - 60}
         page = (await http.get("/v1/organization/usage/code_interpreter_sessions", params=query)).json()
         results = [result for bucket in page["data"] for result in bucket["results"]]
         assert [result["num_sessions"] for result in results] == [1], page
         assert results[0]["object"] == "organization.usage.code_interpreter_sessions.result"
+
+
+async def test_without_a_sandbox_no_container_is_made_and_those_that_are_there_are_read(
+    tmp_path: Path,
+) -> None:
+    async with running_app(tmp_path, sandbox="monty") as running, http_client(running) as http:
+        url = f"/v1/containers/{(await http.post('/v1/containers', json={'name': 'n'})).json()['id']}"
+        sent = await http.post(f"{url}/files", files={"file": ("a", b"a")})
+        content = f"{url}/files/{sent.json()['id']}/content"
+    async with running_app(tmp_path) as running, http_client(running) as http:
+        refused = await http.post("/v1/containers", json={"name": "other"})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (400, "unsupported_tool"), refused.text
+        assert "--sandbox" in error["message"]
+        assert len((await http.get("/v1/containers")).json()["data"]) == 1
+        assert (await http.get(content)).content == b"a"
+        assert (await http.delete(url)).json()["deleted"]
+
+
+PIXELS = {
+    "p.png": (b"\x89PNG\r\n\x1a\nrest", "image/png"),
+    "p.html": (b"\xff\xd8\xff\xe0<script>", "image/jpeg"),
+    "g": (b"GIF89a...", "image/gif"),
+    "w.webp": (b"RIFF\n\0\0\nWEBPVP8 ", "image/webp"),
+}
+OTHERS = {
+    "x.png": b"<html><script>alert(1)</script>",
+    "x.svg": b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
+    "x.gif": b"GIF8",
+    "y.png": b" \x89PNG\r\n\x1a\n",
+    "empty.png": b"",
+}
+
+
+@with_sandbox
+async def test_images_are_shown_and_all_else_is_saved(client: httpx.AsyncClient) -> None:
+    """By their first bytes, whatever they are called."""
+    made = (await client.post("/v1/containers", json={"name": "mine"})).json()
+    url = f"/v1/containers/{made['id']}/files"
+
+    async def content(name: str, data: bytes, **headers: str) -> httpx.Response:
+        sent = await client.post(url, files={"file": (name, data)})
+        reply = await client.get(f"{url}/{sent.json()['id']}/content", headers=headers)
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["content-security-policy"] == "default-src 'none'; sandbox"
+        return reply
+
+    for name, (data, kind) in PIXELS.items():
+        for reply in (await content(name, data), await content(name, data, range="bytes=3-")):
+            assert reply.headers["content-type"] == kind and data.endswith(reply.content)
+            assert reply.headers["content-disposition"].startswith(f'inline; filename="{name}"')
+    for name, data in OTHERS.items():
+        reply = await content(name, data)
+        assert reply.headers["content-type"] == "application/octet-stream" and reply.content == data
+        assert reply.headers["content-disposition"].startswith("attachment;")
+    sent = {"files": {"file": ("p.png", PIXELS["p.png"][0])}, "data": {"purpose": "user_data"}}
+    file = (await client.post("/v1/files", **sent)).json()["id"]
+    uploaded = await client.get(f"/v1/files/{file}/content")
+    assert uploaded.headers["content-type"] == "application/octet-stream"
+    assert uploaded.headers["content-disposition"].startswith("attachment;")

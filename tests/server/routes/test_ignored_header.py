@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 
 from server.routes import ROUTERS
 from tests.support.running import Running, http_client, running_app
+from tests.support.sandboxes import with_sandbox
 
 Json = dict[str, Any]
 
@@ -249,6 +250,7 @@ def _as_declared(path: str) -> str:
     return path
 
 
+@with_sandbox
 async def test_every_route_names_what_it_does_not_read(
     server_app: Running, client: httpx.AsyncClient
 ) -> None:

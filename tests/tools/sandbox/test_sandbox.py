@@ -735,6 +735,34 @@ async def test_plots_are_files_of_the_container() -> None:
         assert (result.images, result.changed) == (("image-1.png",), ("image-1.png",)), result.logs
 
 
+MANY_IMAGES = """
+class Picture:
+    def _repr_png_(self):
+        return b"png"
+for _ in range(LIMIT):
+    display(Picture())
+"""
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_images_beyond_the_limit_are_told(tier: Tier) -> None:
+    async with box(tier) as kept:
+        all_shown = await kept.run(MANY_IMAGES.replace("LIMIT", "8"))
+        assert (len(all_shown.images), all_shown.logs) == (8, "")
+        more = await kept.run(MANY_IMAGES.replace("LIMIT", "10") + "print('end')")
+        assert len(more.images) == len(more.changed) == 8 and more.ok
+        assert more.logs.startswith("end\n[images that are not shown, and not kept: 2. A cell shows 8;")
+        assert (await kept.run("print('next')")).logs == "next\n"
+
+
+async def test_figures_beyond_the_limit_are_told() -> None:
+    async with box("bubblewrap", replace(LIMITS, cell_s=60, memory_bytes=1024 * MIB)) as kept:
+        if "matplotlib" not in kept.sandbox.about:
+            pytest.skip("matplotlib is not installed")
+        result = await kept.run("import matplotlib.pyplot as plt\nfor _ in range(10): plt.figure()")
+        assert len(result.images) == 8 and "not kept: 2. A cell shows 8;" in result.logs, result.logs
+
+
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
 async def test_code_leaves_the_processor_to_the_server(tier: Tier) -> None:
     async with box(tier) as kept:

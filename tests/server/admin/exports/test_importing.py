@@ -31,7 +31,7 @@ async def test_everything_comes_back_and_can_be_gone_on_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target, file = tmp_path / "a", tmp_path / "b", tmp_path / "local.jsonl"
-    async with live_app(source) as running, http_client(running) as http:
+    async with live_app(source, sandbox="monty") as running, http_client(running) as http:
         api = Api(http)
         conversation = await api.conversation({"role": "user", "content": "seed"})
         in_it = (await api.create("say a", conversation=conversation))["id"]

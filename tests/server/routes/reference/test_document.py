@@ -32,6 +32,7 @@ from tests.server.schema.test_unheard_members import BODIES, create, tool_output
 from tests.support import wire
 from tests.support.libraries import put_file
 from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.sandboxes import with_sandbox
 from tests.support.talk import WEATHER, call
 
 Json = dict[str, Any]
@@ -359,6 +360,7 @@ async def test_streams_fit_the_document(tmp_path: Path) -> None:
                 check(schema, httpx.Response(200, content=event).json())
 
 
+@with_sandbox
 async def test_queries_have_the_parameters_of_the_document(
     client: httpx.AsyncClient, server_app: Running
 ) -> None:

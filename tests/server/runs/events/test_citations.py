@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine import Delta, Done, Text, TokenLogprob
 from server.items import Source, Sources, with_private
 from server.runs.events import Assembler, fold
-from server.runs.events.citations import CitationReader, link
+from server.runs.events.citations import CitationReader, FileLinks, link
 from tests.support import wire
 
 TIDES = {"number": 1, "url": "https://bay.example/tides_(new)?a=1", "title": "Tides"}
@@ -163,3 +163,62 @@ def read_book(*pieces: str) -> str:
 def test_a_marker_of_a_file_goes_with_the_spaces_before_it(text: str, becomes: str, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     assert read_book(*(text[a:b] for a, b in itertools.pairwise(places))) == becomes
+
+
+NAMES = ("x y.bin", "a(b).txt", "a.txt", "a", "d/(1) é.csv", 'q"t.txt', "p)q", "my_file.csv", "o(p")
+FILES = {name: ("cntr_1", f"cfile_{number}") for number, name in enumerate(NAMES)}
+
+
+def cited(*pieces: str) -> list[tuple[str, str]]:
+    """What is cited in a text: the place in it, and the file."""
+    links, text = FileLinks(FILES), "".join(pieces)
+    found = [each for piece in pieces for each in links.feed(piece)] + links.feed("", last=True)
+    by_id = {ids[1]: name for name, ids in FILES.items()}
+    for each in found:
+        assert each["filename"] == by_id[each["file_id"]].rpartition("/")[2]
+    return [(text[each["start_index"] : each["end_index"]], by_id[each["file_id"]]) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("[f](sandbox:/mnt/data/x y.bin)", [("x y.bin", "x y.bin")]),
+        ("[f](sandbox:/mnt/data/x%20y.bin)", [("x%20y.bin", "x y.bin")]),
+        ("[f](<sandbox:/mnt/data/x y.bin>)!", [("x y.bin", "x y.bin")]),
+        ("[f](sandbox:/mnt/data/a(b).txt)", [("a(b).txt", "a(b).txt")]),
+        ("(see [f](sandbox:/mnt/data/a(b).txt))", [("a(b).txt", "a(b).txt")]),
+        (r"[f](sandbox:/mnt/data/a\(b\).txt)", [(r"a\(b\).txt", "a(b).txt")]),
+        (r"[f](sandbox:/mnt/data/p\)q)", [(r"p\)q", "p)q")]),
+        (r"[f](sandbox:/mnt/data/my\_file.csv)", [(r"my\_file.csv", "my_file.csv")]),
+        ("[f](sandbox:/mnt/data/d/(1) %C3%A9.csv 'the (1)')", [("d/(1) %C3%A9.csv", "d/(1) é.csv")]),
+        ('[f](sandbox:/mnt/data/a.txt "a smile :)")', [("a.txt", "a.txt")]),
+        ('[f](sandbox:/mnt/data/q"t.txt)', [('q"t.txt', 'q"t.txt')]),
+        ("[f](sandbox:/mnt/data/a.txt and more)", [("a.txt", "a.txt")]),
+        (r"[f](sandbox:/mnt/data/o\(p)", [(r"o\(p", "o(p")]),
+        ("[f](sandbox:/mnt/data/x\ny.bin)", []),
+        ("sandbox:/mnt/data/a(b).txt and (sandbox:/mnt/data/a.txt)", [("a(b).txt",) * 2, ("a.txt",) * 2]),
+        ("sandbox:/mnt/data/a(new)", [("a", "a")]),
+        ("`sandbox:/mnt/data/a.txt`", [("a.txt", "a.txt")]),
+        ("[f](sandbox:/mnt/data/no [g](sandbox:/mnt/data/x y.bin)", [("x y.bin", "x y.bin")]),
+        ("[f](sandbox:/mnt/data/x " + "y" * 3000 + ") sandbox:/mnt/data/a", [("a", "a")]),
+        ("sandbox:/mnt/data/x y.bin", []),
+        ("sandbox:/mnt/data", []),
+    ],
+)
+def test_links_to_files_are_found(text: str, places: list[tuple[str, str]]) -> None:
+    wanted = [(f"sandbox:/mnt/data/{place}", name) for place, name in places]
+    assert cited(text) == wanted
+    assert cited(*text) == wanted, "in whatever pieces the text comes"
+
+
+@given(
+    st.lists(st.sampled_from([*'[]()<>\\ \n"sx', "](", "sandbox:/mnt/data/", "%20", *NAMES]), max_size=25),
+    st.data(),
+)
+def test_it_does_not_matter_how_a_text_with_links_is_cut(parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    ends = sorted({*cuts, len(text)})
+    whole = cited(text)
+    assert cited(*(text[begin:end] for begin, end in zip([0, *ends], ends, strict=False))) == whole
+    assert cited(*text) == whole
