@@ -297,7 +297,7 @@ class Ingester:
         except ApiError as why:
             if _wait_s(why) is not None:
                 raise
-            error = ("server_error", why.message)  # there is no room
+            error = ("server_error", why.message)  # there is no room, or the model cannot read a chunk
         except NotFound:
             error = ("invalid_file", "The file was deleted before it was read.")
         await self._stores.finish(job, error)
