@@ -45,8 +45,8 @@ RERANKED = 50
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is searched for. weights: of vectors and of words, where both are there. rerank: a reranker may
-    order what is found."""
+    """What is searched for. weights: of vectors and of words, where both are there; what has none is not
+    looked at. rerank: a reranker may order what is found."""
 
     store_ids: Sequence[str]
     queries: Sequence[str]
@@ -131,8 +131,9 @@ class Searcher:
     ) -> dict[int, float]:
         """The scores of chunks, by their ids."""
         embedded = [store.number for store in stores if self._serves(store)]
-        nearest: Sequence[Sequence[tuple[int, float]]] = []
-        if embedded:
+        by_vectors, by_words = asked.weights if embedded else (0.0, 1.0)
+        nearest: Sequence[Sequence[tuple[int, float]]] = [()] * len(asked.queries)
+        if by_vectors:
             assert self._embedder is not None
             wanted = await self._embedder.embed(asked.queries, "query", payer=payer)
             nearest = await self._vectors.nearest(
@@ -140,15 +141,17 @@ class Searcher:
             )
         fused: dict[int, float] = defaultdict(float)
         highest = 0.0
-        for place, query in enumerate(asked.queries):
-            words = await self._storage.vector_stores.search(
-                [store.number for store in stores], query, files, only=only, most=most
-            )
+        for query, near in zip(asked.queries, nearest, strict=True):
+            words: Sequence[tuple[int, float]] = ()
+            if by_words:
+                words = await self._storage.vector_stores.search(
+                    [store.number for store in stores], query, files, only=only, most=most
+                )
             if not embedded:
                 for id, score in words:
                     fused[id] = max(fused[id], score / words[0][1] if words[0][1] > 0 else 1.0)
                 continue
-            for weight, order in zip(asked.weights, (nearest[place], words), strict=True):
+            for weight, order in ((by_vectors, near), (by_words, words)):
                 highest += weight / (K + 1)
                 for rank, (id, _) in enumerate(order, 1):
                     fused[id] += weight / (K + rank)

@@ -25,6 +25,8 @@ from server.shapes import (
     number,
     one_of,
     record,
+    refuse,
+    schema_of,
     whole,
 )
 from server.vector_stores import FILTER, SEARCH_FILES
@@ -51,6 +53,16 @@ def _weight(value: Any, path: str) -> Any:
 
 _SHARE: Shape = described(_share, lambda: {"type": "number", "minimum": 0, "maximum": 1})
 _WEIGHT: Shape = described(_weight, lambda: {"type": "number", "minimum": 0})
+_WEIGHTS = record({"embedding_weight": _WEIGHT, "text_weight": _WEIGHT})
+
+
+def _mix(value: Any, path: str) -> Any:
+    weights = _WEIGHTS(value, path)
+    if not (weights["embedding_weight"] or weights["text_weight"]):
+        refuse(path, f"Invalid '{path}': one of the two weights must be greater than 0.")
+    return weights
+
+
 _TOOL = record(
     {"vector_store_ids": array(identifier, 1, MAX_STORES)},
     {
@@ -60,7 +72,7 @@ _TOOL = record(
             {
                 "ranker": one_of("auto", "default-2024-11-15"),
                 "score_threshold": _SHARE,
-                "hybrid_search": record({"embedding_weight": _WEIGHT, "text_weight": _WEIGHT}),
+                "hybrid_search": described(_mix, lambda: schema_of(_WEIGHTS)),
             },
         ),
         "filters": FILTER,

@@ -98,6 +98,20 @@ async def test_what_is_found_is_what_was_asked_for(tmp_path: Path) -> None:
         await api.create("hi", tools=[searching(store)], tool_choice={"type": "file_search"})
 
 
+async def test_one_of_two_weights_is_more_than_nothing(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(ASKS, "x"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store, api = await new_store(running, http, tides_md=TIDES), Api(http)
+
+        def weighed(vectors: float, words: float) -> list[Json]:
+            mix = {"embedding_weight": vectors, "text_weight": words}
+            return [searching(store, ranking_options={"hybrid_search": mix})]
+
+        error = await api.refused(400, "hi", tools=weighed(0, 0.0))
+        assert (error["param"], error["code"]) == ("tools[0].ranking_options.hybrid_search", "invalid_value")
+        assert made(await api.create("hi", tools=weighed(0, 0.1)))
+
+
 async def test_a_store_must_be_there_when_it_is_asked_for_and_may_go_later(tmp_path: Path) -> None:
     engine = ScriptedEngine(saying(ASKS, "x"))
     async with running_app(tmp_path, engine) as running, http_client(running) as http:

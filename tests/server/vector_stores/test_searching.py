@@ -81,10 +81,26 @@ async def test_vectors_find_what_words_do_not_and_both_count(storage: Storage) -
     assert both[0].text == TEXTS[1], "it has the word, and its vector is near"
     assert 1 >= both[0].score > both[1].score > 0
     only_words = await found(storage, "fish automobile", MODEL, weights=(0.0, 1.0))
-    assert {hit.text for hit in only_words[:2]} == {TEXTS[0], TEXTS[3]}
+    assert {hit.text for hit in only_words} == {TEXTS[0], TEXTS[3]}, "what vectors alone find is not there"
+    assert only_words[0].score == 1.0
     only_vectors = await found(storage, "fish vehicle", MODEL, weights=(1.0, 0.0))
     assert TEXTS[3] not in [hit.text for hit in only_vectors[:2]]
     assert MODEL.kinds[-1] == "query"
+
+
+async def test_what_words_alone_find_has_no_place_where_they_have_no_weight(storage: Storage) -> None:
+    await fill(storage, "vs_1", MODEL)  # with vectors
+    await storage.vector_stores.add_files(
+        OWNER, "vs_1", [NewStoreFile("file-2", "b.txt", 800, 400)], now_us()
+    )
+    job = await storage.vector_stores.claim(now_us())
+    assert job is not None
+    await storage.vector_stores.add_chunks(job, [NewChunk(0, None, "A heron eats eels.", 9)], b"e")
+    await storage.vector_stores.finish(job)  # without
+    assert "A heron eats eels." in [hit.text for hit in await found(storage, "heron", MODEL)]
+    near = await found(storage, "heron", MODEL, weights=(1.0, 0.0))
+    assert len(near) == len(TEXTS) and "A heron eats eels." not in [hit.text for hit in near]
+    assert len(await found(storage, "heron", None, weights=(1.0, 0.0))) == 1, "words are all that there is"
 
 
 async def test_vectors_of_another_model_never_meet(storage: Storage) -> None:
