@@ -172,8 +172,8 @@ async def usable_stores(
 ) -> tuple[SearchedStore, ...]:
     """Stores that can be searched. Raises NotFound for a store, ApiError 400 for one that has expired. param:
     where a request names them."""
-    stores = await storage.vector_stores.searched(owner, ids, attributes=attributes)
     now = now_us()
+    stores = await storage.vector_stores.searched(owner, ids, now, attributes=attributes)
     for store in stores:
         if store.expires_at is not None and store.expires_at <= now:
             message = f"Vector store '{store.id}' has expired."

@@ -14,7 +14,7 @@ from server.clock import now_us
 from server.errors import ApiError
 from server.vector_stores import Asked, Embedder, Hit, Kind, Payer, Reranker, Searcher, merged
 from server.vector_stores.vectors import Vectors, as_bytes
-from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
+from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, StoredFile, open_storage
 from storage.vector_stores.chunk_ids import chunk_id, file_key
 from tests.support.libraries import WordVectors
 from tests.support.making import OWNER, RUNNER, query, url
@@ -101,6 +101,22 @@ async def test_what_words_alone_find_has_no_place_where_they_have_no_weight(stor
     near = await found(storage, "heron", MODEL, weights=(1.0, 0.0))
     assert len(near) == len(TEXTS) and "A heron eats eels." not in [hit.text for hit in near]
     assert len(await found(storage, "heron", None, weights=(1.0, 0.0))) == 1, "words are all that there is"
+
+
+async def test_a_file_is_found_until_it_expires_and_no_longer(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a sweep has come to: the file is in its stores until then."""
+    await fill(storage, "vs_1", MODEL)
+    blob, end = await storage.blobs.put_bytes(b"x"), now_us() + 60_000_000
+    file = StoredFile("file-1", OWNER, "a.txt", "assistants", 1, blob.digest, now_us(), end)
+    await storage.files.create(file)
+    like = {"type": "ne", "key": "year", "value": 1}
+    for now, count in ((end - 1, len(TEXTS)), (end, 0)):
+        monkeypatch.setattr("server.vector_stores.searching.now_us", lambda now=now: now)
+        for model in (MODEL, None):
+            assert len(await found(storage, "car oil house moon gulls", model)) == count
+            assert len(await found(storage, "car oil house moon gulls", model, filter=like)) == count
 
 
 async def test_vectors_of_another_model_never_meet(storage: Storage) -> None:
