@@ -60,7 +60,7 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A piece of a file that was found. first, last: the positions of its first and its last chunk. page:
-    where it begins."""
+    where it begins. breaks: where in the text other pages begin, in characters, each with its number."""
 
     file_id: str
     filename: str
@@ -70,6 +70,7 @@ class Hit:
     page: int | None
     first: int
     last: int
+    breaks: tuple[tuple[int, int], ...] = ()
 
 
 class Searcher:
@@ -204,6 +205,7 @@ def _hit(chunk: StoredChunk, score: float) -> Hit:
         chunk.page,
         chunk.position,
         chunk.position,
+        chunk.breaks,
     )
 
 
@@ -229,11 +231,26 @@ def _touch(one: Hit, other: Hit) -> bool:
 def _passage(hits: Sequence[Hit]) -> Hit:
     """Neighbours as one hit."""
     in_order = sorted(hits, key=lambda hit: hit.first)
-    whole = in_order[0].text
+    whole, begun = in_order[0].text, [*in_order[0].breaks]
     for hit in in_order[1:]:
         whole = _joined(whole, hit.text)
-    best = max(hit.score for hit in hits)
-    return replace(in_order[0], score=best, text=whole, last=max(hit.last for hit in hits))
+        start = len(whole) - len(hit.text)  # whatever the two share, the whole ends with the later one
+        if hit.page is not None:
+            begun += [(start, hit.page), *((start + at, page) for at, page in hit.breaks)]
+    best, last = max(hit.score for hit in hits), max(hit.last for hit in hits)
+    breaks = _changes(in_order[0].page, begun)
+    return replace(in_order[0], score=best, text=whole, last=last, breaks=breaks)
+
+
+def _changes(page: int | None, begun: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Of the places where a text is known to be on a page, those where this is another than before. page:
+    where it begins."""
+    breaks = []
+    for at, other in sorted(begun):
+        if other != page:
+            breaks.append((at, other))
+            page = other
+    return tuple(breaks)
 
 
 PROBE = 64

@@ -7,7 +7,8 @@ A search that another server made is told as far as its item says it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from server.items.item_type import Call, Execution, Item, ItemType, Scene, Tool
@@ -156,10 +157,24 @@ def _source(hit: Mapping[str, Any], sources: Sources) -> Source:
 
 
 def _quoted(source: Source, hit: Mapping[str, Any]) -> str:
-    """A passage as the model is shown it: quoted, so that what it says is no instruction."""
-    page = "" if hit["page"] is None else f", page {hit['page']}"
-    lines = (f"> {line}".rstrip() for line in hit["text"].strip().split("\n"))
-    return "\n".join([f"【{source.number}】 {source.title}{page}", *lines])
+    """A passage as the model is shown it: quoted, so that what it says is no instruction. Where it is on
+    several pages, each page's part stands behind a line that names the page, as in a file of a message; no
+    document can write such a line, because it is outside of the quotes."""
+    text, page, breaks = hit["text"], hit["page"], hit["breaks"]
+    head = f"【{source.number}】 {source.title}"
+    if not breaks:
+        return "\n".join([head if page is None else f"{head}, page {page}", *_quotes(text)])
+    pages = [page, *(other for _, other in breaks)]
+    starts = [0, *(at for at, _ in breaks)]
+    lines = [f"{head}, pages {min(pages)}-{max(pages)}"]
+    for page, (start, end) in zip(pages, pairwise([*starts, len(text)]), strict=True):
+        if part := text[start:end].strip():
+            lines += [f"[page {page}]", *_quotes(part)]
+    return "\n".join(lines)
+
+
+def _quotes(text: str) -> Iterator[str]:
+    return (f"> {line}".rstrip() for line in text.strip().split("\n"))
 
 
 def _told(source: Source) -> Item:

@@ -189,6 +189,25 @@ def test_neighbours_become_one_passage_in_the_place_of_the_best() -> None:
     assert [each.score for each in passages] == [1.0, 0.9, 0.6]
 
 
+def test_a_passage_knows_where_its_pages_begin() -> None:
+    def piece(position: int, text: str, page: int, *breaks: tuple[int, int]) -> Hit:
+        return Hit("a", "a.pdf", {}, 1.0, text, page, position, position, breaks)
+
+    def begins(hits: list[Hit]) -> list[tuple[int | None, str]]:
+        [whole] = merged(hits)
+        starts = [(0, whole.page), *whole.breaks]
+        return [(page, whole.text[at:].split()[0]) for at, page in starts]
+
+    first = piece(0, "one p1\n\ntwo p2\n\nthree", 1, (8, 2), (16, 3))
+    shared = piece(1, "p2\n\nthree p3\n\nfour p4", 2, (4, 3), (14, 4))
+    apart = piece(2, "five p5", 5)
+    expected = [(1, "one"), (2, "two"), (3, "three"), (4, "four"), (5, "five")]
+    assert begins([apart, first, shared]) == expected
+    # Chunks that were stored before such places were: at least what each begins with is known.
+    assert begins([piece(0, "one p1", 1), piece(1, "two p2", 2)]) == [(1, "one"), (2, "two")]
+    assert begins([piece(0, "one p1", 1), piece(1, "p1 again", 1)]) == [(1, "one")]
+
+
 def test_overlaps_are_found_in_a_time_that_grows_with_the_texts_alone() -> None:
     front, back = "a" * 100_000 + "b", "a" * 100_000 + "c"
     began = time.process_time()
