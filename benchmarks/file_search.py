@@ -137,7 +137,7 @@ async def speed() -> None:
             f"a commit beside it: median {statistics.median(waits) * 1e3:.1f} ms,"
             f" p99 {waits[int(len(waits) * 0.99)] * 1e3:.1f} ms, longest {waits[-1] * 1e3:.1f} ms"
         )
-        [store] = await stores.searched(OWNER, ["vs_1"])
+        [store] = await stores.searched(OWNER, ["vs_1"], now_us())
         for name, ranks in (
             ("3 rare words", (500, 2000, 8000)),
             ("6 words, one of them common", (100, 500, 2000, 8000, 300, 900)),

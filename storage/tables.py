@@ -709,10 +709,11 @@ vector_store_batches = Table(
 )
 
 # The pieces of files that a search finds. id: the numbers of store and file, and the position in the file, in
-# one number (`storage.vector_stores.chunk_ids`). page: counted from 1, null where a file has none. embedding:
-# float32, little-endian, of the model that the row of the file names; null where there is none. The index of
-# their words is the table `vector_words`, which each database has in its own form and only
-# `storage.vector_stores.words` knows.
+# one number (`storage.vector_stores.chunk_ids`). page: where it begins, counted from 1, null where a file has
+# none. embedding: float32, little-endian, of the model that the row of the file names; null where there is
+# none. breaks: a JSON list of where in the text other pages begin, each with its number; null where none
+# does, and in rows older than the column. The index of their words is the table `vector_words`, which each
+# database has in its own form and only `storage.vector_stores.words` knows.
 vector_chunks = Table(
     "vector_chunks",
     metadata,
@@ -722,6 +723,7 @@ vector_chunks = Table(
     Column("text", Text, nullable=False),
     Column("tokens", Integer, nullable=False),
     Column("embedding", LargeBinary),
+    Column("breaks", LargeBinary),
 )
 
 # Batches. key_id: of the key that made it, null without one. digest: of the input, which stays for as long as

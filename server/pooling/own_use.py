@@ -21,7 +21,7 @@ from server.errors import ApiError, to_api_error
 from server.limits import Limiter
 from server.model_registry import Models, PooledModel
 from server.moderation import Moderation, Verdict, unjudged
-from server.pooling.work import cut_vectors, prompt_of
+from server.pooling.work import cut_vectors, foreign_id, prompt_of
 from server.usage import Meter
 from server.vector_stores import Payer
 from storage import Account, Counts
@@ -36,9 +36,20 @@ class Counted:
     meter: Meter
     kind: str = "embeddings"  # of usage
 
-    async def pool(self, texts: Sequence[TextInput], payer: Payer) -> list[Any]:
-        """What `PoolingEngine.pool` gives. Raises ApiError 429 and 403, and the engine's errors."""
+    async def pool(self, texts: Sequence[TextInput], payer: Payer, param: str | None = None) -> list[Any]:
+        """What `PoolingEngine.pool` gives. param: the field of a request that has the texts.
+
+        Raises ApiError 429 and 403, 400 for a text of which the tokenizer makes a token that the model does
+        not have, and the engine's errors.
+        """
         engine, name = self.served.engine, self.served.name
+        for text in texts:
+            if (id := foreign_id(text, self.served.info)) is not None:
+                message = (
+                    f"The model '{name}' cannot read the text: its tokenizer makes the token {id} of a part "
+                    f"of it, and the model has tokens from 0 to {self.served.info.vocab_size - 1} only."
+                )
+                raise ApiError(400, message, code="invalid_value", param=param)
         if not payer.counted:
             rows, _ = await engine.pool(texts, owner=payer.owner, weight=payer.weight)
             return rows
@@ -88,7 +99,7 @@ class Embedder:
     ) -> list[Any]:
         """A float32 array [dimensions] for each text, with the prompt that the checkpoint has for this kind.
 
-        Raises ApiError 429 and 403, and the engine's errors; a cancelled call drops its texts.
+        Raises what `Counted.pool` raises; a cancelled call drops its texts.
         """
         info, engine = self.served.info, self.served.engine
         # a text without any token has no vector: a space stands for it, or else the token 0
@@ -102,7 +113,8 @@ class Embedder:
         for window in windows:
             if not len(window.input.ids):
                 window.input = (await engine.encode([(0,)]))[0]
-        rows = await self.counted.pool([window.input for window in windows], payer)
+        param = "query" if kind == "query" else None
+        rows = await self.counted.pool([window.input for window in windows], payer, param)
         sums: list[Any] = [0.0] * len(texts)
         weights = [0] * len(texts)
         for window, row in zip(windows, rows, strict=True):
@@ -128,8 +140,8 @@ class Reranker:
         return self.served.name
 
     async def rerank(self, query: str, documents: Sequence[str], *, payer: Payer) -> list[float]:
-        """A score from 0 to 1 for each document. Raises ApiError 429 and 403, and the engine's errors; a
-        cancelled call drops its texts."""
+        """A score from 0 to 1 for each document. Raises what `Counted.pool` raises; a cancelled call drops
+        its texts."""
         engine, most = self.served.engine, self.served.info.max_model_len
         query = await self._fitting(query, most // 2, payer)
 
@@ -181,8 +193,7 @@ class Moderator:
             raise ApiError(404, message, code="model_not_found", param=param)
 
     async def moderate(self, texts: Sequence[str], *, payer: Payer) -> list[Verdict]:
-        """The verdict on each text. Raises ApiError 429 and 403, and the engine's errors; a cancelled call
-        drops its texts."""
+        """The verdict on each text. Raises what `Counted.pool` raises; a cancelled call drops its texts."""
         engine, info = self.served.engine, self.served.info
         worst = [dict.fromkeys(self.categories, 0.0) for _ in texts]
         said = [(place, text) for place, text in enumerate(texts) if text.strip()]

@@ -143,7 +143,7 @@ def check_texts(texts: Sequence[TextInput], served: PooledModel, path: Callable[
             error = PromptTooLong(count, most)
             error.param = path(index)
             raise error
-        if int(text.ids.min()) < 0 or int(text.ids.max()) >= info.vocab_size:
+        if foreign_id(text, info) is not None:
             refuse(path(index), f"Invalid '{path(index)}': token ids are from 0 to {info.vocab_size - 1}.")
         total += count
     if total > MAX_TOKENS:
@@ -151,6 +151,13 @@ def check_texts(texts: Sequence[TextInput], served: PooledModel, path: Callable[
         message = f"Invalid '{field}': {total} tokens; at most {MAX_TOKENS} can be computed at once."
         raise ApiError(400, message, code="max_tokens_per_request", param=field)
     return total
+
+
+def foreign_id(text: TextInput, info: PoolingInfo) -> int | None:
+    """A token id of a text that the model has no vector for: of a client, or of a tokenizer that has more
+    tokens than the model has rows. None where there is none."""
+    ends = (int(text.ids.min()), int(text.ids.max())) if len(text.ids) else ()
+    return next((id for id in ends if not 0 <= id < info.vocab_size), None)
 
 
 def prompt_of(info: PoolingInfo, purpose: tuple[str, str] | None) -> str:

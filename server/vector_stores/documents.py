@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.clock import now_us
@@ -28,11 +27,10 @@ class Documents:
         """The chunks of a job's file; no more than one above those that a file may have. Raises
         UnreadableDocument, and NotFound where the file is gone."""
         file = await self._storage.files.get(job.owner, job.file_id, now_us())
-        with tempfile.TemporaryDirectory(prefix="antiphon-") as folder:
-            copy = Path(folder) / "file"
-            with copy.open("wb") as opened:
-                async for part in self._storage.blobs.open(file.digest):
-                    await asyncio.to_thread(opened.write, part)
+        # A file without a name, of which nothing is left however this process ends.
+        with tempfile.TemporaryFile() as copy:
+            async for part in self._storage.blobs.open(file.digest):
+                await asyncio.to_thread(copy.write, part)
             document = await read_document(copy, file.filename, owner=job.owner)
         return await asyncio.to_thread(_cut, document, job.chunk_tokens, job.chunk_overlap)
 

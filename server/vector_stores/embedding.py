@@ -39,7 +39,8 @@ class Embedder(Protocol):
 
     async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> Sequence[Sequence[float]]:
         """A vector for each text, in their order. Raises ApiError 429 and 403 where the payer's limits are in
-        the way, and the engine's errors; a cancelled call drops its texts."""
+        the way, 400 for a text that the model cannot read, and the engine's errors; a cancelled call drops
+        its texts."""
 
 
 class Reranker(Protocol):

@@ -297,7 +297,7 @@ class Ingester:
         except ApiError as why:
             if _wait_s(why) is not None:
                 raise
-            error = ("server_error", why.message)  # there is no room
+            error = ("server_error", why.message)  # there is no room, or the model cannot read a chunk
         except NotFound:
             error = ("invalid_file", "The file was deleted before it was read.")
         await self._stores.finish(job, error)
@@ -371,6 +371,7 @@ class Ingester:
                 chunk.text,
                 chunk.num_tokens,
                 None if vector is None else as_bytes(vector),
+                chunk.breaks,
             )
             for position, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True), start)
         ]
@@ -399,6 +400,6 @@ def digest_of(chunks: Sequence[Chunk], embedding: str | None) -> bytes:
     """What tells the chunks of a file from others, and from those with vectors of another model."""
     digest = hashlib.blake2b(f"{embedding}/{len(chunks)}".encode(), digest_size=16)
     for chunk in chunks:
-        text = chunk.text.encode()
-        digest.update(len(text).to_bytes(8, "big") + text)
+        text, pages = chunk.text.encode(), f"{chunk.page}{chunk.breaks}".encode()
+        digest.update(len(text).to_bytes(8, "big") + text + len(pages).to_bytes(8, "big") + pages)
     return digest.digest()

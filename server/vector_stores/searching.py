@@ -45,8 +45,8 @@ RERANKED = 50
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is searched for. weights: of vectors and of words, where both are there. rerank: a reranker may
-    order what is found."""
+    """What is searched for. weights: of vectors and of words, where both are there; what has none is not
+    looked at. rerank: a reranker may order what is found."""
 
     store_ids: Sequence[str]
     queries: Sequence[str]
@@ -60,7 +60,7 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A piece of a file that was found. first, last: the positions of its first and its last chunk. page:
-    where it begins."""
+    where it begins. breaks: where in the text other pages begin, in characters, each with its number."""
 
     file_id: str
     filename: str
@@ -70,6 +70,7 @@ class Hit:
     page: int | None
     first: int
     last: int
+    breaks: tuple[tuple[int, int], ...] = ()
 
 
 class Searcher:
@@ -131,8 +132,9 @@ class Searcher:
     ) -> dict[int, float]:
         """The scores of chunks, by their ids."""
         embedded = [store.number for store in stores if self._serves(store)]
-        nearest: Sequence[Sequence[tuple[int, float]]] = []
-        if embedded:
+        by_vectors, by_words = asked.weights if embedded else (0.0, 1.0)
+        nearest: Sequence[Sequence[tuple[int, float]]] = [()] * len(asked.queries)
+        if by_vectors:
             assert self._embedder is not None
             wanted = await self._embedder.embed(asked.queries, "query", payer=payer)
             nearest = await self._vectors.nearest(
@@ -140,15 +142,17 @@ class Searcher:
             )
         fused: dict[int, float] = defaultdict(float)
         highest = 0.0
-        for place, query in enumerate(asked.queries):
-            words = await self._storage.vector_stores.search(
-                [store.number for store in stores], query, files, only=only, most=most
-            )
+        for query, near in zip(asked.queries, nearest, strict=True):
+            words: Sequence[tuple[int, float]] = ()
+            if by_words:
+                words = await self._storage.vector_stores.search(
+                    [store.number for store in stores], query, files, only=only, most=most
+                )
             if not embedded:
                 for id, score in words:
                     fused[id] = max(fused[id], score / words[0][1] if words[0][1] > 0 else 1.0)
                 continue
-            for weight, order in zip(asked.weights, (nearest[place], words), strict=True):
+            for weight, order in ((by_vectors, near), (by_words, words)):
                 highest += weight / (K + 1)
                 for rank, (id, _) in enumerate(order, 1):
                     fused[id] += weight / (K + rank)
@@ -169,8 +173,8 @@ async def usable_stores(
 ) -> tuple[SearchedStore, ...]:
     """Stores that can be searched. Raises NotFound for a store, ApiError 400 for one that has expired. param:
     where a request names them."""
-    stores = await storage.vector_stores.searched(owner, ids, attributes=attributes)
     now = now_us()
+    stores = await storage.vector_stores.searched(owner, ids, now, attributes=attributes)
     for store in stores:
         if store.expires_at is not None and store.expires_at <= now:
             message = f"Vector store '{store.id}' has expired."
@@ -201,6 +205,7 @@ def _hit(chunk: StoredChunk, score: float) -> Hit:
         chunk.page,
         chunk.position,
         chunk.position,
+        chunk.breaks,
     )
 
 
@@ -226,11 +231,26 @@ def _touch(one: Hit, other: Hit) -> bool:
 def _passage(hits: Sequence[Hit]) -> Hit:
     """Neighbours as one hit."""
     in_order = sorted(hits, key=lambda hit: hit.first)
-    whole = in_order[0].text
+    whole, begun = in_order[0].text, [*in_order[0].breaks]
     for hit in in_order[1:]:
         whole = _joined(whole, hit.text)
-    best = max(hit.score for hit in hits)
-    return replace(in_order[0], score=best, text=whole, last=max(hit.last for hit in hits))
+        start = len(whole) - len(hit.text)  # whatever the two share, the whole ends with the later one
+        if hit.page is not None:
+            begun += [(start, hit.page), *((start + at, page) for at, page in hit.breaks)]
+    best, last = max(hit.score for hit in hits), max(hit.last for hit in hits)
+    breaks = _changes(in_order[0].page, begun)
+    return replace(in_order[0], score=best, text=whole, last=last, breaks=breaks)
+
+
+def _changes(page: int | None, begun: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Of the places where a text is known to be on a page, those where this is another than before. page:
+    where it begins."""
+    breaks = []
+    for at, other in sorted(begun):
+        if other != page:
+            breaks.append((at, other))
+            page = other
+    return tuple(breaks)
 
 
 PROBE = 64

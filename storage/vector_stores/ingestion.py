@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -227,6 +228,7 @@ def add_chunks(
             "text": chunk.text,
             "tokens": chunk.tokens,
             "embedding": chunk.embedding,
+            "breaks": orjson.dumps(chunk.breaks) if chunk.breaks else None,
         }
         for chunk in chunks
     ]
@@ -451,7 +453,10 @@ def chunks_of(
 
 def _stored_chunk(row: Row[*tuple[Any, ...]]) -> StoredChunk:
     position = row.id & ((1 << POSITION_BITS) - 1)
-    return StoredChunk(row.id, row.file_id, row.filename, row.attributes, position, row.page, row.text)
+    breaks = () if row.breaks is None else tuple((at, page) for at, page in orjson.loads(row.breaks))
+    return StoredChunk(
+        row.id, row.file_id, row.filename, row.attributes, position, row.page, row.text, breaks
+    )
 
 
 _PLACES = 1 << POSITION_BITS + 1

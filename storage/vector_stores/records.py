@@ -152,19 +152,22 @@ class FileClaim:
 
 @dataclass(frozen=True, slots=True)
 class NewChunk:
-    """A piece of a file. page: counted from 1, None where the file has none. embedding: float32 values,
-    little-endian."""
+    """A piece of a file. page: where it begins, counted from 1, None where the file has none. embedding:
+    float32 values, little-endian. breaks: where in the text other pages begin, in characters, each with its
+    number."""
 
     position: int
     page: int | None
     text: str
     tokens: int
     embedding: bytes | None = None
+    breaks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A piece of a file as a search finds it."""
+    """A piece of a file as a search finds it. breaks: as of a new one; none are known of what was stored
+    before they were."""
 
     id: int
     file_id: str
@@ -173,6 +176,7 @@ class StoredChunk:
     position: int
     page: int | None
     text: str
+    breaks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 from storage.records import Cursor, NotFound, Order, Page
+from storage.tables import files as uploaded
 from storage.tables import vector_store_batches, vector_store_files, vector_stores
 from storage.vector_stores import ingestion
 from storage.vector_stores.chunk_ids import MAX_FILES, file_key
@@ -507,20 +508,32 @@ def kept_bytes(
 
 
 def searched(
-    conn: Connection, owner: str, ids: Sequence[str], *, attributes: bool
+    conn: Connection, owner: str, ids: Sequence[str], now: int, *, attributes: bool
 ) -> tuple[SearchedStore, ...]:
     """Stores that are about to be searched, each once, in this order. attributes: those of all their files
-    are wanted, because they decide what is found. NotFound("vector store")."""
+    are wanted, because they decide what is found. A file that has expired by `now` is not found any more,
+    though it stays in its stores until the next sweep. NotFound("vector store")."""
     found = []
     for id in dict.fromkeys(ids):
         row = row_of(conn, owner, id)
         mine, done = _files.c.store_number == row.number, _files.c.status == "completed"
         readable = and_(done, _files.c.deleted_at.is_(None))
-        hidden = frozenset(_keys(conn, select(_files.c.number).where(mine, ~readable), row.number))
+        # By the indexes on expiry and on the files of a store: few files have expired and are still there.
+        over = and_(
+            _files.c.store_id == row.id,
+            _files.c.file_id.in_(select(uploaded.c.id).where(uploaded.c.expires_at <= now)),
+            _files.c.deleted_at.is_(None),
+        )
+        hidden = frozenset(
+            key
+            for unseen in (and_(mine, ~readable), over)
+            for key in _keys(conn, select(_files.c.number).where(unseen), row.number)
+        )
         shown: dict[int, bytes | None] = {}
         if attributes:
             query = select(_files.c.number, _files.c.attributes).where(mine, readable)
-            shown = {file_key(row.number, number): told for number, told in conn.execute(query).all()}
+            told = ((file_key(row.number, number), told) for number, told in conn.execute(query).all())
+            shown = {key: attributes_of for key, attributes_of in told if key not in hidden}
         expires_at = None if row.expires_after is None else row.last_active_at + row.expires_after
         found.append(
             SearchedStore(row.number, row.id, expires_at, row.embedding, row.dimensions, hidden, shown)

@@ -169,11 +169,12 @@ class VectorStores:
     # -- searches --------------------------------------------------------------------------------------------
 
     async def searched(
-        self, owner: str, ids: Sequence[str], *, attributes: bool = False
+        self, owner: str, ids: Sequence[str], now: int, *, attributes: bool = False
     ) -> tuple[SearchedStore, ...]:
         """Stores that are about to be searched; with the attributes of their files, where these decide what
         is found. NotFound("vector store")."""
-        return await self._read(partial(stores.searched, owner=owner, ids=tuple(ids), attributes=attributes))
+        job = partial(stores.searched, owner=owner, ids=tuple(ids), now=now, attributes=attributes)
+        return await self._read(job)
 
     async def search(
         self, numbers: Sequence[int], query: str, files: Collection[int], *, only: bool, most: int

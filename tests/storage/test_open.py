@@ -144,6 +144,7 @@ def back_to_0018(database_url: str) -> None:
         "conversations": ("title", "archived_at"),
         "conversation_items": ("created_at",),
         "records": ("created_at",),
+        "vector_chunks": ("breaks",),
     }.items():
         for column in columns:
             query(database_url, f"ALTER TABLE {table} DROP COLUMN {column}")

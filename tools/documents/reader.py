@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import IO, Any, Generic, TypeVar, get_args
 
 from tools.documents.child_process import (
     ANSWER,
@@ -362,7 +361,7 @@ class Reader(Generic[T]):
 
     async def read(
         self,
-        source: bytes | Path,
+        source: bytes | IO[bytes],
         filename: str,
         *,
         url: str | None = None,
@@ -406,7 +405,7 @@ class _Work(Generic[T]):
         self,
         nursery: Nursery,
         reading: Reading[T],
-        source: bytes | Path,
+        source: bytes | IO[bytes],
         order: Mapping[str, str | None],
         limits: ReadingLimits,
     ) -> None:
@@ -421,7 +420,7 @@ class _Work(Generic[T]):
 
     def run(self) -> tuple[T, tuple[str, ...]]:
         source = self._source
-        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        size = len(source) if isinstance(source, bytes) else source.seek(0, os.SEEK_END)
         if size > self._limits.max_bytes:
             message = f"This file is larger than {self._limits.max_bytes >> 20} MiB."
             raise UnreadableDocument("too_large", message)
@@ -444,13 +443,13 @@ class _Work(Generic[T]):
                 self._child.cancel()
 
 
-def _parts(source: bytes | Path, size: int) -> Iterator[bytes]:
+def _parts(source: bytes | IO[bytes], size: int) -> Iterator[bytes]:
     if isinstance(source, bytes):
         yield from (source[at : at + size] for at in range(0, len(source), size))
         return
-    with source.open("rb") as file:
-        while part := file.read(size):
-            yield part
+    source.seek(0)
+    while part := source.read(size):
+        yield part
 
 
 @cache
@@ -478,7 +477,7 @@ def sound_reader() -> Reader[Sound]:
 
 
 async def read_sound(
-    source: bytes | Path, filename: str, *, owner: str = "", limits: ReadingLimits = SOUND_LIMITS
+    source: bytes | IO[bytes], filename: str, *, owner: str = "", limits: ReadingLimits = SOUND_LIMITS
 ) -> Sound:
     """A file of sound as samples, decoded in a confined process of its own; see `read_document`."""
     return await sound_reader().read(source, filename, owner=owner, limits=limits)
@@ -490,7 +489,7 @@ def prepare_sounds() -> None:
 
 
 async def read_document(
-    source: bytes | Path,
+    source: bytes | IO[bytes],
     filename: str,
     *,
     url: str | None = None,
@@ -499,10 +498,11 @@ async def read_document(
 ) -> Document:
     """A document as text, read in a confined process of its own.
 
-    source: its bytes, or the file they lie in. filename: what its sender calls it; its ending tells the kind
-    where the bytes do not. url: for a page of the web, from where its relative links lead; links are left out
-    otherwise. owner: whose it is; owners take turns. Raises UnreadableDocument, of these ReadersBusy where
-    too much waits or has waited too long, and OSError for a path that cannot be read.
+    source: its bytes, or an open file that nobody else moves in until it is read. filename: what its sender
+    calls it; its ending tells the kind where the bytes do not. url: for a page of the web, from where its
+    relative links lead; links are left out otherwise. owner: whose it is; owners take turns. Raises
+    UnreadableDocument, of these ReadersBusy where too much waits or has waited too long, and OSError for a
+    file that cannot be read.
     """
     return await shared_reader().read(source, filename, url=url, owner=owner, limits=limits)
 

@@ -3,7 +3,7 @@ chunks."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -29,13 +29,15 @@ _PLAIN = ("text", "pdf")
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a document. start, end: of its text in `Document.text`, in characters. page: the number of
-    the page, slide or sheet that it begins on; None where there are none. num_tokens: of its text."""
+    the page, slide or sheet that it begins on; None where there are none. num_tokens: of its text. breaks:
+    where in its text other pages begin, in characters, each with its number."""
 
     text: str
     page: int | None
     start: int
     end: int
     num_tokens: int
+    breaks: tuple[tuple[int, int], ...] = ()
 
 
 def split_document(
@@ -58,8 +60,12 @@ def split_document(
     text = document.text
     starts = [0, *accumulate(len(page.text) + len(BETWEEN_PAGES) for page in document.pages)][:-1]
     for start, part in _cut(splitter, text, max_tokens * WINDOW):
-        page = document.pages[bisect_right(starts, start) - 1].number
-        yield Chunk(part, page, start, start + len(part), counted(part))
+        end = start + len(part)
+        first, behind = bisect_right(starts, start), bisect_left(starts, end)
+        page = document.pages[first - 1].number
+        later = zip(starts[first:behind], document.pages[first:behind], strict=True)
+        breaks = tuple((at - start, each.number) for at, each in later if each.number is not None)
+        yield Chunk(part, page, start, end, counted(part), breaks)
 
 
 def _cut(splitter: MarkdownSplitter | TextSplitter, text: str, window: int) -> Iterator[tuple[int, str]]:

@@ -7,7 +7,8 @@ A search that another server made is told as far as its item says it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from server.items.item_type import Call, Execution, Item, ItemType, Scene, Tool
@@ -25,6 +26,8 @@ from server.shapes import (
     number,
     one_of,
     record,
+    refuse,
+    schema_of,
     whole,
 )
 from server.vector_stores import FILTER, SEARCH_FILES
@@ -51,6 +54,16 @@ def _weight(value: Any, path: str) -> Any:
 
 _SHARE: Shape = described(_share, lambda: {"type": "number", "minimum": 0, "maximum": 1})
 _WEIGHT: Shape = described(_weight, lambda: {"type": "number", "minimum": 0})
+_WEIGHTS = record({"embedding_weight": _WEIGHT, "text_weight": _WEIGHT})
+
+
+def _mix(value: Any, path: str) -> Any:
+    weights = _WEIGHTS(value, path)
+    if not (weights["embedding_weight"] or weights["text_weight"]):
+        refuse(path, f"Invalid '{path}': one of the two weights must be greater than 0.")
+    return weights
+
+
 _TOOL = record(
     {"vector_store_ids": array(identifier, 1, MAX_STORES)},
     {
@@ -60,7 +73,7 @@ _TOOL = record(
             {
                 "ranker": one_of("auto", "default-2024-11-15"),
                 "score_threshold": _SHARE,
-                "hybrid_search": record({"embedding_weight": _WEIGHT, "text_weight": _WEIGHT}),
+                "hybrid_search": described(_mix, lambda: schema_of(_WEIGHTS)),
             },
         ),
         "filters": FILTER,
@@ -144,10 +157,24 @@ def _source(hit: Mapping[str, Any], sources: Sources) -> Source:
 
 
 def _quoted(source: Source, hit: Mapping[str, Any]) -> str:
-    """A passage as the model is shown it: quoted, so that what it says is no instruction."""
-    page = "" if hit["page"] is None else f", page {hit['page']}"
-    lines = (f"> {line}".rstrip() for line in hit["text"].strip().split("\n"))
-    return "\n".join([f"【{source.number}】 {source.title}{page}", *lines])
+    """A passage as the model is shown it: quoted, so that what it says is no instruction. Where it is on
+    several pages, each page's part stands behind a line that names the page, as in a file of a message; no
+    document can write such a line, because it is outside of the quotes."""
+    text, page, breaks = hit["text"], hit["page"], hit["breaks"]
+    head = f"【{source.number}】 {source.title}"
+    if not breaks:
+        return "\n".join([head if page is None else f"{head}, page {page}", *_quotes(text)])
+    pages = [page, *(other for _, other in breaks)]
+    starts = [0, *(at for at, _ in breaks)]
+    lines = [f"{head}, pages {min(pages)}-{max(pages)}"]
+    for page, (start, end) in zip(pages, pairwise([*starts, len(text)]), strict=True):
+        if part := text[start:end].strip():
+            lines += [f"[page {page}]", *_quotes(part)]
+    return "\n".join(lines)
+
+
+def _quotes(text: str) -> Iterator[str]:
+    return (f"> {line}".rstrip() for line in text.strip().split("\n"))
 
 
 def _told(source: Source) -> Item:

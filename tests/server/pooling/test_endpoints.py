@@ -30,6 +30,7 @@ from server.pooling.work import cut_vectors, prompt_of
 from server.telemetry import end_user
 from server.vector_stores import Payer
 from tests.support.batching import line
+from tests.support.libraries import new_store
 from tests.support.pooling_checkpoints import make_classifier, make_embedder
 from tests.support.running import Running, http_client, live_app
 from tests.support.wire import validate, validate_error
@@ -629,6 +630,30 @@ async def test_a_long_text_is_the_mean_of_its_windows(server: Running) -> None:
     prompt = prompt_of(served.info, ("input_type", "document"))
     [plain], _ = await served.engine.pool(await served.engine.encode(["a dog"], prompt=prompt))
     np.testing.assert_allclose(short, plain, atol=1e-6)
+
+
+async def test_tokens_that_a_model_does_not_have_are_no_fault_of_the_server(tmp_path: Path) -> None:
+    """A tokenizer with more tokens than the model has rows: what has such a token has no vector."""
+    model = make_embedder("bert", tmp_path / "narrow")
+    tokenizer = model / "tokenizer.json"
+    told = json.loads(tokenizer.read_text())
+    told["model"]["vocab"]["zebra"] = 5000
+    tokenizer.write_text(json.dumps(told))
+    async with (
+        live_app(tmp_path / "data", embedding_model=(str(model),)) as running,
+        http_client(running) as http,
+    ):
+        assert await _error(http, "/v1/embeddings", input="a zebra") == (400, "invalid_value", "input")
+        store = await new_store(running, http, dog_txt="a dog runs", zebra_txt="a zebra runs")
+        files = (await http.get(f"/v1/vector_stores/{store}/files")).json()["data"]
+        failed = [file["last_error"] for file in files if file["status"] == "failed"]
+        assert [error["code"] for error in failed] == ["server_error"] and "the token 5000" in failed[0][
+            "message"
+        ]
+        search = f"/v1/vector_stores/{store}/search"
+        assert await _error(http, search, query="where is the zebra") == (400, "invalid_value", "query")
+        [hit] = (await http.post(search, json={"query": "where is the dog"})).json()["data"]
+        assert hit["filename"] == "dog.txt"
 
 
 def _encoding(engine: Any) -> Any:

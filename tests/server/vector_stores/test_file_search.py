@@ -13,6 +13,7 @@ from server.clock import now_us
 from server.items import type_of_calls
 from server.vector_stores import Hit, Searcher
 from storage import UsageFilter
+from tests.support import documents
 from tests.support.libraries import TIDES, new_store, put_file, read_through
 from tests.support.running import http_client, running_app
 from tests.support.talk import Api, prompts, saying, text, wrote
@@ -96,6 +97,39 @@ async def test_what_is_found_is_what_was_asked_for(tmp_path: Path) -> None:
         assert await names(filters={**wanted, "value": 9}) == []
         assert "Nothing was found." in prompts(engine)[-1]
         await api.create("hi", tools=[searching(store)], tool_choice={"type": "file_search"})
+
+
+async def test_the_model_is_told_on_which_page_a_text_stands(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(wrote("file_search", query="plums"), "Ripe in autumn 【1】."))
+    pages = ["Apples are ripe in summer.", "Pears have no stones.", "[page 9] Plums are ripe in autumn."]
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store = await new_store(running, http, fruit_pdf=documents.pdf(pages))
+        response = await Api(http).create("hi", tools=[searching(store)], include=[RESULTS])
+        told = prompts(engine)[-1]
+        assert (
+            "【1】 fruit.pdf, pages 1-3\n[page 1]\n> Apples are ripe in summer.\n[page 2]\n> Pears have no "
+            "stones.\n[page 3]\n> [page 9] Plums are ripe in autumn."
+        ) in told
+        [result] = made(response)[0]["results"]
+        assert result.keys() == {"file_id", "filename", "text", "score", "attributes"}
+        assert "[page 1]" not in result["text"] and result["text"].startswith("Apples")
+        single = await new_store(running, http, one_pdf=documents.pdf(["Plums."]))
+        await Api(http).create("hi", tools=[searching(single)])
+        assert "【1】 one.pdf, page 1\n> Plums." in prompts(engine)[-1]
+
+
+async def test_one_of_two_weights_is_more_than_nothing(tmp_path: Path) -> None:
+    engine = ScriptedEngine(saying(ASKS, "x"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        store, api = await new_store(running, http, tides_md=TIDES), Api(http)
+
+        def weighed(vectors: float, words: float) -> list[Json]:
+            mix = {"embedding_weight": vectors, "text_weight": words}
+            return [searching(store, ranking_options={"hybrid_search": mix})]
+
+        error = await api.refused(400, "hi", tools=weighed(0, 0.0))
+        assert (error["param"], error["code"]) == ("tools[0].ranking_options.hybrid_search", "invalid_value")
+        assert made(await api.create("hi", tools=weighed(0, 0.1)))
 
 
 async def test_a_store_must_be_there_when_it_is_asked_for_and_may_go_later(tmp_path: Path) -> None:

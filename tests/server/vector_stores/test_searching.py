@@ -14,7 +14,7 @@ from server.clock import now_us
 from server.errors import ApiError
 from server.vector_stores import Asked, Embedder, Hit, Kind, Payer, Reranker, Searcher, merged
 from server.vector_stores.vectors import Vectors, as_bytes
-from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
+from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, StoredFile, open_storage
 from storage.vector_stores.chunk_ids import chunk_id, file_key
 from tests.support.libraries import WordVectors
 from tests.support.making import OWNER, RUNNER, query, url
@@ -81,10 +81,42 @@ async def test_vectors_find_what_words_do_not_and_both_count(storage: Storage) -
     assert both[0].text == TEXTS[1], "it has the word, and its vector is near"
     assert 1 >= both[0].score > both[1].score > 0
     only_words = await found(storage, "fish automobile", MODEL, weights=(0.0, 1.0))
-    assert {hit.text for hit in only_words[:2]} == {TEXTS[0], TEXTS[3]}
+    assert {hit.text for hit in only_words} == {TEXTS[0], TEXTS[3]}, "what vectors alone find is not there"
+    assert only_words[0].score == 1.0
     only_vectors = await found(storage, "fish vehicle", MODEL, weights=(1.0, 0.0))
     assert TEXTS[3] not in [hit.text for hit in only_vectors[:2]]
     assert MODEL.kinds[-1] == "query"
+
+
+async def test_what_words_alone_find_has_no_place_where_they_have_no_weight(storage: Storage) -> None:
+    await fill(storage, "vs_1", MODEL)  # with vectors
+    await storage.vector_stores.add_files(
+        OWNER, "vs_1", [NewStoreFile("file-2", "b.txt", 800, 400)], now_us()
+    )
+    job = await storage.vector_stores.claim(now_us())
+    assert job is not None
+    await storage.vector_stores.add_chunks(job, [NewChunk(0, None, "A heron eats eels.", 9)], b"e")
+    await storage.vector_stores.finish(job)  # without
+    assert "A heron eats eels." in [hit.text for hit in await found(storage, "heron", MODEL)]
+    near = await found(storage, "heron", MODEL, weights=(1.0, 0.0))
+    assert len(near) == len(TEXTS) and "A heron eats eels." not in [hit.text for hit in near]
+    assert len(await found(storage, "heron", None, weights=(1.0, 0.0))) == 1, "words are all that there is"
+
+
+async def test_a_file_is_found_until_it_expires_and_no_longer(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a sweep has come to: the file is in its stores until then."""
+    await fill(storage, "vs_1", MODEL)
+    blob, end = await storage.blobs.put_bytes(b"x"), now_us() + 60_000_000
+    file = StoredFile("file-1", OWNER, "a.txt", "assistants", 1, blob.digest, now_us(), end)
+    await storage.files.create(file)
+    like = {"type": "ne", "key": "year", "value": 1}
+    for now, count in ((end - 1, len(TEXTS)), (end, 0)):
+        monkeypatch.setattr("server.vector_stores.searching.now_us", lambda now=now: now)
+        for model in (MODEL, None):
+            assert len(await found(storage, "car oil house moon gulls", model)) == count
+            assert len(await found(storage, "car oil house moon gulls", model, filter=like)) == count
 
 
 async def test_vectors_of_another_model_never_meet(storage: Storage) -> None:
@@ -155,6 +187,25 @@ def test_neighbours_become_one_passage_in_the_place_of_the_best() -> None:
         ("a", "nine", 9, 9, 10),
     ]
     assert [each.score for each in passages] == [1.0, 0.9, 0.6]
+
+
+def test_a_passage_knows_where_its_pages_begin() -> None:
+    def piece(position: int, text: str, page: int, *breaks: tuple[int, int]) -> Hit:
+        return Hit("a", "a.pdf", {}, 1.0, text, page, position, position, breaks)
+
+    def begins(hits: list[Hit]) -> list[tuple[int | None, str]]:
+        [whole] = merged(hits)
+        starts = [(0, whole.page), *whole.breaks]
+        return [(page, whole.text[at:].split()[0]) for at, page in starts]
+
+    first = piece(0, "one p1\n\ntwo p2\n\nthree", 1, (8, 2), (16, 3))
+    shared = piece(1, "p2\n\nthree p3\n\nfour p4", 2, (4, 3), (14, 4))
+    apart = piece(2, "five p5", 5)
+    expected = [(1, "one"), (2, "two"), (3, "three"), (4, "four"), (5, "five")]
+    assert begins([apart, first, shared]) == expected
+    # Chunks that were stored before such places were: at least what each begins with is known.
+    assert begins([piece(0, "one p1", 1), piece(1, "two p2", 2)]) == [(1, "one"), (2, "two")]
+    assert begins([piece(0, "one p1", 1), piece(1, "p1 again", 1)]) == [(1, "one")]
 
 
 def test_overlaps_are_found_in_a_time_that_grows_with_the_texts_alone() -> None:

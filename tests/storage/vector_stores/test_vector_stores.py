@@ -60,7 +60,7 @@ async def read(storage: Storage, texts: Sequence[str]) -> None:
 
 async def found(storage: Storage, query: str, store: str = "vs_1", owner: str = OWNER) -> list[str]:
     """The texts that a search finds, the best first."""
-    stores = await storage.vector_stores.searched(owner, [store])
+    stores = await storage.vector_stores.searched(owner, [store], now())
     hits = await storage.vector_stores.search(
         [stores[0].number], query, stores[0].hidden, only=False, most=10
     )
@@ -128,7 +128,7 @@ async def test_files_can_be_chosen_and_left_out(storage: Storage) -> None:
     await stores.create(new_store(), [new_file("file-1", attributes=b'{"n":1}'), new_file("file-2")])
     await read(storage, ["The first tide."])
     await read(storage, ["The second tide."])
-    [store] = await stores.searched(OWNER, ["vs_1"], attributes=True)
+    [store] = await stores.searched(OWNER, ["vs_1"], now(), attributes=True)
     chosen = [key for key, attributes in store.shown.items() if attributes == b'{"n":1}']
     for files, only, texts in ((chosen, True, ["The first tide."]), (chosen, False, ["The second tide."])):
         hits = await stores.search([store.number], "tide", files, only=only, most=10)

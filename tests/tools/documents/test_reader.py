@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import struct
+import tempfile
 import time
 import zipfile
 from datetime import date
-from pathlib import Path
 
 import pytest
 
@@ -96,10 +96,10 @@ async def test_every_kind_of_source_code_as_it_is() -> None:
         assert document.kind == ("markdown" if suffix == "md" else "text")
 
 
-async def test_a_file_by_its_path_without_what_no_database_takes(tmp_path: Path) -> None:
-    file = tmp_path / "blob"
-    file.write_bytes(b"# Head\x1bing\n\n" + b"word " * 1_000_000)
-    document = await read_document(file, "a.md")
+async def test_an_open_file_without_what_no_database_takes() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"# Head\x1bing\n\n" + b"word " * 1_000_000)
+        document = await read_document(file, "a.md")
     assert document.title == "Head ing"
     assert len(document.text) == len("# Heading\n\n") + 5_000_000
 

@@ -58,6 +58,18 @@ def test_a_chunk_names_the_page_that_it_begins_on() -> None:
         assert first is not None
         assert chunk.page == int(first[1]) // 10
     assert [chunk.page for chunk in chunks] == [1, 1, 2, 2, 4, 4, 5, 5]
+    assert not any(chunk.breaks for chunk in chunks), "each of them is on one page"
+
+
+def test_a_chunk_says_where_in_it_other_pages_begin() -> None:
+    texts = ("One apple.", "Two pears.", "", "Four plums.")
+    document = Document("pdf", tuple(DocumentPage(n, text) for n, text in enumerate(texts, 1)))
+    [chunk] = split_document(document, max_tokens=80, overlap_tokens=0, count=words)
+    assert chunk.page == 1
+    begins = {number: chunk.text[at:].split("\n")[0] for at, number in chunk.breaks}
+    assert begins == {2: "Two pears.", 3: "", 4: "Four plums."}
+    [whole] = split_document(Document("text", (DocumentPage(None, "One."), DocumentPage(None, "Two."))))
+    assert (whole.page, whole.breaks) == (None, ()), "what has no pages names none"
 
 
 def test_sections_of_markdown_are_kept_together() -> None:
