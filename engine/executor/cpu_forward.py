@@ -75,7 +75,7 @@ class Forward:
         to `num_positions` are served. deterministic: a token's numbers depend on the tokens before it alone.
         """
         assert isinstance(model.head, Panels)
-        self._library = model.head.library
+        self.library = model.head.library
         self._model = model
         self._num_outputs = model.head.outputs
         self._deterministic = deterministic
@@ -138,7 +138,7 @@ class Forward:
             adapters=adapters,
             alone=self._deterministic,
         )
-        self._library.forward(self._decoder, batch, step)
+        self.library.forward(self._decoder, batch, step)
         return logits
 
     def _room_for(self, rows: int) -> Tensor:

@@ -239,7 +239,10 @@ class Runner:
             scores = _home(sampler.score(logits[count:], targets, plan.prompt_top, alone=alone))
         if count:
             pick = None if self.launcher is None else self.launcher.kernels.pick
-            drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks, alone=alone, pick=pick)
+            contend = None if self.fused is None else self.fused.library.contend
+            drawn = sampler.draw(
+                logits[:count], plan.draw, mask_rows, masks, alone=alone, pick=pick, contend=contend
+            )
             if self.launcher is not None:
                 self.launcher.remember(drawn.ids)
             allowed = torch.ones_like(drawn.peak) if drawn.allowed is None else drawn.allowed

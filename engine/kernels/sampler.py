@@ -9,7 +9,7 @@ was filtered away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ from engine.step import DrawPlan
 
 _CANDIDATES = (64, 1024)  # sizes tried, in turn, for the set that top-k and top-p leave, before a full sort
 Pick = Callable[[Tensor, DrawPlan], Tensor]
+Contend = Callable[[Tensor, Tensor], Sequence[Sequence[int]]]
+"""See `Library.contend` of the CPU's kernels."""
 _NOISE_ELEMENTS = 1 << 18  # noise is made for this many candidates at a time, so that it stays in the cache
 
 
@@ -48,13 +50,14 @@ def draw(
     *,
     alone: bool = False,
     pick: Pick | None = None,
+    contend: Contend | None = None,
 ) -> Drawn:
     """Draw a token for each row of logits [R, V].
 
     masks [M, ceil(V / 32)]: bit sets of allowed ids for the rows `mask_rows` [M]. `alone`: what may round in
     another way among another number of rows (sums, logarithms) is done row by row. `pick`: what draws from
     the adjusted scores [R, V] in place of this module, for a device that it would ask too much of; it makes
-    the same noise.
+    the same noise. `contend`: finds out sooner than this module which ids a draw without filters can be.
     """
     raw = logits.float()
     peak, greedy = _best(raw)
@@ -65,7 +68,7 @@ def draw(
     ids = greedy
     sampled = np.flatnonzero(plan.temperature > 0)
     if len(sampled):
-        ids = _sample(scores, plan, sampled, greedy, alone) if pick is None else pick(scores, plan)
+        ids = pick(scores, plan) if pick else _sample(scores, plan, sampled, greedy, alone, contend)
     rows = np.flatnonzero(plan.logprobs >= 0)
     if not len(rows):
         return Drawn(ids, peak, allowed, rows)
@@ -154,7 +157,14 @@ def _penalize(scores: Tensor, plan: DrawPlan) -> None:
     scores[rows] = part
 
 
-def _sample(scores: Tensor, plan: DrawPlan, rows: NDArray[np.int64], greedy: Tensor, alone: bool) -> Tensor:
+def _sample(
+    scores: Tensor,
+    plan: DrawPlan,
+    rows: NDArray[np.int64],
+    greedy: Tensor,
+    alone: bool,
+    contend: Contend | None,
+) -> Tensor:
     """Replace the greedy ids of `rows` by keyed draws."""
     ids = greedy.clone()
     keys = draw_keys(_tensor(plan.noise, scores), _tensor(plan.draw_index, scores))
@@ -178,9 +188,25 @@ def _sample(scores: Tensor, plan: DrawPlan, rows: NDArray[np.int64], greedy: Ten
             scaled = scaled.masked_fill(scaled < floor, float("-inf"))
         if filtered[own[0]]:
             ids[at] = _draw_filtered(scaled, keys[at], top_k[own], plan.top_p[own])
+        elif contend is not None:
+            ids[at] = _draw_of_few(scaled, keys[at], contend(scaled.contiguous(), keys[at]), alone)
         else:
-            every = torch.arange(vocab, dtype=torch.int32, device=scores.device)[None]
-            ids[at] = gumbel_argmax(scaled, every, keys[at], alone)
+            ids[at] = gumbel_argmax(scaled, _every(scaled), keys[at], alone)
+    return ids
+
+
+def _every(scaled: Tensor) -> Tensor:
+    return torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)[None]
+
+
+def _draw_of_few(scaled: Tensor, keys: Tensor, few: Sequence[Sequence[int]], alone: bool) -> Tensor:
+    """The same draw where it is known which ids `few` of each row it can be; none: it can be any."""
+    ids = torch.tensor([own[0] if own else 0 for own in few])
+    for row, own in enumerate(few):
+        if len(own) != 1:
+            part, key = scaled[row : row + 1], keys[row : row + 1]
+            those = torch.tensor([own], dtype=torch.int32) if own else _every(scaled)
+            ids[row] = those[0, gumbel_argmax(part[:, those[0].long()], those, key, alone)[0]]
     return ids
 
 

@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "attention.h"
+#include "draws.h"
 
 extern "C" {
 
@@ -215,6 +216,13 @@ void antiphon_product(const Map* map, int is_bf16, const void* x, int64_t rows, 
         run(bf16{});
     else
         run(0.0f);
+}
+
+// scores [rows, vocabulary] and the key of each row's noise -> which ids may have the highest sum of both.
+void antiphon_contend(const float* scores, const int64_t* keys, int64_t rows, int64_t vocabulary, Contenders* out,
+                      int threads) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t r = 0; r < rows; r++) out[r] = contend(scores + r * vocabulary, vocabulary, keys[r]);
 }
 
 // weight [outputs, inputs] of `bytes` each -> panels [inputs / pair, PANEL, pair]; `order` [panels * PANEL]: which

@@ -38,6 +38,7 @@ GROUP = 32
 STRIP = 32  # numbers of a head that are computed with at a time
 MOST_DIM = 256  # of a head
 MOST_HEADS = 64  # that share one of keys
+MOST_CONTENDERS = 8  # of a draw
 
 _pointer, _int = ctypes.c_void_p, ctypes.c_int64
 
@@ -118,6 +119,8 @@ Step = _structure(
     alone=_int,
 )
 
+Contenders = _structure("Contenders", count=_int, ids=_int * MOST_CONTENDERS)
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
@@ -140,6 +143,20 @@ class Library:
             out.data_ptr(),
             torch.get_num_threads(),
         )
+
+    def contend(self, scores: Tensor, keys: Tensor) -> Sequence[Sequence[int]]:
+        """Which ids of scores f32 [R, V] may have the highest sum with the noise of keys int64 [R], of each
+        row; none where there may be more. Both contiguous."""
+        found = (Contenders * len(scores))()
+        self._functions.antiphon_contend(
+            scores.data_ptr(),
+            keys.data_ptr(),
+            len(scores),
+            scores.shape[1],
+            ctypes.addressof(found),
+            torch.get_num_threads(),
+        )
+        return [row.ids[: row.count] for row in found]
 
     def pack(self, weight: Tensor, order: Tensor, out: Tensor, pair: int) -> None:
         """weight [outputs, inputs] into panels, `order` [panels * PANEL] of its rows (-1: zeros)."""
@@ -261,7 +278,8 @@ def _load(path: Path) -> Library:
     threads = ctypes.c_int
     functions.antiphon_forward.argtypes = [_pointer, _pointer, _pointer, threads]
     functions.antiphon_product.argtypes = [_pointer, threads, _pointer, _int, _pointer, _pointer, threads]
+    functions.antiphon_contend.argtypes = [_pointer, _pointer, _int, _int, _pointer, threads]
     functions.antiphon_pack.argtypes = [_pointer, _pointer, _int, _int, _int, _int, _pointer, threads]
-    for name in ("forward", "product", "pack"):
+    for name in ("forward", "product", "contend", "pack"):
         getattr(functions, f"antiphon_{name}").restype = None
     return Library(functions)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine.config import Quantization
 from engine.kernels import large_pages as memory
+from engine.kernels import sampler
 from engine.kernels.cpu import library, panels
 from engine.kernels.cpu.library import GROUP, PANEL, Library
 from engine.kernels.cpu.panels import Panels
@@ -86,6 +87,28 @@ def made(
     found = make_linear(weight, bias, kind, Workspace(), kernels, gated=gated)
     assert isinstance(found, Panels)
     return found
+
+
+def test_a_draw_among_contenders_is_the_draw_among_all(kernels: Library) -> None:
+    generator = torch.Generator().manual_seed(3)
+    num_contenders = list[int]()
+    for vocabulary in (1, 5, 1003, 40_000):
+        for scale, offset in ((0.0, 0.0), (0.1, 0.0), (3.0, -20.0), (50.0, 0.0), (3.0, 1e6)):
+            scores = torch.randn(8, vocabulary, generator=generator) * scale + offset
+            scores[::2, 1::3] = float("-inf")
+            keys = torch.randint(-(2**63), 2**63 - 1, (8,), generator=generator)
+            found = kernels.contend(scores, keys)
+            drawn = sampler._draw_of_few(scores, keys, found, alone=False)
+            assert torch.equal(drawn, sampler.gumbel_argmax(scores, sampler._every(scores), keys))
+            num_contenders += [len(own) for own in found]
+    # Most have one, some have several, and where numbers are so high that noise is rounded, too many do.
+    assert num_contenders.count(1) > len(num_contenders) / 2 and {0, 2} <= {*num_contenders}
+
+
+def test_a_draw_of_what_is_banned_altogether_or_no_number_has_no_contenders(kernels: Library) -> None:
+    scores = torch.full((2, 100), float("-inf"))
+    scores[1] = float("nan")
+    assert [*kernels.contend(scores, torch.tensor([1, 2]))] == [[], []]
 
 
 def held(linear: Panels) -> Tensor:
