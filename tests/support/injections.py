@@ -103,7 +103,7 @@ def _scored(request: GenerateRequest) -> GenerateRequest:
 
 
 def _delivered(engine: LocalEngine, victim: GenerateRequest, call: int) -> Undo:
-    def hits(_: Any, output: Any) -> bool:
+    def hits(_: Any, output: Any, **_options: Any) -> bool:
         live = engine._loop.scheduler.find(output.handle)
         return live is not None and live.request.id == VICTIM
 

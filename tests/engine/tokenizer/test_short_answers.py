@@ -100,20 +100,21 @@ async def shipped() -> AsyncIterator[LocalEngine]:
 
 
 async def test_the_shipped_model_answers_at_once_unless_it_is_to_think(shipped: LocalEngine) -> None:
-    thought = 0
+    thought, asked = 0, [{"role": "user", "content": "What is 12 + 7?"}]  # it thinks about sums
+    sums = Shape("choice", '["18", "19"]')
     for seed in range(8):
         for fields in ({}, {"effort": "high"}):
-            prompt = await shipped.render(RenderInput(ASKED, answer=YES_OR_NO, **fields))
+            prompt = await shipped.render(RenderInput(asked, answer=sums, **fields))
             request = GenerateRequest(
                 id="r",
                 prompt_ids=prompt.ids,
                 sampling=SamplingParams(seed=seed, max_tokens=60),
                 reader=ReaderParams(starts_in=prompt.starts_in, shaped=True),
-                constraint=Constraint(answer=YES_OR_NO),
+                constraint=Constraint(answer=sums),
             )
             tokens = [token async for chunk in shipped.generate(request) for token in chunk.token_ids]
             if fields:
                 thought += len(tokens) > 4
             else:
-                assert await shipped.detokenize(tokens) in ("yes", "no")
-    assert thought > 0
+                assert await shipped.detokenize(tokens) in ("18", "19")
+    assert thought > 4
