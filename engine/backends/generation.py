@@ -46,10 +46,10 @@ def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
 class Mailbox:
     """What the engine thread delivered for one request and its consumer has not taken yet."""
 
-    __slots__ = ("_outputs", "_waiter", "begun", "num_uncredited")
+    __slots__ = ("_begun", "_outputs", "_waiter", "num_uncredited")
 
     def __init__(self) -> None:
-        self.begun = False  # something was taken
+        self._begun = False  # something was taken
         self._outputs: list[RowOutput] = []
         self._waiter: asyncio.Future[None] | None = None
         self.num_uncredited = 0  # tokens taken that the engine thread has not been told of
@@ -58,21 +58,17 @@ class Mailbox:
         """Add an output and wake the taker. waits: only to the first and the last; for the others somebody
         calls `wake`."""
         self._outputs.append(output)
-        if not waits or not self.begun or output.finish is not None or output.error is not None:
-            self._wake()
-
-    def wake(self) -> None:
-        """Wake the taker if there is something."""
-        if self._outputs:
-            self._wake()
+        if not waits or not self._begun or output.finish is not None or output.error is not None:
+            self.wake()
 
     def fail(self, error: EngineError) -> None:
         """End with an error, in place of what could not be put here."""
         self._outputs.append(RowOutput(-1, error=error))
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+    def wake(self) -> None:
+        """Wake the taker if there is something."""
+        if self._outputs and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> list[RowOutput]:
@@ -84,7 +80,7 @@ class Mailbox:
             finally:
                 self._waiter = None
         outputs, self._outputs = self._outputs, []
-        self.begun = True
+        self._begun = True
         self.num_uncredited += sum(len(output.token_ids) for output in outputs)
         return outputs
 

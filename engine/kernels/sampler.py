@@ -189,7 +189,8 @@ def _sample(
         if filtered[own[0]]:
             ids[at] = _draw_filtered(scaled, keys[at], top_k[own], plan.top_p[own])
         elif contend is not None:
-            ids[at] = _draw_of_few(scaled, keys[at], contend(scaled.contiguous(), keys[at]), alone)
+            own_keys = keys[at]
+            ids[at] = _draw_of_few(scaled, own_keys, contend(scaled.contiguous(), own_keys), alone)
         else:
             ids[at] = gumbel_argmax(scaled, _every(scaled), keys[at], alone)
     return ids

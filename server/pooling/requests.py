@@ -268,7 +268,8 @@ def _input(value: Any, path: str) -> Input:
         return value
     if isinstance(value, dict):
         unread(value, ("text",), path)
-        return member(value, "text", filled_text, path)  # type: ignore[no-any-return]
+        text: str = member(value, "text", filled_text, path)
+        return text
     if not isinstance(value, list):
         mistyped(path, "a string, an object with a text or an array of token ids", value)
     check_length(path, len(value), "array", 1, MAX_TOKENS)
