@@ -138,9 +138,8 @@ class PythonSession:
         than it may is stopped until some later look."""
         own, limits = self._processes(), self._limits
         processes = [seen_as(process) for process in own]
-        if (
-            self._confinement.tier == "landlock"
-        ):  # the one whose files are on a disk, and whose processes ours
+        # The one tier whose files are on a disk and whose processes are the server's own.
+        if self._confinement.tier == "landlock":
             self._pace(own[self._confinement.num_own - 1 :], written_by(processes))
         memory = memory_of(processes, self._memory)
         if memory > self._memory:
@@ -161,6 +160,7 @@ class PythonSession:
         return None
 
     def _pace(self, code: list[int], written: int) -> None:
+        """Stop the processes that run code while more was written than may be, and then let them go on."""
         now = time.monotonic()
         new, self._written = max(written - self._written, 0), written
         self._write_at = max(self._write_at, now) + new / WRITES_A_S
