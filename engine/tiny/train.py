@@ -35,6 +35,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
+from engine.kernels import multiplies_bfloat16
 from engine.tiny import CHECKPOINT
 from engine.tiny.data import MIX, dialogues, families, tokenizer_corpus
 from engine.tiny.dialogue import Dialogue, render
@@ -254,8 +255,7 @@ class Feeder:
 
 def quickest(device: torch.device) -> torch.dtype:
     """What products are computed in: bf16, but float32 on a CPU without instructions for bf16."""
-    onednn: Any = torch.backends.mkldnn
-    if device.type == "cpu" and not (onednn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if device.type == "cpu" and not multiplies_bfloat16():
         return torch.float32
     return torch.bfloat16
 
