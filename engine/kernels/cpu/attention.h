@@ -346,7 +346,8 @@ void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t k
     Scratch& own = scratch();
     T* keys = reinterpret_cast<T*>(room(own.packed, padded * (dim + wide + MOST) * sizeof(T)));
     T* values = keys + padded * dim;
-    T* weights = values + padded * wide;
+    [[maybe_unused]] T* weights = values + padded * wide;
+    float* queries = room(own.inputs, MOST * dim);
     float* scores = room(own.scores, MOST * padded);
     float* mixed = room(own.sums, MOST * PANEL);
     pack_cache(cache, table, kv_head, low, high, keys, values);
@@ -354,12 +355,12 @@ void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t k
     Ahead ahead{};
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t begin = tile * all / tiles, rows = (tile + 1) * all / tiles - begin;
-        const T* of_queries[MOST];
-        const T* of_weights[MOST];
+        const Input<T>* of_queries[MOST];
+        const Input<T>* of_weights[MOST];
         float totals[MOST];
         for (int64_t r = 0; r < rows; r++) {
             const int64_t i = (begin + r) / group, g = (begin + r) % group;
-            of_queries[r] = q + (i * num_heads + kv_head * group + g) * dim;
+            of_queries[r] = as_input(q + (i * num_heads + kv_head * group + g) * dim, dim, queries + r * dim);
         }
         const int64_t seen = position + (begin + rows - 1) / group + 1 - low;
         const int64_t panels = (seen + PANEL - 1) / PANEL;
@@ -370,8 +371,12 @@ void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t k
             const int64_t from = window ? std::max<int64_t>(0, at - window + 1) : 0;
             float* row = scores + r * padded;
             totals[r] = weigh(row, from, at + 1, panels * PANEL, scale);
-            of_weights[r] = weights + r * padded;
-            for (int64_t i = 0; i < panels * PANEL; i += WIDE) write(weights + r * padded + i, read(row + i));
+            if constexpr (std::is_same<Input<T>, float>::value) {
+                of_weights[r] = row;
+            } else {
+                of_weights[r] = weights + r * padded;
+                for (int64_t i = 0; i < panels * PANEL; i += WIDE) write(weights + r * padded + i, read(row + i));
+            }
         }
         for (int64_t first = 0; first < dim; first += PANEL) {
             dot(rows, of_weights, values + first * padded, (seen + PAIR - 1) / PAIR, mixed, PANEL, true, ahead);
