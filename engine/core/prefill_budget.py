@@ -10,9 +10,11 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-STRETCH = 0.8  # of a decode step's time that one prompt may add to it: below 1, since steps differ anyway
+STRETCH = 1.0  # of a decode step's time that one prompt may add to it
 FIRST = 64  # prompt tokens of the first such step, when nothing is known
-LEAST = 32  # prompts go on, whatever it takes
+LEAST = 8  # prompts go on, whatever it takes
+UNFELT = 32  # prompt tokens that a step always has if they take no more than `UNFELT_S`
+UNFELT_S = 0.02  # of one more token's wait, which a reader does not feel, however short the step
 GROWTH = 1.5  # beyond what steps have lately had, at most
 SMALLER = 0.6  # of it in every other step: steps of one size would not tell what a token costs
 NUM_PLAIN = 15  # decode steps whose median counts
@@ -54,7 +56,8 @@ class Pace:
             wanted = min(room / self._cost, wanted)
         if self._smaller:
             wanted *= SMALLER
-        return min(self._most, max(LEAST, round(wanted)))
+        unfelt = min(UNFELT, int(UNFELT_S / self._cost)) if self._cost > 0 else UNFELT
+        return min(self._most, max(LEAST, unfelt, round(wanted)))
 
     def took_alone(self, num_tokens: int, seconds: float) -> None:
         """Prompts took so long for so many tokens, in a step in which nothing decodes."""

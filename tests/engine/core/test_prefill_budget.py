@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
+from operator import mul
 
 import pytest
 
-from engine.core.prefill_budget import FIRST, GROWTH, LEAST, LEAST_WHOLE, MOST_S, NUM_WHOLE, Pace
+from engine.core.prefill_budget import (
+    FIRST,
+    GROWTH,
+    LEAST,
+    LEAST_WHOLE,
+    MOST_S,
+    NUM_WHOLE,
+    UNFELT,
+    UNFELT_S,
+    Pace,
+)
 
 Extra = Callable[[int], float]
 Step = tuple[int, float]
@@ -65,6 +77,20 @@ def test_a_prompt_goes_on_however_slow(most: int) -> None:
     sizes = [count for count, _ in gone_on(Pace(most), 1e-3, lambda count: 0.1 * count)]
     assert sizes[0] == min(FIRST, most)
     assert set(sizes[1:]) <= {min(LEAST, most), *range(1, LEAST)}
+
+
+def test_pieces_shrink_where_a_token_takes_long_beside_the_decodes() -> None:
+    """A large model on a CPU: 3 ms a token beside decode steps of 60 ms, and late in a prompt twice that."""
+    for cost, most in ((3e-3, 20), (6e-3, 10)):
+        sizes, times = zip(*gone_on(Pace(2048), 60e-3, partial(mul, cost)), strict=True)
+        assert LEAST <= quantile(list(sizes), 0.97) <= 1.2 * most
+        assert quantile(list(times), 0.97) < 2.2 * 60e-3
+
+
+def test_a_wait_that_nobody_feels_is_no_reason_for_small_pieces() -> None:
+    """A small model: its decode step is short, and so is everything that a piece could add to it."""
+    sizes = [count for count, _ in gone_on(Pace(2048), 2e-3, lambda n: 0.15e-3 * n)]
+    assert quantile(sizes, 0.03) == UNFELT and UNFELT * 0.15e-3 < UNFELT_S
 
 
 def test_prompts_that_pile_up_get_more() -> None:
