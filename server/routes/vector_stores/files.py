@@ -90,10 +90,12 @@ async def remove_file(request: Request, vector_store_id: str, file_id: str) -> R
 async def get_content(request: Request, vector_store_id: str, file_id: str) -> Response:
     """The chunks of the file, in their order."""
     after = integer(request.query_params, "page", minimum=0)
-    stores = context(request).storage.vector_stores
-    chunks = await stores.file_chunks(
+    storage = context(request).storage
+    chunks = await storage.vector_stores.file_chunks(
         owner(request), vector_store_id, file_id, after=-1 if after is None else after, limit=CONTENT + 1
     )
+    # A file that has expired stays in its stores until the next sweep, and is read no more.
+    await storage.files.get(owner(request), file_id, now_us())
     page = chunks[:CONTENT]
     more = str(page[-1].position) if len(chunks) > CONTENT else None
     return reply(content_page(page, more))

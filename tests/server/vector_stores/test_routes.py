@@ -194,6 +194,28 @@ async def test_an_expired_store_says_so_and_is_emptied(
         await stores.due(0)
 
 
+async def test_the_chunks_of_an_expired_file_are_shown_no_more(
+    served: tuple[Running, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it stays in its stores until the next sweep."""
+    running, http = served
+    store = await new_store(running, http)
+    lasting = {
+        "purpose": "assistants",
+        "expires_after[anchor]": "created_at",
+        "expires_after[seconds]": "3600",
+    }
+    made = await http.post("/v1/files", data=lasting, files={"file": ("tides.md", TIDES)})
+    file = made.json()["id"]
+    await http.post(f"/v1/vector_stores/{store}/files", json={"file_id": file})
+    await read_through(http, store)
+    content = f"/v1/vector_stores/{store}/files/{file}/content"
+    assert (await http.get(content)).json()["data"]
+    end = now_us() + 3_600_000_000
+    monkeypatch.setattr("server.routes.vector_stores.files.now_us", lambda: end)
+    assert (await http.get(content)).status_code == 404
+
+
 async def test_what_stores_hold_is_told_as_usage(served: tuple[Running, httpx.AsyncClient]) -> None:
     running, http = served
     store = await new_store(running, http, tides_md=TIDES)
