@@ -4,7 +4,8 @@
 asks the questions of a table of `file_search.toml`: how often is the page with the answer among the first
 five passages? The folder is `usr/share/doc/git-doc` of Debian's package `git-doc`, from `apt-get download`
 and `dpkg-deb -x`. `quality pdf_facts FILE` does the same with `usr/share/doc/gnuplot/gnuplot.pdf` of
-`gnuplot-doc`: how often do the first five passages have the words of the page that answer?
+`gnuplot-doc`: how often do the first five passages have the words of the page that answer? `asked` and
+`pdf_asked` are for `usr/share/doc/postgresql-doc-15/html` and `usr/share/doc/octave/octave.pdf`.
 
 `python -m benchmarks.file_search speed` stores 100,000 chunks of 200 words, whose frequencies are those of a
 language (Zipf's law), and searches them for questions of rare, common and mixed words. It also says how long
@@ -77,7 +78,7 @@ async def quality(path: Path, questions: dict[str, list[Answer]]) -> None:
 
 async def _checked(path: Path, questions: dict[str, list[Answer]]) -> int:
     """How many pages a PDF has. Ends the program where a page lacks its answer, as in another edition."""
-    document = await read_document(path, path.name)
+    document = await read_document(path.read_bytes(), path.name)
     texts = {page.number: _in_a_line(page.text) for page in document.pages}
     for answers in questions.values():
         for answer in answers:
