@@ -1,8 +1,8 @@
 """The index of the words of chunks: which chunks of a store share most words with a query.
 
-On SQLite it is an FTS5 table without the texts, and the order is that of BM25. How rare a word is, FTS5
-counts over the chunks of all stores. On PostgreSQL it is a `tsvector` with a GIN index, and each word's
-`ts_rank_cd` counts by how rare the word is in the searched stores. That is not BM25, and orders otherwise.
+The order is that of BM25. On SQLite the index is an FTS5 table without the texts, and how rare a word is,
+FTS5 counts over the chunks of all stores. On PostgreSQL it is a `tsvector` with a GIN index, which has no
+BM25, so a query works it out (`_rank_postgresql`), by how rare a word is among the chunks of its store.
 
 A chunk with a single word of the query is a match, so a query with a frequent word would have to rank most
 of a store. Ranking is what costs: 1 us a chunk, where counting costs 0.04 us. So the words are counted first,
@@ -30,6 +30,15 @@ RANKED = 15_000
 
 RANKED_OF_ONE = 2000
 """Those that it may rank of each store, however many stores share them: at most 64,000 of 32 stores."""
+
+COUNTED = 4 * RANKED
+"""Chunks of a store that are counted at most, to know how rare a word is among them."""
+
+MEASURED = 256
+"""Chunks of a store whose words are counted, to know how long its chunks are."""
+
+K1, B = 1.2, 0.75
+"""Of BM25, as FTS5 has them: how soon more of a word adds nothing, and how much less long chunks count."""
 
 MAX_WORDS = 32
 """Words of a query that are looked for."""
@@ -183,6 +192,15 @@ def _rank_sqlite(
     return [(id, -cost) for id, cost in rows]
 
 
+_MEASURE = text(
+    "WITH own AS (SELECT words FROM vector_words WHERE id BETWEEN :first AND :last LIMIT :most)"
+    " SELECT (SELECT count(*) FROM own),"
+    " (SELECT avg(length(words)) FROM (SELECT words FROM own LIMIT :some) AS few)"
+)
+
+_FULL = math.pi**2 / 6
+
+
 def _rank_postgresql(
     conn: Connection,
     words: Sequence[tuple[int, str]],
@@ -193,26 +211,39 @@ def _rank_postgresql(
     share: int,
     most: int,
 ) -> list[tuple[int, float]]:
-    values: dict[str, Any] = {"first": first, "last": last, "most": most}
-    values["words"] = " | ".join(_phrase(word, "postgresql") for _, word in words)
+    """BM25 out of what PostgreSQL tells of a `tsvector`: how many different words it has, and how often each.
+
+    The latter hides in `ts_rank`: for a word that occurs n times it is a tenth of 1 + 1/4 + ... + 1/n^2,
+    divided by what that comes to without an end, `_FULL`. What is missing of the sum is nearly 1 / (n + 1/2).
+    """
+    place: dict[str, Any] = {"first": first, "last": last}
+    num_chunks, usual = conn.execute(_MEASURE, place | {"most": COUNTED, "some": MEASURED}).one()
+    values = place | {"most": most, "words": " | ".join(_phrase(word, "postgresql") for _, word in words)}
+    values["length"] = K1 * B / float(usual or 1)
     terms = []
     for index, (count, word) in enumerate(words):
-        values |= {f"word{index}": _phrase(word, "postgresql"), f"weight{index}": math.log1p(RANKED / count)}
-        query = f"to_tsquery('english', CAST(:word{index} AS text))"
-        terms.append(f"CAST(:weight{index} AS float8) * ts_rank_cd(words, {query}, 1)")
+        rare = math.log1p((max(num_chunks, count) - count + 0.5) / (count + 0.5))
+        values |= {f"word{index}": _phrase(word, "postgresql"), f"rare{index}": rare * (K1 + 1)}
+        query = f"(SELECT to_tsquery('english', CAST(:word{index} AS text)))"  # once, not for each chunk
+        times = f"1 / ({_FULL} - {10 * _FULL} * ts_rank(words, {query})) - {1 / _FULL}"
+        if " " in word:  # a phrase is ranked otherwise: it is there, or it is not
+            times = f"CAST(words @@ {query} AS integer)"
+        terms.append(f"CAST(:rare{index} AS float8) * (1 - long / (long + {times}))")
     within = ""
     if files:
         values["files"] = sorted(files)
         word = "= ANY" if only else "<> ALL"
         within = f" AND (id >> {POSITION_BITS}) {word} (CAST(:files AS bigint[]))"
-    where = (
-        "words @@ to_tsquery('english', CAST(:words AS text))"
+    # What `ts_delete` leaves, here all, is a copy that all terms read; each would fetch the kept one anew.
+    matching = (
+        "SELECT id, ts_delete(words, '') AS words FROM vector_words"
+        " WHERE words @@ to_tsquery('english', CAST(:words AS text))"
         f" AND id BETWEEN :first AND :last{within} LIMIT {share}"
     )
-    ranked = f"SELECT id, {' + '.join(terms)} AS score FROM vector_words WHERE {where}"
-    rows = conn.execute(
-        text(f"SELECT id, score FROM ({ranked}) AS ranked ORDER BY score DESC, id LIMIT :most"), values
-    ).all()
+    long = f"{K1 * (1 - B)} + CAST(:length AS float8) * length(words)"
+    measured = f"SELECT id, words, {long} AS long FROM ({matching}) AS matching"
+    ranked = f"SELECT id, {' + '.join(terms)} AS score FROM ({measured}) AS measured"
+    rows = conn.execute(text(f"{ranked} ORDER BY score DESC, id LIMIT :most"), values).all()
     return [(id, float(score)) for id, score in rows]
 
 

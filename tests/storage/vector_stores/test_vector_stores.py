@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -75,6 +76,33 @@ async def test_chunks_are_found_by_their_words_and_by_what_they_stem_from(storag
     assert set(await found(storage, "boat")) == {TEXTS[1], TEXTS[2]}
     assert await found(storage, "submarine") == []
     assert await found(storage, "?! ") == []
+
+
+async def test_chunks_are_ordered_by_bm25(storage: Storage) -> None:
+    """More of a word adds less and less, long chunks count less, and a rare word outweighs a frequent one."""
+    others = [f"w{n}" for n in range(400)]
+
+    def scored(times: int, length: int) -> float:
+        usual = sum(len(text.split()) for text in texts) / len(texts)
+        return times / (times + 1.2 * (0.25 + 0.75 * length / usual))
+
+    shapes = ((1, 40), (2, 40), (3, 40), (9, 40), (1, 160))
+    texts = [" ".join(["heron"] * times + others[:length]) for times, length in shapes]
+    texts += [" ".join(["eel", *others[n : n + 40]]) for n in range(0, 300, 10)]
+    await filled(storage, texts=texts)
+    stores = await storage.vector_stores.searched(OWNER, ["vs_1"], now())
+    search = partial(storage.vector_stores.search, [stores[0].number], files=(), only=False, most=50)
+    hits = await search("heron")
+    place = {text: index for index, text in enumerate(texts)}
+    chunks = await storage.vector_stores.chunks([id for id, _ in hits])
+    scores = {shapes[place[chunks[id].text]]: score for id, score in hits}
+    assert list(scores) == [(9, 40), (3, 40), (2, 40), (1, 40), (1, 160)]
+    for shape, score in scores.items():
+        expected = scored(*shape) / scored(1, 40)
+        assert score / scores[1, 40] == pytest.approx(expected, rel=0.1), shape
+    both = await search("eel heron")
+    assert len(both) == len(texts)
+    assert {id for id, _ in both[:5]} == {id for id, _ in hits}, "every heron stands before every eel"
 
 
 async def test_merging_joins_what_transactions_added_and_changes_no_answer(database_url: str) -> None:
