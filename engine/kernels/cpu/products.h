@@ -29,8 +29,8 @@ constexpr int NEAR = 128;        // the same where a block is read but once: in 
 // as many as there is room for: a panel is then read in fewer goes, and one that leaves lines out is slow from memory.
 constexpr int columns(int rows) { return WIDE == 16 ? 4 : rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 
-// Inputs that are multiplied together: two of bfloat16, one of float. Without instructions for bfloat16 they are widened
-// once a product, not again for each panel; weights, which are read once, are widened as they come.
+// Inputs that are multiplied together: two of bfloat16, one of float. Without instructions for bfloat16 they are
+// widened once a product, not again for each panel; weights, which are read once, are widened as they come.
 template <class T> struct Pairs;
 template <> struct Pairs<bf16> {
     static constexpr int SIZE = 2;
@@ -198,8 +198,8 @@ inline void unpack_int4(const uint16_t* packed, int64_t from, int64_t count, bf1
 // sums [rows, PANEL] (of what is before `from`) += x [rows][inputs] times inputs `from..from + count` of panel p.
 // `unpacked`: the same inputs as bfloat16, where the weights are kept in fewer bits. x_sums [rows][inputs / GROUP].
 template <class T>
-void multiply_block(const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows,
-                    const Input<T>* const* x, const T* unpacked, const float* const* x_sums, float* sums, Ahead& ahead) {
+void multiply_block(const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows, const Input<T>* const* x,
+                    const T* unpacked, const float* const* x_sums, float* sums, Ahead& ahead) {
     constexpr int PAIR = Pairs<T>::SIZE;
     const Input<T>* own[MOST];
     for (int64_t r = 0; r < rows; r++) own[r] = x[r] + from;
@@ -345,7 +345,8 @@ void product(const Map& map, const T* x, const Beside& beside, Turns& turns, int
     const bool tiled = by_tiles<T>(map), once = num_rows <= (tiled ? TILE : MOST);
     const int64_t deep = once && map.kind != AS_COMPUTED ? NEAR : DEEP;
     // as many rows at a time as stay near while panels pass, each of which is read again for the next
-    const int64_t most = std::max<int64_t>(LEAST_ROWS, NEAR_BYTES / (inputs * sizeof(Input<T>)) / LEAST_ROWS * LEAST_ROWS);
+    const int64_t row_bytes = inputs * sizeof(Input<T>);
+    const int64_t most = std::max<int64_t>(LEAST_ROWS, NEAR_BYTES / row_bytes / LEAST_ROWS * LEAST_ROWS);
     Scratch& own = scratch();
     float* sums = room(own.sums, std::min(most, num_rows) * PANEL);
     bf16* unpacked = map.kind == AS_COMPUTED ? nullptr : room(own.unpacked, deep * PANEL);
