@@ -40,10 +40,11 @@ ORDERS = {
     "engine": (
         *("late", "types", "engine_thread", "admission", "interface", "config", "step", "model_folder"),
         "search",
-        *("dialects", "tokenizer", "parsing", "structured", "tiny"),
+        *("dialects", "tokenizer", "parsing", "structured"),
         *(
             "vision",
             "kernels",
+            "tiny",
             "models",
             "executor",
             "tiers",
