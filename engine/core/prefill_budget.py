@@ -52,12 +52,13 @@ class Pace:
         outnumbered = max(1.0, num_prompts / max(1, num_decodes))
         room = max(STRETCH * num_prompts * outnumbered * self._plain - self._fixed, self._fixed)
         wanted = GROWTH * self._largest * outnumbered
+        least = UNFELT
         if self._cost > 0:
             wanted = min(room / self._cost, wanted)
+            least = max(LEAST, min(UNFELT, int(UNFELT_S / self._cost)))
         if self._smaller:
             wanted *= SMALLER
-        unfelt = min(UNFELT, int(UNFELT_S / self._cost)) if self._cost > 0 else UNFELT
-        return min(self._most, max(LEAST, unfelt, round(wanted)))
+        return min(self._most, max(least, round(wanted)))
 
     def took_alone(self, num_tokens: int, seconds: float) -> None:
         """Prompts took so long for so many tokens, in a step in which nothing decodes."""
