@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.config import Quantization
-from engine.kernels import Workspace, multiplies_bfloat16
+from engine.kernels import Workspace
 from engine.kernels.cpu import Library, Panels, panels
 from engine.models.fp8 import make_fp8
 
@@ -192,7 +192,7 @@ def _has_blocks(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not onednn.is_available():
         return False
     if weight.dtype is torch.bfloat16:
-        return multiplies_bfloat16()
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if weight.dtype is torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return weight.dtype is torch.float32
