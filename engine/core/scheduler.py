@@ -368,7 +368,8 @@ class Scheduler:
     def _is_long(self, sequence: Sequence, wanted: int) -> bool:
         """Whether a prompt with so many tokens left may not have whole steps while shorter ones wait; one
         whose log probabilities are wanted has small chunks anyway."""
-        return wanted > LONG * self._budget and not sequence.wants_prompt_logprobs
+        step = min(self._budget, self.pace.most)  # where a full step would take too long, it is no full step
+        return wanted > LONG * step and not sequence.wants_prompt_logprobs
 
     def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
         for sequence, wanted in begun:

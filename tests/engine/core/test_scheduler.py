@@ -81,6 +81,19 @@ def test_a_long_prompt_spares_those_who_came_after_it_and_decode() -> None:
     assert bench.step() == {first: 1, short: 1, second: 3}
 
 
+def test_where_steps_are_small_a_prompt_is_long_to_its_end() -> None:
+    """Its last part would take whole steps of a second each, and hold up a short request for all of them."""
+    bench = Bench(budget=20, max_len=200)
+    bench.scheduler.pace.most = 6  # which is what a second is enough for
+    long = bench.add(30)
+    assert bench.step() == {long: 6}
+    short = bench.add(3)
+    assert bench.step() == {long: 3, short: 3}
+    bench.scheduler.pace = Fixed(2)
+    bench.scheduler.pace.most = 6
+    assert bench.step() == {long: 2, short: 1}  # and it spares those of them that decode
+
+
 def test_long_prompts_are_computed_one_after_another() -> None:
     bench = Bench(budget=20, max_len=200)
     first, second = bench.add(70), bench.add(90)
