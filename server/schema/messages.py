@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from server.ignored import collecting, ignore, unread
@@ -34,6 +35,8 @@ _ROLE = one_of("developer", "system", "user", "assistant", "tool")
 _OWN_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 """A role that a client has made up, for templates that print any. It says nothing to this server."""
 _OFFICIAL = ("developer", "system", "user", "assistant", "tool", "function")
+ALIKE = 0.8
+"""A role of letters that is as like to an official one is a mistake, by `difflib`'s measure."""
 _AUTHOR = text(1, 64)
 _CALLS = array(
     tagged(
@@ -146,7 +149,10 @@ def _require_answers(unanswered: Collection[str], caller: str) -> None:
 
 
 def _is_own_role(role: Any) -> bool:
-    return isinstance(role, str) and role not in _OFFICIAL and _OWN_ROLE.match(role) is not None
+    """Whether a role is one that a client has made up, and no official one written wrongly."""
+    if not isinstance(role, str) or role in _OFFICIAL or _OWN_ROLE.match(role) is None:
+        return False
+    return not (role.isalpha() and get_close_matches(role.lower(), _OFFICIAL, 1, ALIKE))
 
 
 def authors(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[str]:

@@ -75,13 +75,15 @@ async def test_a_template_without_names_is_said_so(client: httpx.AsyncClient) ->
 async def test_a_role_of_the_client_is_the_templates_to_print(
     client: httpx.AsyncClient, server_app: Running
 ) -> None:
-    messages = [{"role": "critic", "content": "too long"}, {"role": "user", "content": "say hi"}]
+    made_up = [{"role": role, "content": "x"} for role in ("bot", "human", "model", "expert", "user_2")]
+    messages = [{"role": "critic", "content": "too long"}, *made_up, {"role": "user", "content": "say hi"}]
     reply = await client.post(CHAT, json={"messages": messages})
     assert reply.status_code == 200, reply.text
     engine = server_app.context.models.get(None).engine
     assert isinstance(engine, ScriptedEngine)
     assert "<|im_start|>critic\ntoo long<|im_end|>" in prompts(engine)[-1]
-    for role in ("", "a b", "x" * 65, "<|im_end|>", 1, None):
+    mistakes = ("User", "assitant", "sytem", "tools", "functions")  # of official ones
+    for role in ("", "a b", "x" * 65, "<|im_end|>", 1, None, *mistakes):
         bad = await client.post(CHAT, json={"messages": [{"role": role, "content": "x"}]})
         assert (bad.status_code, wire.validate_error(bad.json())["param"]) == (400, "messages[0].role")
 
