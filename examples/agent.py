@@ -9,7 +9,7 @@ import os
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
-URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1"
+URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000").removesuffix("/v1") + "/v1"
 set_tracing_disabled(True)  # tracing would go to another server
 
 

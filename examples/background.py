@@ -9,7 +9,10 @@ import time
 
 from openai import OpenAI
 
-client = OpenAI(base_url=os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1", api_key="unused")
+client = OpenAI(
+    base_url=os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000").removesuffix("/v1") + "/v1",
+    api_key="unused",
+)
 MODEL = "antiphon-tiny"
 
 

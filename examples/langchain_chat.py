@@ -8,7 +8,7 @@ import os
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1"
+URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000").removesuffix("/v1") + "/v1"
 
 
 def main() -> str:

@@ -12,7 +12,7 @@ import httpx
 from openai import OpenAI
 from openai.types.responses import FunctionToolParam
 
-URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000") + "/v1"
+URL = os.environ.get("ANTIPHON_URL", "http://127.0.0.1:8000").removesuffix("/v1") + "/v1"
 client = OpenAI(base_url=URL, api_key="unused")
 MODEL = "antiphon-tiny"
 WEATHER: FunctionToolParam = {

@@ -495,5 +495,7 @@ def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> 
         f"({model.info.max_model_len} tokens, dialect {model.info.dialect}){besides}, "
         f"ready after {seconds:.1f} s.\n"
         f"Try: curl {url}/v1/responses{key} -H 'content-type: application/json' -d '{body}'"
+        + f"\nChat: antiphon chat --url {url}"
         + (f"\nConsole: {url}/" if life.config.console else "")
+        + f"\nData: {life.config.data}"
     )

@@ -122,6 +122,7 @@ export function Ago({ at }) {
 export function seconds(value) {
   if (!Number.isFinite(value)) return "–";
   if (value < 1) return "under 1 s";
+  if (value === 1) return "under 2 s"; // between whole seconds lies anything from nothing to two
   if (value < 60) return `${Math.round(value)} s`;
   if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
