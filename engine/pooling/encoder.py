@@ -1,6 +1,7 @@
 """Computes texts by transformers, in batches of texts of about one length.
 
-This serves every architecture that `AutoModel` and `AutoModelForSequenceClassification` know. The owner that
+This serves every architecture that `AutoModel` and `AutoModelForSequenceClassification` know, and tables of
+vectors, which take transformers for nothing but the tokenizer. The owner that
 was served least is next, and its oldest text brings along those of nearly its length, whoever's they are, up
 to the tokens of one step.
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 from engine.core import FairShare, of_device
 from engine.models import F32_BELOW, Checkpoint
 from engine.pooling.recipe import Recipe
+from engine.pooling.static import StaticEmbedding
 from engine.pooling.step_size import StepSize
 from engine.pooling.texts import Texts
 from engine.pooling.values import PoolingConfig
@@ -46,7 +48,7 @@ class EncoderWorker:
         checkpoint = Checkpoint(recipe.folder)
         self._device = device
         self._recipe = recipe
-        self._model = _load(recipe, _dtype(config, checkpoint, device), device)
+        self._model, self.vocab_size, hidden, longest = _load(config, recipe, checkpoint, device)
         self._pad = texts.pad_id
         self._size = StepSize(config.max_num_batched_tokens)
         self._finish = Finish(recipe, device)
@@ -55,10 +57,8 @@ class EncoderWorker:
         self._owners: dict[int, str] = {}
         self.architecture = type(self._model).__name__
         self.fingerprint = checkpoint.fingerprint() + self._finish.fingerprint
-        fields = self._model.config.get_text_config()
-        self.vocab_size = int(fields.vocab_size)
-        self.hidden = len(recipe.labels) if recipe.head == "classes" else int(fields.hidden_size)
-        lengths = (recipe.max_length, texts.longest, _positions(self._model, fields), config.max_model_len)
+        self.hidden = len(recipe.labels) if recipe.head == "classes" else hidden
+        lengths = (recipe.max_length, texts.longest, longest, config.max_model_len)
         self.max_len = min((each for each in lengths if each is not None), default=512)
         self._num_threads = config.num_threads or torch.get_num_threads()
 
@@ -170,7 +170,19 @@ def _outcome(item: Item, vector: Any) -> Outcome:
     return Outcome(item.handle, vector)
 
 
-def _load(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Any:
+def _load(
+    config: PoolingConfig, recipe: Recipe, checkpoint: Checkpoint, device: torch.device
+) -> tuple[Any, int, int, int | None]:
+    """The model, how many tokens it knows, the size of their states, and how many it has positions for."""
+    if recipe.head == "table":
+        table = StaticEmbedding(checkpoint).to(device)
+        return table, table.vocab_size, table.hidden_size, None
+    model = _load_transformer(recipe, _dtype(config, checkpoint, device), device)
+    fields = model.config.get_text_config()
+    return model, int(fields.vocab_size), int(fields.hidden_size), _positions(model, fields)
+
+
+def _load_transformer(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Any:
     import transformers
     from transformers.utils import logging
 

@@ -154,7 +154,7 @@ class PoolingEngine:
             name=self._config.name or str(self._config.model).rstrip("/").rsplit("/", 1)[-1],
             kind=recipe.kind,
             architecture=worker.architecture,
-            engine="paged" if paged else "transformers",
+            engine="paged" if paged else "table" if recipe.head == "table" else "transformers",
             fingerprint=digest.hexdigest(),
             max_model_len=worker.max_len,
             vocab_size=worker.vocab_size,

@@ -15,8 +15,9 @@ from engine.model_folder import read_config, read_json
 from engine.pooling.values import PoolingKind
 from engine.types import LoadError
 
-Head = Literal["states", "classes", "yes_no"]
-"""What the model computes last: hidden states; the logits of classes; the logits of two tokens."""
+Head = Literal["states", "classes", "yes_no", "table"]
+"""What the model computes last: hidden states; the logits of classes; the logits of two tokens. table: it has
+a vector for each token, and computes nothing."""
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 _LEGACY_MODES = {
@@ -32,7 +33,13 @@ TOKENS_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+STATIC = "StaticEmbedding"
+"""The module of sentence-transformers that has a vector for each token: a text's is their mean."""
+
 NO_MODULES = "no modules.json: the default of sentence-transformers"
+
+LONGEST = 1 << 17
+"""Tokens of the longest text that a table of vectors is given: nothing but memory bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +140,12 @@ def _read_embedding(folder: Path) -> Recipe:
     modules = _read_modules(folder)
     told = read_json(folder, "config_sentence_transformers.json") or {}
     model = folder / modules[0][1] if modules else folder
+    if modules and modules[0][0] == STATIC:
+        return _read_static(folder, model, modules, told)
     config = read_config(model)
     if modules:
-        modes, include_prompt, after = _read_after(folder, modules[1:])
+        modes, include_prompt = _read_pooling(folder, modules)
+        after = _read_after(folder, modules[2:])
         source = f"{modules[1][1] or '.'}/config.json"
     else:
         causal_head = _architecture(config).endswith("ForCausalLM") and config.get("is_causal", True)
@@ -151,7 +161,6 @@ def _read_embedding(folder: Path) -> Recipe:
         cuts = tuple(declared)
     elif config.get("is_matryoshka") or cut is not None:
         cuts = None
-    prompts = told.get("prompts") or {}
     return Recipe(
         folder=model,
         kind="embedding",
@@ -166,9 +175,33 @@ def _read_embedding(folder: Path) -> Recipe:
         plain=bool(modules),
         cuts=cuts,
         cut=cut,
-        prompts={name: text for name, text in prompts.items() if isinstance(text, str)},
+        prompts=_prompts(told),
         default_prompt=told.get("default_prompt_name"),
     )
+
+
+def _read_static(
+    folder: Path, model: Path, modules: list[tuple[str, str]], told: Mapping[str, Any]
+) -> Recipe:
+    cut = told.get("truncate_dim")
+    return Recipe(
+        folder=model,
+        kind="embedding",
+        head="table",
+        config={"architectures": [STATIC]},
+        modes=("mean",),
+        source="modules.json",
+        after=_read_after(folder, modules[1:]),
+        max_length=LONGEST,
+        cuts=() if cut is None else None,
+        cut=cut,
+        prompts=_prompts(told),
+        default_prompt=told.get("default_prompt_name"),
+    )
+
+
+def _prompts(told: Mapping[str, Any]) -> dict[str, str]:
+    return {name: text for name, text in (told.get("prompts") or {}).items() if isinstance(text, str)}
 
 
 def _read_modules(folder: Path) -> list[tuple[str, str]]:
@@ -185,8 +218,8 @@ def _read_modules(folder: Path) -> list[tuple[str, str]]:
     except (ValueError, TypeError, KeyError) as error:
         raise LoadError(f"{path} is no list of modules: {error!r}") from None
     kinds = [kind for kind, _ in found]
-    if kinds[:1] != ["Transformer"]:
-        raise LoadError(f"{path}: the first module is {kinds[:1]}; only Transformer is served")
+    if kinds[:1] not in (["Transformer"], [STATIC]):
+        raise LoadError(f"{path}: the first module is {kinds[:1]}; Transformer and {STATIC} are served")
     return found
 
 
@@ -205,24 +238,26 @@ def _tokens_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _read_after(
-    folder: Path, modules: list[tuple[str, str]]
-) -> tuple[tuple[str, ...], bool, tuple[After, ...]]:
-    if not modules or modules[0][0] != "Pooling":
+def _read_pooling(folder: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, ...], bool]:
+    if len(modules) < 2 or modules[1][0] != "Pooling":
         raise LoadError(f"{folder}/modules.json has no Pooling after its Transformer")
-    where = folder / modules[0][1]
+    where = folder / modules[1][1]
     pooling = read_json(where, "config.json")
     if pooling is None:
         raise LoadError(f"{where} has no config.json, which says how the model pools")
+    return _modes(pooling, where), bool(pooling.get("include_prompt", True))
+
+
+def _read_after(folder: Path, modules: list[tuple[str, str]]) -> tuple[After, ...]:
     after: list[After] = []
-    for kind, path in modules[1:]:
+    for kind, path in modules:
         if kind == "Normalize":
             after.append("normalize")
         elif kind == "Dense":
             after.append(_read_dense(folder / path))
         elif kind != "Dropout":  # which does nothing but in training
             raise LoadError(f"{folder}/modules.json has a module {kind}, which is not served")
-    return _modes(pooling, where), bool(pooling.get("include_prompt", True)), tuple(after)
+    return tuple(after)
 
 
 def _modes(pooling: Mapping[str, Any], where: Path) -> tuple[str, ...]:

@@ -44,14 +44,18 @@ class Texts:
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises LoadError where transformers has no tokenizer for the folder."""
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         self._recipe = recipe
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                load: Any = AutoTokenizer.from_pretrained
-                self._tokenizer: Any = load(recipe.folder, local_files_only=True)
+                if recipe.head == "table":  # its folder has this file alone
+                    alone: Any = PreTrainedTokenizerFast
+                    self._tokenizer: Any = alone(tokenizer_file=str(recipe.folder / "tokenizer.json"))
+                else:
+                    load: Any = AutoTokenizer.from_pretrained
+                    self._tokenizer = load(recipe.folder, local_files_only=True)
         except Exception as error:  # transformers raises what it likes; one line says what it was
             line = (str(error).strip().splitlines() or [""])[0]
             raise LoadError(f"the tokenizer of {recipe.folder} cannot be loaded: {line}") from error
@@ -138,6 +142,7 @@ class Texts:
         found = self._tokenizer(
             prompt + first,
             second,
+            add_special_tokens=self._recipe.head != "table",
             return_attention_mask=False,
             split_special_tokens=second is not None,
             verbose=False,

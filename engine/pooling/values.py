@@ -42,15 +42,16 @@ class PoolingInfo:
     max_model_len: tokens of the longest text, special ones included; of a pair, of both texts together.
     dimensions: of a vector; 0 where the model makes none. cuts: shorter lengths that vectors may be cut to;
     None: any, and empty: none. pooling: how a text's hidden states become one, and pooling_source: which file
-    says so. causal: each token sees only those before it. prompts: texts that can stand before a text, by
-    name. labels: of the scores, in order. activation: what makes scores of the model's numbers. instructed: a
-    reranker is told what is searched for.
+    says so. engine: what computes; `table`: nothing does, each token has a vector. causal: each token sees
+    only those before it. prompts: texts that can stand before a text, by name. labels: of the scores, in
+    order. activation: what makes scores of the model's numbers. instructed: a reranker is told what is
+    searched for.
     """
 
     name: str
     kind: PoolingKind
     architecture: str
-    engine: Literal["paged", "transformers"]
+    engine: Literal["paged", "transformers", "table"]
     fingerprint: str
     max_model_len: int
     vocab_size: int

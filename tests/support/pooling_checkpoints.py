@@ -131,6 +131,35 @@ def make_embedder(name: str, folder: Path, *, modules: bool = True) -> Path:
     return folder
 
 
+def make_static(folder: Path, *, by_model2vec: bool = False) -> Path:
+    """Write a model that has a vector for each token alone. by_model2vec: with rows that tokens share."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(4)
+    _write(folder / "config.json", {"model_type": "bert"})
+    _write_tokenizer(folder, ends_only=False)
+    for name in ("config.json", "tokenizer_config.json"):  # sentence-transformers writes neither
+        (folder / name).unlink()
+    vocab, size = len(SPECIAL) + len(WORDS) + 26, 24
+    tensors = {"embedding.weight": torch.randn(vocab, size)}
+    if by_model2vec:
+        tensors = {"embeddings": torch.randn(20, size), "mapping": torch.arange(vocab) % 20}
+        tensors["weights"] = torch.rand(vocab)
+    save_file(tensors, str(folder / "model.safetensors"))
+    (folder / "1_Normalize").mkdir()
+    kinds = (("StaticEmbedding", ""), ("Normalize", "1_Normalize"))
+    _write(
+        folder / "modules.json",
+        [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{type_}"}
+            for i, (type_, path) in enumerate(kinds)
+        ],
+    )
+    return folder
+
+
 def make_classifier(kind: str, folder: Path, labels: int, **changes: Any) -> Path:
     """Write a sequence classifier of that many labels."""
     decoder = _DECODER if kind in ("qwen3", "llama") else {}

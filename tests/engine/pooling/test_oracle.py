@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import PoolingConfig, PoolingEngine, PoolingInfo, RenderError
-from tests.support.pooling_checkpoints import EMBEDDERS, SPECIAL, make_classifier, make_embedder, make_judge
+from engine import LoadError, PoolingConfig, PoolingEngine, PoolingInfo, RenderError
+from engine.tiny_embedder import CHECKPOINT
+from tests.support.pooling_checkpoints import (
+    EMBEDDERS,
+    SPECIAL,
+    make_classifier,
+    make_embedder,
+    make_judge,
+    make_static,
+)
 
 TEXTS = (
     "the river bank is green",
@@ -88,6 +96,41 @@ async def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: P
     prompted, _, _ = await _vectors(folder, TEXTS[:2], prompt=info.prompts["query"])
     np.testing.assert_allclose(prompted, oracle.encode_query(list(TEXTS[:2])), atol=2e-5)
     assert abs(prompted - found[:2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("by_model2vec", [False, True])
+@pytest.mark.filterwarnings("ignore")
+async def test_a_table_of_vectors_is_read_as_sentence_transformers_reads_it(
+    by_model2vec: bool, tmp_path: Path
+) -> None:
+    folder = make_static(tmp_path / "m", by_model2vec=by_model2vec)
+    texts = [*TEXTS, "the river " * 5000]  # nothing but memory bounds a text
+    found, info, _ = await _vectors(folder, texts, max_num_batched_tokens=32)
+    np.testing.assert_allclose(found, _sentence_transformer(folder).encode(texts), atol=1e-4)
+    assert (info.architecture, info.engine, info.dimensions) == ("StaticEmbedding", "table", 24)
+    assert info.normalized and info.max_model_len > 10_000 and not info.causal
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_sentence_transformers_reads_the_shipped_table() -> None:
+    found, info, _ = await _vectors(CHECKPOINT, TEXTS)
+    # which computes in the float16 of the file
+    np.testing.assert_allclose(found, _sentence_transformer(CHECKPOINT).encode(list(TEXTS)), atol=1e-3)
+    assert info.normalized and info.dimensions == 192
+
+
+async def test_a_table_with_tensors_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = make_static(tmp_path / "m")
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {"bias": torch.ones(2)}, file)
+    with pytest.raises(LoadError, match="'bias' beside its table"):
+        await PoolingEngine(PoolingConfig(folder, "embedding")).start()
+    save_file({"rows": torch.ones(2)}, file)
+    with pytest.raises(LoadError, match="no tensor 'embeddings'"):
+        await PoolingEngine(PoolingConfig(folder, "embedding")).start()
 
 
 @pytest.mark.parametrize(("name", "mode"), [("bert", "mean"), ("qwen3-with-head", "lasttoken")])
