@@ -15,7 +15,7 @@ import orjson
 from engine import EngineError
 from server.errors import ApiError, to_api_error
 from server.vector_stores.embedding import Payer
-from server.vector_stores.searching import Asked, Searcher, merged
+from server.vector_stores.searching import WEIGHTS, Asked, Searcher, merged
 from storage import NotFound
 from tools import Registry, ToolError, ToolSpec
 
@@ -37,14 +37,14 @@ def search_tools(searcher: Searcher, payer_of: Callable[[str], Awaitable[Payer]]
         options: Mapping[str, Any],
         filters: Mapping[str, Any] | None = None,
     ) -> str:
-        mix = options.get("hybrid_search") or {}
+        mix = options.get("hybrid_search")
         asked = Asked(
             vector_store_ids,
             queries,
             most,
             filters,
             options.get("score_threshold", 0.0),
-            (mix.get("embedding_weight", 1.0), mix.get("text_weight", 1.0)),
+            (mix["embedding_weight"], mix["text_weight"]) if mix else WEIGHTS,
         )
         try:
             hits = await searcher.search(await payer_of(owner), asked)

@@ -1,9 +1,10 @@
 """Searches: which chunks of which stores answer a query, by their words, their vectors, and a reranker.
 
-Without an embedder the order is that of the words, and a score says how good a hit is compared with the best
-one of its query. With an embedder, the ranks of both orders are fused: each gives a hit its weight divided by
-60 and its rank in it, and a score is the sum divided by the highest that there can be. With a reranker, the
-best of these are ordered by it, and the scores are its own. All scores lie between 0 and 1.
+Words say how good a hit is compared with the best one of its query. So do vectors, where there is an
+embedder: the nearest chunk has 1, and the last of those that were looked at 0. A score is the mean of both by
+their weights. A fusion of ranks would not do: the best hit by words is often far ahead of the second one, and
+ranks forget it (BENCHMARKS.md). With a reranker, the best of these are ordered by it, and the scores are its
+own. All scores lie between 0 and 1.
 
 What models do for a search counts as the work of whoever searches.
 """
@@ -27,11 +28,11 @@ from server.vector_stores.vectors import Vectors
 if TYPE_CHECKING:
     from storage import SearchedStore, Storage, StoredChunk
 
-K = 60
-"""Of the reciprocal rank fusion, as in the paper that introduced it."""
-
 CANDIDATES = 4
 """Times as many chunks are looked at as are asked for, and at least 50: orders differ below the first."""
+
+WEIGHTS = 0.5, 1.0
+"""Of vectors and of words, where nobody says otherwise: vectors mislead more often."""
 
 SEARCH_S = 15.0
 """How long a search may take."""
@@ -53,7 +54,7 @@ class Asked:
     most: int
     filter: Filter | None = None
     threshold: float = 0.0
-    weights: tuple[float, float] = (1.0, 1.0)
+    weights: tuple[float, float] = WEIGHTS
     rerank: bool = True
 
 
@@ -140,27 +141,36 @@ class Searcher:
             nearest = await self._vectors.nearest(
                 self._embedder.identity, embedded, wanted, files, only=only, most=most
             )
-        fused: dict[int, float] = defaultdict(float)
-        highest = 0.0
+        scores: dict[int, float] = defaultdict(float)
         for query, near in zip(asked.queries, nearest, strict=True):
             words: Sequence[tuple[int, float]] = ()
             if by_words:
                 words = await self._storage.vector_stores.search(
                     [store.number for store in stores], query, files, only=only, most=most
                 )
-            if not embedded:
-                for id, score in words:
-                    fused[id] = max(fused[id], score / words[0][1] if words[0][1] > 0 else 1.0)
-                continue
-            for weight, order in ((by_vectors, near), (by_words, words)):
-                highest += weight / (K + 1)
-                for rank, (id, _) in enumerate(order, 1):
-                    fused[id] += weight / (K + rank)
-        return {id: score / highest for id, score in fused.items()} if highest else dict(fused)
+            both: dict[int, float] = defaultdict(float)
+            for id, score in (known := _compared(near, most)):
+                both[id] += by_vectors * score
+            for id, score in words:
+                both[id] += by_words * (score / words[0][1] if words[0][1] > 0 else 1.0)
+            highest = by_words + (by_vectors if known else 0.0)
+            for id, score in both.items():
+                scores[id] = max(scores[id], score / highest)
+        return dict(scores)
 
     def _serves(self, store: SearchedStore) -> bool:
         mine = self._embedder
         return mine is not None and (store.embedding, store.dimensions) == (mine.identity, mine.dimensions)
+
+
+def _compared(near: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    """The nearest chunks, the nearest first, with 1 for the best cosine. most: how many were looked for: the
+    last of so many stands for what is not near, and has 0; where there are fewer, that is less sure."""
+    if not near or near[0][1] <= 0:
+        return []  # the model knows nothing of what is asked
+    best = near[0][1]
+    floor = max(0.0, near[-1][1]) * len(near) / most
+    return [(id, max(0.0, cosine - floor) / (best - floor) if best > floor else 1.0) for id, cosine in near]
 
 
 async def usable_stores(

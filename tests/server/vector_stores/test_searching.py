@@ -88,6 +88,45 @@ async def test_vectors_find_what_words_do_not_and_both_count(storage: Storage) -
     assert MODEL.kinds[-1] == "query"
 
 
+class Told(WordVectors):
+    """An embedder that gives every text the vector that it is told, and all others one of zeros."""
+
+    def __init__(self, **vectors: tuple[float, float]) -> None:
+        super().__init__()
+        self._told = vectors
+
+    def _vector(self, text: str) -> list[float]:
+        return [*self._told.get(text.partition(" ")[0], (0.0, 0.0)), *[0.0] * 6]
+
+
+async def test_a_hit_that_is_far_ahead_by_its_words_stays_ahead(storage: Storage) -> None:
+    """Vectors that have another order do not put behind the rest what alone has the rare word."""
+    texts = ("red quince tart", "blue apple tart", "green apple tart", "white apple tart")
+    near = {"red": (0.7, 0.7), "blue": (1.0, 0.1), "green": (1.0, 0.2), "white": (1.0, 0.3)}
+    model = Told(**near, quince=(1.0, 0.0))
+    await fill(storage, "vs_1", model, texts)
+    hits = await found(storage, "quince tart", model)
+    assert hits[0].text == texts[0] and hits[1].text == texts[1]
+    assert hits[0].score > hits[1].score + 0.05
+    assert (await found(storage, "quince tart", model, weights=(1.0, 0.0)))[0].text == texts[1]
+
+
+async def test_a_query_of_which_the_model_knows_nothing_goes_by_words_alone(storage: Storage) -> None:
+    model = Told(red=(1.0, 0.0), blue=(0.0, 1.0))
+    await fill(storage, "vs_1", model, ("red apple", "blue pear"))
+    [hit] = await found(storage, "pear", model)
+    assert (hit.text, hit.score) == ("blue pear", 1.0)
+    assert await found(storage, "plum", model) == []
+    assert await found(storage, "pear", model, weights=(1.0, 0.0)) == []
+
+
+async def test_a_single_near_chunk_is_as_near_as_can_be(storage: Storage) -> None:
+    model = Told(red=(1.0, 0.0), crimson=(0.9, 0.1))
+    await fill(storage, "vs_1", model, ("red apple",))
+    [hit] = await found(storage, "crimson fruit", model)
+    assert hit.score == pytest.approx(0.5 / 1.5)
+
+
 async def test_what_words_alone_find_has_no_place_where_they_have_no_weight(storage: Storage) -> None:
     await fill(storage, "vs_1", MODEL)  # with vectors
     await storage.vector_stores.add_files(
