@@ -29,6 +29,7 @@ import numpy as np
 
 from benchmarks.crowd import run
 from server.clock import now_us
+from server.config import SHIPPED_EMBEDDER
 from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
 from tests.support.libraries import new_store, put_file
 from tests.support.running import http_client, running_app
@@ -43,13 +44,16 @@ Answer = str | list[Any]
 """The name of an HTML page; or a list of two: the number of a page of a PDF, and words of it."""
 
 
-async def quality(path: Path, questions: dict[str, list[Answer]]) -> None:
+async def quality(path: Path, questions: dict[str, list[Answer]], embedder: str) -> None:
     if path.is_dir():
         sources, pages = sorted(path.rglob("*.html")), 0
     else:
         sources, pages = [path], await _checked(path, questions)
     with tempfile.TemporaryDirectory() as data:
-        async with running_app(Path(data)) as running, http_client(running) as http:
+        async with (
+            running_app(Path(data), embedding_model=embedder) as running,
+            http_client(running) as http,
+        ):
             store = await new_store(running, http)
             ids = [await put_file(running, source.name, source.read_bytes()) for source in sources]
             began = time.perf_counter()
@@ -177,13 +181,14 @@ def main() -> None:
     asked = commands.add_parser("quality")
     asked.add_argument("questions", help="a table of file_search.toml")
     asked.add_argument("path", type=Path, help="a folder of HTML pages, or a PDF")
+    asked.add_argument("--embedding-model", default=SHIPPED_EMBEDDER, help="none: search by words alone")
     commands.add_parser("speed")
     given = parser.parse_args()
     if given.command == "speed":
         run(speed())
     else:
         tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-        run(quality(given.path, tables[given.questions]))
+        run(quality(given.path, tables[given.questions], given.embedding_model))
 
 
 if __name__ == "__main__":

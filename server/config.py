@@ -51,6 +51,7 @@ from tools import Egress, read_rule
 THREADED_BYTES = 32 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
 SHIPPED_MODEL = "antiphon-tiny"
+SHIPPED_EMBEDDER = "antiphon-embed"
 """The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""
 
 FILE_NAME = "antiphon.toml"
@@ -78,6 +79,12 @@ class ConfigError(Exception):
 def _split(value: Any) -> Any:
     """Lists come from the environment as one string with commas."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _or_none(values: tuple[str, ...]) -> tuple[str, ...]:
+    if "none" in values and len(values) > 1:
+        raise ValueError("'none' stands alone")
+    return () if values == ("none",) else values
 
 
 def _path(value: Any) -> Any:
@@ -206,6 +213,7 @@ def _absolute_database(url: str) -> str:
 
 DatabaseUrl = Annotated[str, AfterValidator(_absolute_database)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+NamesOrNone = Annotated[Names, AfterValidator(_or_none)]
 HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ...], BeforeValidator(_split)]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
@@ -416,10 +424,13 @@ class Config(BaseModel):
     max_lora_rank: int | None = _setting(
         None, "an adapter of a higher rank is refused at the start; default: any rank", gt=0, engines=_LOCAL
     )
-    embedding_model: Names = _setting(
-        (),
+    embedding_model: NamesOrNone = _setting(
+        lambda values: (
+            (SHIPPED_EMBEDDER,) if values["engine"] == "local" and not values["entries"].models else ()
+        ),
         "a model for /v1/embeddings beside the model (repeatable): a folder or a Hugging Face id, or "
-        "NAME=FOLDER where it is to have another name than the last part of that",
+        "NAME=FOLDER where it is to have another name than the last part of that; none: there is none; "
+        "default: the shipped one, where the settings name one model that is computed here",
     )
     rerank_model: Names = _setting(
         (), "the same for /v1/rerank and /v1/score: a cross-encoder, or Qwen3-Reranker"

@@ -44,7 +44,7 @@ ORDERS = {
         *(
             "vision",
             "kernels",
-            "tiny",
+            *("tiny", "tiny_embedder"),
             "models",
             "executor",
             "tiers",
@@ -360,7 +360,8 @@ def test_what_a_wheel_holds(tmp_path: Path) -> None:
         *(ROOT / "engine" / "kernels" / "cpu").glob("*.h"),
     ]
     console = (ROOT / "server" / "console" / "web").rglob("*")
-    for shipped in (*(ROOT / "engine" / "tiny" / "checkpoint").rglob("*"), *sources, *console):
+    models = (ROOT / "engine").glob("tiny*/checkpoint/*")
+    for shipped in (*models, *sources, *console):
         if shipped.is_file():
             assert str(shipped.relative_to(ROOT)) in names
     assert not any("__pycache__" in name or name.endswith((".pyc", ".db")) for name in names)

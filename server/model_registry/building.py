@@ -21,7 +21,7 @@ from engine import (
     SpeechEngine,
     SpeechInfo,
 )
-from server.config import SHIPPED_MODEL, Config
+from server.config import SHIPPED_EMBEDDER, SHIPPED_MODEL, Config
 from server.limits import Caps
 
 if TYPE_CHECKING:
@@ -103,8 +103,12 @@ def build_engine(config: Config) -> Engine:
 
 def shipped_or_given(config: Config) -> Path | str:
     """Where the configured model is: a folder, or an id of the hub."""
-    shipped = Path(str(files("engine"))) / "tiny" / "checkpoint"
-    return shipped if config.model == SHIPPED_MODEL else config.model
+    return _shipped("tiny") if config.model == SHIPPED_MODEL else config.model
+
+
+def _shipped(package: str) -> Path:
+    """The checkpoint of a package of the engine."""
+    return Path(str(files("engine"))) / package / "checkpoint"
 
 
 def is_hosted(config: Config) -> bool:
@@ -181,7 +185,7 @@ def build_pooling(config: Config) -> list[PoolingEngine]:
         engines.append(
             PoolingEngine(
                 PoolingConfig(
-                    model=where,
+                    model=_shipped("tiny_embedder") if where == SHIPPED_EMBEDDER else where,
                     kind=kind,
                     name=name,
                     device=config.device,

@@ -5,7 +5,8 @@ are parts that fit. A reranker's score is that of the best window, and a vector 
 windows, weighted by their tokens.
 
 Their tokens are those of whoever the search, or the document, belongs to: they count in the usage of that
-owner and against its limits, as those of a request for vectors do. They are no request of their own there.
+owner and against its limits, as those of a request for vectors do. They are no request of their own there. A
+table of vectors does its work for nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Counted:
                     f"of it, and the model has tokens from 0 to {self.served.info.vocab_size - 1} only."
                 )
                 raise ApiError(400, message, code="invalid_value", param=param)
-        if not payer.counted:
+        if not payer.counted or self.served.info.engine == "table":
             rows, _ = await engine.pool(texts, owner=payer.owner, weight=payer.weight)
             return rows
         tokens = sum(len(text.ids) for text in texts)
