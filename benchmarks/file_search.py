@@ -7,6 +7,9 @@ and `dpkg-deb -x`. `quality pdf_facts FILE` does the same with `usr/share/doc/gn
 `gnuplot-doc`: how often do the first five passages have the words of the page that answer? `asked` and
 `pdf_asked` are for `usr/share/doc/postgresql-doc-15/html` and `usr/share/doc/octave/octave.pdf`.
 
+`python -m benchmarks.file_search quality words FOLDER` asks for five words, drawn by chance, of a sentence of
+each of 100 pages: what a search by words finds for certain, vectors must not hide.
+
 `python -m benchmarks.file_search speed` stores 100,000 chunks of 200 words, whose frequencies are those of a
 language (Zipf's law), and searches them for questions of rare, common and mixed words. It also says how long
 commits of others had to wait for the writing thread meanwhile.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 import statistics
 import tempfile
 import time
@@ -78,6 +82,24 @@ async def quality(path: Path, questions: dict[str, list[Answer]], embedder: str)
             count = len(questions)
             print(f"{five} of {count} ({five / count:.0%}) in the first five, {first} the very first")
             print(f"a search took {statistics.median(times) * 1e3:.1f} ms (median)")
+
+
+async def _words_of_sentences(path: Path) -> dict[str, list[Answer]]:
+    """Five words of a sentence of each of 100 pages, and the name of the page."""
+    chance = random.Random(1)
+    questions: dict[str, list[Answer]] = {}
+    pages = sorted(path.rglob("*.html"))
+    for page in chance.sample(pages, len(pages)):
+        text = _in_a_line(
+            "\n".join(each.text for each in (await read_document(page.read_bytes(), page.name)).pages)
+        )
+        sentences = [each.split() for each in re.findall(r"[A-Z][^.?!]{60,300}[.?!]", text)]
+        sentences = [words for words in sentences if len(words) > 8]
+        if sentences:
+            questions[" ".join(chance.sample(chance.choice(sentences), 5))] = [page.name]
+        if len(questions) == 100:
+            break
+    return questions
 
 
 async def _checked(path: Path, questions: dict[str, list[Answer]]) -> int:
@@ -174,12 +196,20 @@ async def _searched(storage: Storage, number: int, words: Sequence[str]) -> floa
     return statistics.median(times) * 1e3
 
 
+async def _quality(given: argparse.Namespace) -> None:
+    if given.questions == "words":
+        questions = await _words_of_sentences(given.path)
+    else:
+        questions = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())[given.questions]
+    await quality(given.path, questions, given.embedding_model)
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     asked = commands.add_parser("quality")
-    asked.add_argument("questions", help="a table of file_search.toml")
+    asked.add_argument("questions", help="a table of file_search.toml, or words")
     asked.add_argument("path", type=Path, help="a folder of HTML pages, or a PDF")
     asked.add_argument("--embedding-model", default=SHIPPED_EMBEDDER, help="none: search by words alone")
     commands.add_parser("speed")
@@ -187,8 +217,7 @@ def main() -> None:
     if given.command == "speed":
         run(speed())
     else:
-        tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-        run(quality(given.path, tables[given.questions], given.embedding_model))
+        run(_quality(given))
 
 
 if __name__ == "__main__":

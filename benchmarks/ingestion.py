@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.crowd import run
 from server.clock import now_us
+from server.config import SHIPPED_EMBEDDER
 from server.vector_stores import Asked, Kind, Payer, Searcher
 from server.vector_stores.vectors import as_bytes
 from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, open_storage
@@ -41,11 +42,11 @@ OWNER = "bench"
 # Beside streams
 
 
-async def beside(port: int, pages: int, pairs: int, files: int) -> None:
+async def beside(port: int, pages: int, pairs: int, files: int, embedder: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--data", folder]
         server = await asyncio.create_subprocess_exec(
-            *argv, "--log-level", "error", stdout=asyncio.subprocess.PIPE
+            *argv, "--embedding-model", embedder, "--log-level", "error", stdout=asyncio.subprocess.PIPE
         )
         try:
             assert server.stdout is not None
@@ -215,13 +216,14 @@ def main() -> None:
     streams.add_argument("--pages", type=int, default=10_000, help="in all pairs together")
     streams.add_argument("--files", type=int, default=25, help="in each pair")
     streams.add_argument("--pairs", type=int, default=4)
+    streams.add_argument("--embedding-model", default=SHIPPED_EMBEDDER, help="none: words alone")
     asked = commands.add_parser("query")
     asked.add_argument("--db", help="the URL of an empty PostgreSQL database; default: SQLite")
     given = parser.parse_args()
     if given.command == "query":
         run(query(given.db))
     else:
-        run(beside(given.port, given.pages, given.pairs, given.files))
+        run(beside(given.port, given.pages, given.pairs, given.files, given.embedding_model))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.pooling.recipe import Recipe
+from engine.pooling.word_by_word import WordByWord
 from engine.types import LoadError, RenderError
 
 JUDGE = (
@@ -65,6 +66,9 @@ class Texts:
         control = {*self._tokenizer.all_special_tokens, *(str(each) for each in added if each.special)}
         self._control = sorted(control, key=len, reverse=True)
         self._prompt_lengths: dict[str, int] = {}
+        self._by_word: WordByWord | None = None
+        if recipe.head == "table" and WordByWord.fits(self._tokenizer.backend_tokenizer):
+            self._by_word = WordByWord(self._tokenizer.backend_tokenizer)
         self._yes_no = recipe.yes_no
         if self._tokenizer.chat_template and not recipe.plain and recipe.causal:
             what = "a query and a document are" if recipe.kind == "rerank" else "a text is"
@@ -138,6 +142,8 @@ class Texts:
             raise RenderError(f"the text cannot be read: {error}") from None
 
     def _encoded(self, first: str, second: str | None, prompt: str, cut: int | None) -> TextInput:
+        if self._by_word is not None and second is None:
+            return TextInput(np.array(self._by_word.ids(prompt + first)[:cut], np.int32))
         length = {"truncation": "longest_first", "max_length": cut} if cut is not None else {}
         found = self._tokenizer(
             prompt + first,
