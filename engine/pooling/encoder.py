@@ -36,6 +36,9 @@ log = logging.getLogger("antiphon.engine")
 WINDOW = 512
 """Texts that are looked at for those of one length."""
 
+TABLE_STEP = 1 << 14
+"""Tokens of a step of a table: there is nothing to compute, and each step has others wait for the lock."""
+
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 """The classes of encoders that have a decoder beside them, which `AutoModel` would load too."""
 
@@ -50,7 +53,7 @@ class EncoderWorker:
         self._recipe = recipe
         self._model, self.vocab_size, hidden, longest = _load(config, recipe, checkpoint, device)
         self._pad = texts.pad_id
-        self._size = StepSize(config.max_num_batched_tokens)
+        self._size = StepSize(TABLE_STEP if recipe.head == "table" else config.max_num_batched_tokens)
         self._finish = Finish(recipe, device)
         self._queues: OrderedDict[str, OrderedDict[int, Item]] = OrderedDict()
         self._share = FairShare()
@@ -60,7 +63,7 @@ class EncoderWorker:
         self.hidden = len(recipe.labels) if recipe.head == "classes" else hidden
         lengths = (recipe.max_length, texts.longest, longest, config.max_model_len)
         self.max_len = min((each for each in lengths if each is not None), default=512)
-        self._num_threads = config.num_threads or torch.get_num_threads()
+        self._num_threads = 1 if recipe.head == "table" else config.num_threads or torch.get_num_threads()
 
     @property
     def num_waiting(self) -> int:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.pooling.recipe import Recipe
-from engine.pooling.word_by_word import WordByWord
 from engine.types import LoadError, RenderError
 
 JUDGE = (
@@ -66,9 +65,6 @@ class Texts:
         control = {*self._tokenizer.all_special_tokens, *(str(each) for each in added if each.special)}
         self._control = sorted(control, key=len, reverse=True)
         self._prompt_lengths: dict[str, int] = {}
-        self._by_word: WordByWord | None = None
-        if recipe.head == "table" and WordByWord.fits(self._tokenizer.backend_tokenizer):
-            self._by_word = WordByWord(self._tokenizer.backend_tokenizer)
         self._yes_no = recipe.yes_no
         if self._tokenizer.chat_template and not recipe.plain and recipe.causal:
             what = "a query and a document are" if recipe.kind == "rerank" else "a text is"
@@ -142,13 +138,16 @@ class Texts:
             raise RenderError(f"the text cannot be read: {error}") from None
 
     def _encoded(self, first: str, second: str | None, prompt: str, cut: int | None) -> TextInput:
-        if self._by_word is not None and second is None:
-            return TextInput(np.array(self._by_word.ids(prompt + first)[:cut], np.int32))
+        if self._recipe.head == "table":
+            # A batch of one: unlike other ways in, it lets go of the interpreter's lock, for which whatever
+            # generates would wait many times in each of its steps.
+            encode: Any = self._tokenizer.backend_tokenizer.encode_batch_fast
+            [alone] = encode([prompt + first], add_special_tokens=False)
+            return TextInput(np.array(alone.ids[:cut], np.int32))
         length = {"truncation": "longest_first", "max_length": cut} if cut is not None else {}
         found = self._tokenizer(
             prompt + first,
             second,
-            add_special_tokens=self._recipe.head != "table",
             return_attention_mask=False,
             split_special_tokens=second is not None,
             verbose=False,

@@ -91,6 +91,11 @@ class Embedder:
         return f"{self.model}@{self.served.info.fingerprint}w"
 
     @property
+    def is_table(self) -> bool:
+        """See `server.vector_stores.Embedder`."""
+        return self.served.info.engine == "table"
+
+    @property
     def normalized(self) -> bool:
         """Whether vectors have the length 1, so that their products are cosines."""
         return self.served.info.normalized

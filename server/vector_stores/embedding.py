@@ -37,6 +37,10 @@ class Embedder(Protocol):
     def dimensions(self) -> int:
         """How many numbers a vector has."""
 
+    @property
+    def is_table(self) -> bool:
+        """Whether it has a vector for each word, and computes next to nothing."""
+
     async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> Sequence[Sequence[float]]:
         """A vector for each text, in their order. Raises ApiError 429 and 403 where the payer's limits are in
         the way, 400 for a text that the model cannot read, and the engine's errors; a cancelled call drops

@@ -17,7 +17,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from engine import EngineError
@@ -308,10 +308,7 @@ class Ingester:
         payer = Payer(job.owner, counted=False)
         start = job.embedded
         while chunks := await self._stores.texts(job, start - 1, BATCH):
-            with pace.apart():  # the model's own queue lets others go first
-                vectors = await self._embedder.embed(
-                    [chunk.text for chunk in chunks], "document", payer=payer
-                )
+            vectors = await _embedded(self._embedder, [chunk.text for chunk in chunks], payer, pace)
             await self._stores.set_vectors(job, start, [as_bytes(vector) for vector in vectors])
             start += len(chunks)
             await pace.rest(len(chunks))
@@ -362,8 +359,7 @@ class Ingester:
         vectors: Sequence[Sequence[float] | None] = [None] * len(chunks)
         if embedder is not None:
             payer = await self._payer_of(job.owner)
-            with pace.apart():  # the model's own queue lets others go first
-                vectors = await embedder.embed([chunk.text for chunk in chunks], "document", payer=payer)
+            vectors = await _embedded(embedder, [chunk.text for chunk in chunks], payer, pace)
         new = [
             NewChunk(
                 position,
@@ -377,6 +373,15 @@ class Ingester:
         ]
         await self._stores.add_chunks(job, new, digest, None if embedder is None else embedder.identity)
         self._num_apart += 1
+
+
+async def _embedded(
+    embedder: Embedder, texts: Sequence[str], payer: Payer, pace: Pace
+) -> Sequence[Sequence[float]]:
+    """Vectors of chunks. A model's queue and its priority let others go first. The work of a table is mostly
+    Python's own, which no priority keeps from others, so it is rested after."""
+    with nullcontext() if embedder.is_table else pace.apart():
+        return await embedder.embed(texts, "document", payer=payer)
 
 
 _GIVEN_UP = f"Reading this file has failed {MAX_ATTEMPTS} times. The server's log says more."

@@ -62,6 +62,7 @@ class WordVectors:
 
     identity = "words-1"
     dimensions = 8
+    is_table = False
 
     def __init__(self, *groups: Sequence[str]) -> None:
         self._groups = groups
