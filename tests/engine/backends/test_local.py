@@ -302,8 +302,9 @@ async def test_tokens_of_many_streams_go_out_together(
     assert engine._waking is None, "nothing of two is held"
     many = await asyncio.gather(*(collect(engine, request(sampled(24))) for _ in range(4)))
     assert [tokens(chunks) for chunks in many] == [tokens(few[0])] * 4
-    # The first token goes at once, and so does the last, with all that was held.
-    assert all(len(chunks[0].token_ids) == 1 and len(chunks) <= 6 for chunks in many), many
+    # The first token goes at once, with what has come until its reader looks, and so does the last, with all
+    # that was held: in half a second that were all of them.
+    assert all(len(chunks[0].token_ids) < 12 and len(chunks) <= 6 for chunks in many), many
 
 
 async def test_a_slow_consumer_is_paused_and_loses_nothing(engine: LocalEngine, folder: Path) -> None:
