@@ -120,11 +120,11 @@ def search(
     within = f"AND (n.id >> {POSITION_BITS}) {'= ANY' if only else '<> ALL'} (CAST(:files AS bigint[]))"
     statement = text(
         "SELECT n.id, n.embedding <=> CAST(CAST(:query AS text) AS vector) AS far"
-        " FROM vector_nearest n JOIN vector_store_files f"
-        f" ON f.store_number = n.id >> {POSITION_BITS + FILE_BITS}"
-        f" AND f.number = (n.id >> {POSITION_BITS}) & {(1 << FILE_BITS) - 1}"
-        " WHERE n.id BETWEEN :first AND :last AND f.store_number = :store AND f.status = 'completed'"
-        " AND f.deleted_at IS NULL AND f.embedding = :model AND f.embedded = f.next_position"
+        " FROM vector_nearest n WHERE n.id BETWEEN :first AND :last"
+        # Keys of files, once for all chunks: a join of both tables may compare each chunk with each file.
+        f" AND n.id >> {POSITION_BITS} IN (SELECT (CAST(f.store_number AS bigint) << {FILE_BITS}) | f.number"
+        " FROM vector_store_files f WHERE f.store_number = :store AND f.status = 'completed'"
+        " AND f.deleted_at IS NULL AND f.embedding = :model AND f.embedded = f.next_position)"
         f" {within if files or only else ''} ORDER BY far, n.id LIMIT :most"
     )
     found: list[tuple[int, float]] = []
