@@ -51,8 +51,9 @@ from tools import Egress, read_rule
 THREADED_BYTES = 32 * 1024
 """Bodies above this are parsed in the thread pool: on the loop they would delay every stream."""
 SHIPPED_MODEL = "antiphon-tiny"
-SHIPPED_EMBEDDER = "antiphon-embed"
 """The model that comes with the package; every other value of `model` is a folder or a Hugging Face id."""
+SHIPPED_EMBEDDER = "antiphon-embed"
+"""The same for vectors, and `embedding_model`."""
 
 FILE_NAME = "antiphon.toml"
 TOOLS_NAME = "tools.toml"

@@ -1,9 +1,8 @@
 """Computes texts by transformers, in batches of texts of about one length.
 
 This serves every architecture that `AutoModel` and `AutoModelForSequenceClassification` know, and tables of
-vectors, which take transformers for nothing but the tokenizer. The owner that
-was served least is next, and its oldest text brings along those of nearly its length, whoever's they are, up
-to the tokens of one step.
+vectors, which take transformers for nothing but the tokenizer. The owner that was served least is next, and
+its oldest text brings along those of nearly its length, whoever's they are, up to the tokens of one step.
 """
 
 from __future__ import annotations

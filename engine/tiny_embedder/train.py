@@ -85,7 +85,6 @@ def main() -> None:
     taught = pairs[: HELD_OUT + options.taught]
     short = teacher.read_once(options.state / "short", [pair[0] for pair in taught], SHORT)
     long = teacher.read_once(options.state / "long", [pair[1] for pair in taught], PASSAGE)
-    taught = taught[: min(len(short), len(long))]
     table = train(tokenizer, counts, words, taught, short, long, options)
     save(options.out, tokenizer, table)
 
@@ -222,7 +221,6 @@ def train(
         print(f"{when}: first {first:.1%}, in ten {ten:.1%}; to the teacher {near:.3f}", flush=True)
 
     show("before")
-    done = 0
     for epoch in range(options.epochs):
         order = HELD_OUT + chance.permutation(len(pairs) - HELD_OUT)
         for at in range(0, len(order) - BATCH + 1, BATCH):
@@ -240,9 +238,6 @@ def train(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            done += 1
-            if done == steps:
-                break
         show(f"epoch {epoch + 1}")
     return table.weight.detach()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,7 @@ def make_embedder(name: str, folder: Path, *, modules: bool = True) -> Path:
     for i, each in enumerate(after, 2):
         if each == "Dense":
             size = _write_dense(folder / f"{i}_Dense", size, 40 if after.count("Dense") == 1 else size)
-    _write(
-        folder / "modules.json",
-        [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{type_}"}
-            for i, (type_, path) in enumerate(rows)
-        ],
-    )
+    _write_modules(folder, rows)
     _write(folder / "sentence_bert_config.json", {"max_seq_length": 120, "do_lower_case": False})
     prompts = {"query": "search query : ", "document": "search document : "}
     _write(
@@ -138,10 +133,7 @@ def make_static(folder: Path, *, by_model2vec: bool = False) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(4)
-    _write(folder / "config.json", {"model_type": "bert"})
     _write_tokenizer(folder, ends_only=False)
-    for name in ("config.json", "tokenizer_config.json"):  # sentence-transformers writes neither
-        (folder / name).unlink()
     vocab, size = len(SPECIAL) + len(WORDS) + 26, 24
     tensors = {"embedding.weight": torch.randn(vocab, size)}
     if by_model2vec:
@@ -149,14 +141,7 @@ def make_static(folder: Path, *, by_model2vec: bool = False) -> Path:
         tensors["weights"] = torch.rand(vocab)
     save_file(tensors, str(folder / "model.safetensors"))
     (folder / "1_Normalize").mkdir()
-    kinds = (("StaticEmbedding", ""), ("Normalize", "1_Normalize"))
-    _write(
-        folder / "modules.json",
-        [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{type_}"}
-            for i, (type_, path) in enumerate(kinds)
-        ],
-    )
+    _write_modules(folder, [("StaticEmbedding", ""), ("Normalize", "1_Normalize")])
     return folder
 
 
@@ -199,6 +184,7 @@ def _write_model(kind: str, changes: dict[str, Any], end: str, folder: Path) -> 
                 torch.nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.1, 0.2)
         model.save_pretrained(folder)
     _write_tokenizer(folder, ends_only="num_key_value_heads" in changes)
+    _write_tokenizer_config(folder, typed=kind in ("bert", "electra"))
     return int(config.hidden_size)
 
 
@@ -218,9 +204,11 @@ def _write_tokenizer(folder: Path, *, ends_only: bool) -> None:
         single, pair = "$A [SEP]", "$A $B [SEP]"
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
     tokenizer.save(str(folder / "tokenizer.json"))
-    inputs = ["input_ids", "attention_mask"]
-    if json.loads((folder / "config.json").read_text())["model_type"] in ("bert", "electra"):
-        inputs.append("token_type_ids")
+
+
+def _write_tokenizer_config(folder: Path, *, typed: bool) -> None:
+    """typed: the model is told which text of a pair each token is of."""
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
     _write(
         folder / "tokenizer_config.json",
         {
@@ -231,6 +219,17 @@ def _write_tokenizer(folder: Path, *, ends_only: bool) -> None:
             "sep_token": "[SEP]",
             "model_input_names": inputs,
         },
+    )
+
+
+def _write_modules(folder: Path, rows: Sequence[tuple[str, str]]) -> None:
+    """rows: the kinds of modules, and their folders."""
+    _write(
+        folder / "modules.json",
+        [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{type_}"}
+            for i, (type_, path) in enumerate(rows)
+        ],
     )
 
 
