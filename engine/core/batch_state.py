@@ -139,15 +139,16 @@ class Rows:
         if num_draws is None:
             num_draws = np.ones(len(slots), np.int64)
         row_of, ahead = ragged(num_draws)
-        row_slots, at = slots[row_of], self.num_tokens[slots][row_of] + ahead
-        differs = self.tokens[row_slots, at] != ids
+        at = self._places(slots[row_of], self.num_tokens[slots][row_of] + ahead)
+        tokens = self.tokens.reshape(-1)
+        differs = tokens[at] != ids
         ends = np.cumsum(num_draws)
         differs[ends - 1] = True  # no draft stands there
         firsts = ends - num_draws
         breaks = np.flatnonzero(differs)
         added: Ints = breaks[np.searchsorted(breaks, firsts)] - firsts + 1
         kept = ahead < added[row_of]
-        self.tokens[row_slots[kept], at[kept]] = ids[kept]
+        tokens[at[kept]] = ids[kept]
         self.num_tokens[slots] += added
         self.num_drafts[slots] = 0
         return added
@@ -162,8 +163,8 @@ class Rows:
         starts = self.num_computed[slots]
         query_start = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(counts, out=query_start[1:])
-        row_of = np.repeat(np.arange(len(slots)), counts)
-        positions = np.arange(query_start[-1]) - query_start[row_of] + starts[row_of]
+        row_of, after = ragged(counts)
+        row_slots, positions = slots[row_of], starts[row_of] + after
         seq_lens = starts + counts
         width = -(-int(seq_lens.max()) // kv.block_size)
         tables = tuple(table[slots, :width] for table in kv.tables)
@@ -172,13 +173,13 @@ class Rows:
         drawing, ahead = ragged(num_draws)
         scored, targets, prompt_counts = self._prompt_targets(slots, query_start, prompt_logprobs)
         return StepPlan(
-            token_ids=self.tokens[slots[row_of], positions].astype(np.int64),
+            token_ids=self.tokens.reshape(-1)[self._places(row_slots, positions)].astype(np.int64),
             positions=positions,
             query_start=query_start,
             seq_lens=seq_lens,
             adapters=self.adapter[slots],
             block_tables=tables,
-            slot_blocks=tuple(table[row_of, block_index].astype(np.int64) for table in tables),
+            slot_blocks=tuple(_blocks(table, row_slots, block_index) for table in kv.tables),
             slot_offsets=offsets,
             num_draws=num_draws,
             logits_at=np.concatenate((query_start[1:][drawing] - num_draws[drawing] + ahead, scored)),
@@ -208,7 +209,7 @@ class Rows:
             seq_lens=positions + 1,
             adapters=self.adapter[slots],
             block_tables=tables,
-            slot_blocks=tuple(table[rows, block_index].astype(np.int64) for table in tables),
+            slot_blocks=tuple(_blocks(table, slots, block_index) for table in kv.tables),
             slot_offsets=offsets,
             num_draws=np.zeros(len(slots), np.int64),
             logits_at=rows,
@@ -218,6 +219,11 @@ class Rows:
             prompt_top=0,
             grid_positions=self._grid_positions(slots, positions, np.arange(len(slots) + 1)),
         )
+
+    def _places(self, slots: Ints, at: Ints) -> Ints:
+        """Where tokens are in all rows put end to end. For two indices NumPy lets go of the interpreter's
+        lock, which is a busy thread's for a while then; for one it does not."""
+        return slots * self.tokens.shape[1] + at
 
     def _shown(self, slots: Ints, starts: Ints, counts: Ints, query_start: Ints) -> tuple[StepImage, ...]:
         """What the next `counts[i]` tokens of `slots[i]` show."""
@@ -312,8 +318,16 @@ class Rows:
         return rows, ids, is_output
 
 
+def _blocks(table: NDArray[np.int32], slots: Ints, at: Ints) -> Ints:
+    """The blocks [T] that a table [slots, blocks] has at these places of these slots."""
+    found: NDArray[np.int32] = table.reshape(-1)[slots * table.shape[1] + at]
+    return found.astype(np.int64)
+
+
 def ragged(counts: Ints) -> tuple[Ints, Ints]:
     """Rows of `counts` entries each, flattened: for every entry its row, and its place in it."""
+    if (counts == 1).all():  # as for nearly every step
+        return np.arange(len(counts)), np.zeros_like(counts)
     row_of = np.repeat(np.arange(len(counts)), counts)
     return row_of, np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
 

@@ -82,11 +82,14 @@ class Forward:
         self._logits = np.empty((0, self._num_outputs), np.float32)
         self._kept: list[Any] = []  # what the structures point to
         self._most_ranks = 0
-        shape = model.shape
+        shape, embedding = model.shape, model.embedding
+        # one that torch holds in eight bits is read by torch; one in panels is the head
+        self._embeds = isinstance(embedding, Tensor | Panels)
         cosines, sines = model.rotation_table(num_positions)
         made = [self._layer(layer, *caches) for layer, caches in zip(model.layers, layers, strict=True)]
         self._decoder = Decoder(
             layers=(Layer * len(made))(*made),
+            embedding=self._at(embedding.contiguous()) if isinstance(embedding, Tensor) else None,
             final_norm=self._at(model.final_norm),
             cosines=self._at(cosines),
             sines=self._at(sines),
@@ -102,17 +105,24 @@ class Forward:
         )
         self._windows = [group.window for group in model.spec.groups]
 
-    def __call__(self, plan: StepPlan, progress: ctypes.c_double) -> Tensor:
-        """The logits f32 of a plan's `logits_at`, [R, rows of the head]; `progress` is told whenever a layer
-        is done, in seconds of the monotonic clock.
+    def __call__(self, plan: StepPlan, progress: ctypes.c_double, vocab_size: int) -> Tensor:
+        """The logits f32 of a plan's `logits_at`, [R, vocab_size]; `progress` is told whenever a layer is
+        done, in seconds of the monotonic clock. Raises IndexError for a token that the model does not have.
         """
-        residual = self._model.embed(torch.from_numpy(plan.token_ids))
         logits = self._room_for(len(plan.logits_at))
         held: list[NDArray[np.generic]] = []
 
         def at(array: NDArray[np.generic]) -> int:
             held.append(np.ascontiguousarray(array))
             return held[-1].ctypes.data
+
+        token_ids = embedded = None
+        if self._embeds:
+            if plan.token_ids.min() < 0 or plan.token_ids.max() >= self._model.spec.vocab_size:
+                raise IndexError("a token is none of the model's")
+            token_ids = at(plan.token_ids)
+        else:
+            embedded = self._model.embed(torch.from_numpy(plan.token_ids))
 
         groups = [
             Group(tables=at(tables), slot_blocks=at(blocks), width=tables.shape[1], window=window or 0)
@@ -130,23 +140,24 @@ class Forward:
             adapters = at(np.repeat(plan.adapters, np.diff(plan.query_start)))
         step = Step(
             groups=(Group * len(groups))(*groups),
-            residual=residual.data_ptr(),
+            token_ids=token_ids,
+            embedded=None if embedded is None else embedded.data_ptr(),
             logits_at=at(plan.logits_at),
             wanted=len(plan.logits_at),
-            logits=logits.data_ptr(),
+            logits=logits.ctypes.data,
             progress=ctypes.addressof(progress),
             adapters=adapters,
             alone=self._deterministic,
         )
         self.library.forward(self._decoder, batch, step)
-        return logits
+        return torch.from_numpy(logits[:, :vocab_size])
 
-    def _room_for(self, rows: int) -> Tensor:
+    def _room_for(self, rows: int) -> NDArray[np.float32]:
         """Memory for logits [rows, rows of the head]: the last step's, unless somebody still holds that. As
         many megabytes taken anew would cost a step a fault of each page."""
-        if len(self._logits) < rows or sys.getrefcount(self._logits) > 2:  # a tensor of it holds it, too
+        if len(self._logits) < rows or sys.getrefcount(self._logits) > 2:  # what is cut of it holds it, too
             self._logits = np.empty((rows, self._num_outputs), np.float32)
-        return torch.from_numpy(self._logits[:rows])
+        return self._logits[:rows]
 
     def _layer(self, layer: DecoderLayer, group: int, k_cache: Tensor, v_cache: Tensor) -> Any:
         _, block_size, kv_heads, head_dim = k_cache.shape

@@ -36,7 +36,7 @@ from engine.kernels import (
     write_kv,
 )
 from engine.models import Model, ModelSpec
-from engine.step import RowLogprobs, StepPlan
+from engine.step import Ints, RowLogprobs, StepPlan
 
 TAKEN = 256 << 20  # bytes of a CPU's pools that are taken before there is any use, see `Reserve`,
 TAKEN_WEIGHTS = 4  # but no more than so many times the weights
@@ -209,7 +209,7 @@ class Runner:
         if self.launcher is not None:
             return self.launcher.compute(plan)[:, : self.vocab_size]
         if self.fused is not None:
-            return self.fused(plan, self.progress.cell)[:, : self.vocab_size]
+            return self.fused(plan, self.progress.cell, self.vocab_size)
         if self.model.adapters is not None:
             self.model.adapters.choose(np.repeat(plan.adapters, np.diff(plan.query_start)))
         attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
@@ -226,7 +226,22 @@ class Runner:
         self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
     ) -> StepResult:
         """Draw the plan's tokens and fetch them; `masks` as in `sampler.draw`."""
-        return self.fetch(self.launch_draw(forwarded, plan, mask_rows, masks))
+        if self.fused is None:
+            return self.fetch(self.launch_draw(forwarded, plan, mask_rows, masks))
+        draw, logits, alone = plan.draw, forwarded.logits, self.deterministic
+        count, scores, prompt_scores = len(draw.temperature), None, None
+        if len(plan.prompt_targets):
+            targets = torch.from_numpy(plan.prompt_targets)
+            prompt_scores = sampler.score(logits[count:], targets, plan.prompt_top, alone=alone)
+        logits = logits if len(logits) == count else logits[:count]
+        ids, peak, allowed = sampler.draw_here(
+            logits, draw, mask_rows, masks, self.fused.library.draw, alone=alone
+        )
+        rows = np.flatnonzero(draw.logprobs >= 0)
+        if len(rows):
+            drawn = torch.from_numpy(ids[rows])
+            scores = sampler.score(logits[rows], drawn, int(draw.logprobs.max()), alone=alone)
+        return _result(ids, peak, allowed, rows, scores, plan.prompt_targets, prompt_scores)
 
     def launch_draw(
         self, forwarded: Forwarded, plan: StepPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
@@ -239,10 +254,7 @@ class Runner:
             scores = _home(sampler.score(logits[count:], targets, plan.prompt_top, alone=alone))
         if count:
             pick = None if self.launcher is None else self.launcher.kernels.pick
-            contend = None if self.fused is None else self.fused.library.contend
-            drawn = sampler.draw(
-                logits[:count], plan.draw, mask_rows, masks, alone=alone, pick=pick, contend=contend
-            )
+            drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks, alone=alone, pick=pick)
             if self.launcher is not None:
                 self.launcher.remember(drawn.ids)
             allowed = torch.ones_like(drawn.peak) if drawn.allowed is None else drawn.allowed
@@ -262,10 +274,15 @@ class Runner:
         if drawing.ready is not None:
             drawing.ready.synchronize()
         ids, peak, allowed = drawing.numbers.numpy()
-        ids = ids.astype(np.int64)
-        rows = drawing.logprob_rows
-        logprobs = dict(zip(rows.tolist(), _read(ids[rows], drawing.logprobs), strict=True))
-        return StepResult(ids, _failures(peak, allowed), logprobs, _read(drawing.targets, drawing.scores))
+        return _result(
+            ids.astype(np.int64),
+            peak,
+            allowed,
+            drawing.logprob_rows,
+            drawing.logprobs,
+            drawing.targets,
+            drawing.scores,
+        )
 
     def narrow(self, forwarded: Forwarded, rows: Sequence[int]) -> Forwarded:
         """The logits of some rows of a forward."""
@@ -356,7 +373,21 @@ def _read(token_ids: NDArray[np.int64], scores: Scores | None) -> list[RowLogpro
     ]
 
 
-def _failures(peak: NDArray[np.float64], allowed: NDArray[np.float64]) -> dict[int, str]:
+def _result(
+    ids: Ints,
+    peak: NDArray[np.floating],
+    allowed: NDArray[np.generic],
+    rows: Ints,
+    scores: Scores | None,
+    targets: Ints,
+    prompt_scores: Scores | None,
+) -> StepResult:
+    """What was drawn, as the host has it; `rows` are those whose log probabilities are `scores`."""
+    logprobs = dict(zip(rows.tolist(), _read(ids[rows], scores), strict=True))
+    return StepResult(ids, _failures(peak, allowed), logprobs, _read(targets, prompt_scores))
+
+
+def _failures(peak: NDArray[np.floating], allowed: NDArray[np.generic]) -> dict[int, str]:
     failed = dict.fromkeys(np.flatnonzero(allowed == 0).tolist(), NO_TOKEN)
     infinite = np.flatnonzero(~np.isfinite(peak)).tolist()
     return failed | dict.fromkeys(infinite, "the model produced logits that are not finite")

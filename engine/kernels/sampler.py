@@ -9,7 +9,7 @@ was filtered away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.step import DrawPlan
+from engine.step import DrawPlan, Ints
 
 _CANDIDATES = (64, 1024)  # sizes tried, in turn, for the set that top-k and top-p leave, before a full sort
 Pick = Callable[[Tensor, DrawPlan], Tensor]
-Contend = Callable[[Tensor, Tensor], Sequence[Sequence[int]]]
-"""See `Library.contend` of the CPU's kernels."""
+Look = Callable[
+    [NDArray[np.float32], NDArray[np.float32], Ints, Ints, Ints, NDArray[np.int32]], NDArray[np.void]
+]
+"""See `Library.draw` of the CPU's kernels."""
 _NOISE_ELEMENTS = 1 << 18  # noise is made for this many candidates at a time, so that it stays in the cache
 
 
@@ -50,14 +52,13 @@ def draw(
     *,
     alone: bool = False,
     pick: Pick | None = None,
-    contend: Contend | None = None,
 ) -> Drawn:
     """Draw a token for each row of logits [R, V].
 
     masks [M, ceil(V / 32)]: bit sets of allowed ids for the rows `mask_rows` [M]. `alone`: what may round in
     another way among another number of rows (sums, logarithms) is done row by row. `pick`: what draws from
     the adjusted scores [R, V] in place of this module, for a device that it would ask too much of; it makes
-    the same noise. `contend`: finds out sooner than this module which ids a draw without filters can be.
+    the same noise.
     """
     raw = logits.float()
     peak, greedy = _best(raw)
@@ -68,13 +69,55 @@ def draw(
     ids = greedy
     sampled = np.flatnonzero(plan.temperature > 0)
     if len(sampled):
-        ids = pick(scores, plan) if pick else _sample(scores, plan, sampled, greedy, alone, contend)
+        ids = pick(scores, plan) if pick else _sample(scores, plan, sampled, greedy, alone)
     rows = np.flatnonzero(plan.logprobs >= 0)
     if not len(rows):
         return Drawn(ids, peak, allowed, rows)
     at = _tensor(rows, raw)
     chosen, top_ids, top = score(raw[at], ids[at], int(plan.logprobs.max()), alone=alone)
     return Drawn(ids, peak, allowed, rows, chosen, top_ids, top)
+
+
+def draw_here(
+    logits: Tensor,
+    plan: DrawPlan,
+    mask_rows: NDArray[np.int64],
+    masks: NDArray[np.int32],
+    look: Look,
+    *,
+    alone: bool = False,
+) -> tuple[Ints, NDArray[np.float32], NDArray[np.bool_]]:
+    """What `draw` does, and the very tokens, where a CPU's kernels `look` at logits f32 [R, V] first.
+
+    Returns ids, peaks and which rows were allowed any token, [R] each. Nearly always that is one call: what
+    remains are rows with filters, and those in which two sums are so close that their noise must be exact.
+    """
+    raw = scores = logits.numpy()
+    if len(plan.penalized) or len(plan.bias_rows):
+        scores = _adjust(logits, plan, np.zeros(0, np.int64), masks[:0]).numpy()
+    mask_of = np.full(len(raw), -1)
+    mask_of[mask_rows] = np.arange(len(mask_rows))
+    drawn = plan.temperature > 0
+    plain = drawn & (plan.top_k <= 0) & (plan.top_p >= 1) & (plan.min_p <= 0)
+    temperatures = np.where(plain, plan.temperature, np.float32(0))
+    found = look(scores, temperatures, plan.noise, plan.draw_index, mask_of, masks)
+    count, ids = found["count"], np.where(plain, found["ids"][:, 0], found["best_id"])
+    for row in np.flatnonzero(count > 1).tolist():
+        ids[row] = _draw_of_few(scores[row], plan, row, found["ids"][row, : count[row]])
+    rest = np.flatnonzero(drawn & (count == 0))
+    if len(rest):
+        adjusted = _adjust(logits, plan, mask_rows, masks)
+        ids = _sample(adjusted, plan, rest, torch.from_numpy(ids), alone).numpy()
+    peak = found["peak"] if scores is raw else raw.max(axis=-1)
+    return ids, peak, found["best"] > -np.inf
+
+
+def _draw_of_few(scores: NDArray[np.float32], plan: DrawPlan, row: int, few: Ints) -> int:
+    """The draw of a row of scores [V] where it is known which ids it can be."""
+    own = slice(row, row + 1)
+    scaled = torch.from_numpy(scores[few] / plan.temperature[row])
+    keys = draw_keys(torch.from_numpy(plan.noise[own]), torch.from_numpy(plan.draw_index[own]))
+    return int(few[gumbel_argmax(scaled[None], torch.from_numpy(few.astype(np.int32))[None], keys)[0]])
 
 
 def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +206,6 @@ def _sample(
     rows: NDArray[np.int64],
     greedy: Tensor,
     alone: bool,
-    contend: Contend | None,
 ) -> Tensor:
     """Replace the greedy ids of `rows` by keyed draws."""
     ids = greedy.clone()
@@ -188,9 +230,6 @@ def _sample(
             scaled = scaled.masked_fill(scaled < floor, float("-inf"))
         if filtered[own[0]]:
             ids[at] = _draw_filtered(scaled, keys[at], top_k[own], plan.top_p[own])
-        elif contend is not None:
-            own_keys = keys[at]
-            ids[at] = _draw_of_few(scaled, own_keys, contend(scaled.contiguous(), own_keys), alone)
         else:
             ids[at] = gumbel_argmax(scaled, _every(scaled), keys[at], alone)
     return ids
@@ -198,17 +237,6 @@ def _sample(
 
 def _every(scaled: Tensor) -> Tensor:
     return torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)[None]
-
-
-def _draw_of_few(scaled: Tensor, keys: Tensor, few: Sequence[Sequence[int]], alone: bool) -> Tensor:
-    """The same draw where it is known which ids `few` of each row it can be; none: it can be any."""
-    ids = torch.tensor([own[0] if own else 0 for own in few])
-    for row, own in enumerate(few):
-        if len(own) != 1:
-            part, key = scaled[row : row + 1], keys[row : row + 1]
-            those = torch.tensor([own], dtype=torch.int32) if own else _every(scaled)
-            ids[row] = those[0, gumbel_argmax(part[:, those[0].long()], those, key, alone)[0]]
-    return ids
 
 
 def _draw_filtered(

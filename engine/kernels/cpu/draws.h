@@ -11,10 +11,25 @@
 
 extern "C" {
 
-// Of a row: how many ids may be the one, and which. `count` 0: there may be more than those that have been kept.
+// Rows of scores, `stride` apart, of which `vocabulary` count each. A row's token is drawn at its temperature with the
+// noise of `noise` at `draw_index`; at temperature 0 it is the one of the highest score. `mask_of` [rows]: which of
+// `masks` [.., mask_width] allows the row's ids, by a bit each; negative: all are allowed.
+struct Draw {
+    const float* scores;
+    int64_t stride, rows, vocabulary;
+    const float* temperatures;
+    const int64_t *noise, *draw_index, *mask_of;
+    const uint32_t* masks;
+    int64_t mask_width;
+};
+
+// Of a row: its highest score, which is no number where one of them is none; of those that are allowed the highest and
+// the first id that has it; and where it is drawn, how many ids may be the one, and which. `count` 0: there may be more
+// than those that have been kept.
 constexpr int64_t MOST_CONTENDERS = 8;
-struct Contenders {
-    int64_t count, ids[MOST_CONTENDERS];
+struct Drawn {
+    float peak, best;
+    int64_t best_id, count, ids[MOST_CONTENDERS];
 };
 
 }  // extern "C"
@@ -67,28 +82,58 @@ inline Floats gumbel(Words bits) {
     return -logarithm(t);
 }
 
-inline Contenders contend(const float* scores, int64_t vocabulary, int64_t key) {
-    const uint32_t low = uint32_t(key), high = uint32_t(uint64_t(key) >> 32);
-    Words ids;
-    for (int i = 0; i < WIDE; i++) ids[i] = i;
-    // of each place in a vector the best two, and how high a third one may be
+// The key of a row's draw (`draw_keys`).
+inline uint64_t draw_key(int64_t noise, int64_t draw_index) {
+    uint64_t x = uint64_t(noise) + (uint64_t(draw_index) + 1) * 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+inline Drawn draw(const Draw& all, int64_t row) {
+    const float* scores = all.scores + row * all.stride;
+    const float temperature = all.temperatures[row];
+    const uint32_t* mask = all.mask_of[row] < 0 ? nullptr : all.masks + all.mask_of[row] * all.mask_width;
+    const uint64_t key = draw_key(all.noise[row], all.draw_index[row]);
+    const uint32_t low = uint32_t(key), high = uint32_t(key >> 32);
     const Floats nothing = Floats{} - std::numeric_limits<float>::infinity();
+    Words ids, bit_of;
+    for (int i = 0; i < WIDE; i++) ids[i] = i, bit_of[i] = 1u << i;
+    Floats peak = nothing, best = nothing;
+    Ints best_id{}, odd{};
+    // of each place in a vector the best two sums, and how high a third one may be
     Floats first = nothing, second = nothing, third = nothing;
     Ints first_id{}, second_id{};
-    for (int64_t at = 0; at < vocabulary; at += WIDE, ids += WIDE) {
-        const bool whole = at + WIDE <= vocabulary;
-        const Floats own = whole ? read(scores + at) : read_some(scores + at, vocabulary - at, nothing[0]);
-        const Floats sum = own + gumbel(mixed_bits(mixed_bits(ids ^ low) ^ high));
-        const Ints best = sum > first, better = sum > second;
-        third = better ? second : greater(sum, third);
-        second_id = best ? first_id : better ? Ints(ids) : second_id;
-        second = best ? first : better ? sum : second;
-        first_id = best ? Ints(ids) : first_id;
-        first = best ? sum : first;
+    for (int64_t at = 0; at < all.vocabulary; at += WIDE, ids += WIDE) {
+        const bool whole = at + WIDE <= all.vocabulary;
+        Floats own = whole ? read(scores + at) : read_some(scores + at, all.vocabulary - at, nothing[0]);
+        odd |= own != own;
+        peak = greater(own, peak);
+        if (mask) {
+            const Words bits = Words{} + (mask[at / 32] >> at % 32);
+            own = (bits & bit_of) != 0 ? own : nothing;
+        }
+        const Ints higher = own > best;
+        best = higher ? own : best;
+        best_id = higher ? Ints(ids) : best_id;
+        if (temperature <= 0) continue;
+        const Floats sum = own / temperature + gumbel(mixed_bits(mixed_bits(ids ^ low) ^ high));
+        const Ints most = sum > first, more = sum > second;
+        third = more ? second : greater(sum, third);
+        second_id = most ? first_id : more ? Ints(ids) : second_id;
+        second = most ? first : more ? sum : second;
+        first_id = most ? Ints(ids) : first_id;
+        first = most ? sum : first;
+    }
+    Drawn found{};
+    found.peak = greatest(peak), found.best = best[0], found.best_id = best_id[0];
+    for (int i = 0; i < WIDE; i++) {
+        if (odd[i]) found.peak = std::numeric_limits<float>::quiet_NaN();
+        if (best[i] > found.best || (best[i] == found.best && best_id[i] < found.best_id))
+            found.best = best[i], found.best_id = best_id[i];
     }
     const float highest = greatest(first), least = highest - CERTAIN - ROUNDED * std::fabs(highest);
-    Contenders found{};
-    if (!(greatest(third) < least)) return found;  // also where a number is none
+    if (!(greatest(third) < least)) return found;  // also where a number is none, and where nothing is drawn
     for (int i = 0; i < WIDE; i++) {
         if (first[i] >= least && found.count < MOST_CONTENDERS) found.ids[found.count++] = first_id[i];
         if (second[i] >= least && found.count < MOST_CONTENDERS) found.ids[found.count++] = second_id[i];

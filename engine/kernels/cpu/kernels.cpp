@@ -21,9 +21,11 @@ struct Layer {
     int64_t group;
 };
 
-// A model in bfloat16 or float. `cosines` and `sines` [positions, head_dim / 2]; `scale` of scores.
+// A model in bfloat16 or float. `embedding` [ids, hidden], or the head's panels where `embedding` is null. `cosines` and
+// `sines` [positions, head_dim / 2]; `scale` of scores.
 struct Decoder {
     const Layer* layers;
+    const void* embedding;
     const void* final_norm;
     const float *cosines, *sines;
     Map head;
@@ -31,12 +33,12 @@ struct Decoder {
     float eps, scale;
 };
 
-// `residual` [tokens, hidden] are the embedded tokens, and are written over; `logits` [wanted, outputs] in float, of
-// the tokens `logits_at`; `progress`: when a layer was last done, in seconds of the monotonic clock. `adapters`
+// `embedded` [tokens, hidden], written over, or null: those of `token_ids` are looked up. `logits` [wanted, outputs] in float, of the tokens `logits_at`; `progress`: when a layer was last done, in seconds of the monotonic clock. `adapters`
 // [tokens], from 1 (0: none), or null. alone: each query attends apart, so that its numbers depend on its keys alone.
 struct Step {
     const Group* groups;
-    void* residual;
+    const int64_t* token_ids;
+    void* embedded;
     const int64_t* logits_at;
     int64_t wanted;
     void* logits;
@@ -116,9 +118,26 @@ void multiply(const Map& map, const T* x, const Beside& beside, Turns& turns, in
     product(map, x, beside, turns, count, residual, out);
 }
 
+// A row of a map's matrix, which is not one of gates, in no fewer than eight bits.
+template <class T> void read_row(const Map& map, int64_t row, T* out) {
+    constexpr int PAIR = Pairs<T>::SIZE;
+    const auto copy = [&](const auto* weights, int pair, auto scaled) {
+        weights += (row / PANEL * map.inputs * PANEL) + row % PANEL * pair;
+        for (int64_t k = 0; k < map.inputs; k++) out[k] = scaled(weights[k / pair * PANEL * pair + k % pair]);
+    };
+    if (map.kind == INT8)
+        copy(static_cast<const int8_t*>(map.weight), 2, [&](int8_t weight) {
+            T own;
+            put(&own, float(weight) * map.scale[row]);
+            return own;
+        });
+    else
+        copy(static_cast<const T*>(map.weight), PAIR, [](T weight) { return weight; });
+}
+
 // What a forward keeps between its operations.
 template <class T> struct Buffers {
-    std::vector<T> normed, heads, queries, mixed, middle;
+    std::vector<T> residual, normed, heads, queries, mixed, middle;
     std::vector<float> sums, ranks;
 };
 
@@ -128,7 +147,7 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
     const int64_t tokens = batch.tokens, hidden = decoder.hidden, dim = shape.head_dim, num_q = decoder.heads;
     const int64_t turned = num_q + shape.kv_heads, all = turned + shape.kv_heads;
     const int64_t widest = std::max({hidden, num_q * dim, decoder.middle});
-    T* residual = static_cast<T*>(step.residual);
+    T* residual = step.embedded ? static_cast<T*>(step.embedded) : room(buffers.residual, tokens * hidden);
     const T* none = nullptr;
     T* normed = room(buffers.normed, std::max(tokens, step.wanted) * hidden);
     T* heads = room(buffers.heads, tokens * all * dim);
@@ -148,6 +167,16 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
                 normalise(residual + (rows ? rows[r] : r) * hidden, static_cast<const T*>(weight), decoder.eps, hidden,
                           normed + r * hidden);
         };
+        if (!step.embedded) {
+#pragma omp for schedule(static)
+            for (int64_t t = 0; t < tokens; t++) {
+                const int64_t id = step.token_ids[t];
+                if (decoder.embedding)
+                    std::copy_n(static_cast<const T*>(decoder.embedding) + id * hidden, hidden, residual + t * hidden);
+                else
+                    read_row(decoder.head, id, residual + t * hidden);
+            }
+        }
         for (int64_t i = 0; i < decoder.num_layers; i++) {
             const Layer& layer = decoder.layers[i];
             const Cache& cache = layer.cache;
@@ -218,11 +247,9 @@ void antiphon_product(const Map* map, int is_bf16, const void* x, int64_t rows, 
         run(0.0f);
 }
 
-// scores [rows, vocabulary] and the key of each row's noise -> which ids may have the highest sum of both.
-void antiphon_contend(const float* scores, const int64_t* keys, int64_t rows, int64_t vocabulary, Contenders* out,
-                      int threads) {
+void antiphon_draw(const Draw* draws, Drawn* out, int threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t r = 0; r < rows; r++) out[r] = contend(scores + r * vocabulary, vocabulary, keys[r]);
+    for (int64_t r = 0; r < draws->rows; r++) out[r] = draw(*draws, r);
 }
 
 // weight [outputs, inputs] of `bytes` each -> panels [inputs / pair, PANEL, pair]; `order` [panels * PANEL]: which

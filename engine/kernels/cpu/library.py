@@ -23,7 +23,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 log = logging.getLogger("antiphon.engine")
@@ -94,6 +96,7 @@ Layer = _structure(
 Decoder = _structure(
     "Decoder",
     layers=ctypes.POINTER(Layer),
+    embedding=_pointer,
     final_norm=_pointer,
     cosines=_pointer,
     sines=_pointer,
@@ -110,7 +113,8 @@ Decoder = _structure(
 Step = _structure(
     "Step",
     groups=ctypes.POINTER(Group),
-    residual=_pointer,
+    token_ids=_pointer,
+    embedded=_pointer,
     logits_at=_pointer,
     wanted=_int,
     logits=_pointer,
@@ -119,7 +123,24 @@ Step = _structure(
     alone=_int,
 )
 
-Contenders = _structure("Contenders", count=_int, ids=_int * MOST_CONTENDERS)
+Draw = _structure(
+    "Draw",
+    scores=_pointer,
+    stride=_int,
+    rows=_int,
+    vocabulary=_int,
+    temperatures=_pointer,
+    noise=_pointer,
+    draw_index=_pointer,
+    mask_of=_pointer,
+    masks=_pointer,
+    mask_width=_int,
+)
+DRAWN = np.dtype(
+    [("peak", np.float32), ("best", np.float32)]
+    + [(name, np.int64) for name in ("best_id", "count")]
+    + [("ids", np.int64, MOST_CONTENDERS)]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +165,32 @@ class Library:
             torch.get_num_threads(),
         )
 
-    def contend(self, scores: Tensor, keys: Tensor) -> Sequence[Sequence[int]]:
-        """Which ids of scores f32 [R, V] may have the highest sum with the noise of keys int64 [R], of each
-        row; none where there may be more. Both contiguous."""
-        found = (Contenders * len(scores))()
-        self._functions.antiphon_contend(
-            scores.data_ptr(),
-            keys.data_ptr(),
-            len(scores),
-            scores.shape[1],
-            ctypes.addressof(found),
-            torch.get_num_threads(),
+    def draw(
+        self,
+        scores: NDArray[np.float32],
+        temperatures: NDArray[np.float32],
+        noise: NDArray[np.int64],
+        draw_index: NDArray[np.int64],
+        mask_of: NDArray[np.int64],
+        masks: NDArray[np.int32],
+    ) -> NDArray[np.void]:
+        """What may be drawn for each row of scores [R, V], whose last dimension is contiguous; `DRAWN` [R],
+        see `draws.h`. The others are contiguous."""
+        out = np.empty(len(scores), DRAWN)
+        draw = Draw(
+            scores=scores.ctypes.data,
+            stride=scores.strides[0] // scores.itemsize,
+            rows=len(scores),
+            vocabulary=scores.shape[1],
+            temperatures=temperatures.ctypes.data,
+            noise=noise.ctypes.data,
+            draw_index=draw_index.ctypes.data,
+            mask_of=mask_of.ctypes.data,
+            masks=masks.ctypes.data,
+            mask_width=masks.shape[1],
         )
-        return [row.ids[: row.count] for row in found]
+        self._functions.antiphon_draw(_at(draw), out.ctypes.data, torch.get_num_threads())
+        return out
 
     def pack(self, weight: Tensor, order: Tensor, out: Tensor, pair: int) -> None:
         """weight [outputs, inputs] into panels, `order` [panels * PANEL] of its rows (-1: zeros)."""
@@ -278,8 +312,8 @@ def _load(path: Path) -> Library:
     threads = ctypes.c_int
     functions.antiphon_forward.argtypes = [_pointer, _pointer, _pointer, threads]
     functions.antiphon_product.argtypes = [_pointer, threads, _pointer, _int, _pointer, _pointer, threads]
-    functions.antiphon_contend.argtypes = [_pointer, _pointer, _int, _int, _pointer, threads]
+    functions.antiphon_draw.argtypes = [_pointer, _pointer, threads]
     functions.antiphon_pack.argtypes = [_pointer, _pointer, _int, _int, _int, _int, _pointer, threads]
-    for name in ("forward", "product", "contend", "pack"):
+    for name in ("forward", "product", "draw", "pack"):
         getattr(functions, f"antiphon_{name}").restype = None
     return Library(functions)

@@ -9,13 +9,16 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import Quantization
@@ -28,6 +31,7 @@ from engine.kernels.large_pages import LARGE, Reserve, large_pages, touch
 from engine.kernels.torch_attention import Workspace, memory_of, new_pool
 from engine.models.decoder import NativeDecoder
 from engine.models.linear import make_linear
+from engine.step import DrawPlan, no_draws
 from engine.tiny import CHECKPOINT
 from tests.support.driver import Driver, greedy
 
@@ -89,26 +93,100 @@ def made(
     return found
 
 
-def test_a_draw_among_contenders_is_the_draw_among_all(kernels: Library) -> None:
+def draw_plan(rows: int, **fields: NDArray[np.generic]) -> DrawPlan:
+    """Rows at temperature 1 with noise of their own, but for these fields."""
+    plan = replace(
+        no_draws(),
+        temperature=np.ones(rows, np.float32),
+        top_k=np.zeros(rows, np.int64),
+        top_p=np.ones(rows, np.float32),
+        min_p=np.zeros(rows, np.float32),
+        noise=np.arange(rows) * 987654321987654321 - 2**62,
+        draw_index=np.arange(rows) * 7,
+        logprobs=np.full(rows, -1),
+    )
+    return replace(plan, **fields)
+
+
+def masks_of(rows: Sequence[int], vocabulary: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Random masks for these rows."""
+    shape = (len(rows), -(-vocabulary // 32))
+    return np.array(rows, np.int64), np.random.default_rng(5).integers(-(2**31), 2**31, shape).astype(
+        np.int32
+    )
+
+
+def both_draws(
+    kernels: Library, scores: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """What is drawn, which is what torch draws; and so are the peaks, and what was allowed."""
+    drawn = sampler.draw(scores, plan, mask_rows, masks)
+    ids, peak, allowed = sampler.draw_here(scores, plan, mask_rows, masks, kernels.draw)
+    assert np.array_equal(ids, drawn.ids.numpy())
+    assert np.array_equal(peak, drawn.peak.numpy(), equal_nan=True)
+    assert np.array_equal(allowed, np.ones(len(ids)) if drawn.allowed is None else drawn.allowed.numpy())
+    return ids
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 1003, 40_000])
+def test_a_draw_that_kernels_look_at_first_is_that_of_torch(kernels: Library, vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(3)
-    num_contenders = list[int]()
-    for vocabulary in (1, 5, 1003, 40_000):
-        for scale, offset in ((0.0, 0.0), (0.1, 0.0), (3.0, -20.0), (50.0, 0.0), (3.0, 1e6)):
-            scores = torch.randn(8, vocabulary, generator=generator) * scale + offset
-            scores[::2, 1::3] = float("-inf")
-            keys = torch.randint(-(2**63), 2**63 - 1, (8,), generator=generator)
-            found = kernels.contend(scores, keys)
-            drawn = sampler._draw_of_few(scores, keys, found, alone=False)
-            assert torch.equal(drawn, sampler.gumbel_argmax(scores, sampler._every(scores), keys))
-            num_contenders += [len(own) for own in found]
-    # Most have one, some have several, and where numbers are so high that noise is rounded, too many do.
-    assert num_contenders.count(1) > len(num_contenders) / 2 and {0, 2} <= {*num_contenders}
+    plan = draw_plan(8, temperature=np.array([1, 1, 0.3, 0, 2, 1, 0, 0.7], np.float32))
+    for scale, offset in ((0.0, 0.0), (0.1, 0.0), (3.0, -20.0), (50.0, 0.0), (3.0, 1e6)):
+        scores = torch.randn(8, vocabulary, generator=generator) * scale + offset
+        scores[::2, 1::3] = float("-inf")
+        scores = torch.cat((scores, scores + 1e9), dim=1)[:, :vocabulary]  # rows that lie apart
+        for rows in ([], [1, 3, 4], range(8)):
+            mask_rows, masks = masks_of(rows, vocabulary)
+            masks[:, 0] |= 1  # no row without any token
+            both_draws(kernels, scores, plan, mask_rows, masks)
 
 
-def test_a_draw_of_what_is_banned_altogether_or_no_number_has_no_contenders(kernels: Library) -> None:
-    scores = torch.full((2, 100), float("-inf"))
-    scores[1] = float("nan")
-    assert [*kernels.contend(scores, torch.tensor([1, 2]))] == [[], []]
+def test_filters_penalties_and_bias_go_the_same_way_beside_rows_without(kernels: Library) -> None:
+    scores = random(6, 1003, dtype=torch.float32) * 3
+    mask_rows, masks = masks_of([0, 2], 1003)
+    filtered = draw_plan(
+        6,
+        top_k=np.array([0, 5, 0, 2000, 0, 0]),
+        top_p=np.array([1, 1, 0.5, 1, 1, 1], np.float32),
+        min_p=np.array([0, 0, 0, 0, 0.2, 0], np.float32),
+    )
+    both_draws(kernels, scores, filtered, mask_rows, masks)
+    biased = replace(
+        filtered,
+        bias_rows=np.array([1, 5]),
+        bias_ids=np.array([3, 1002]),
+        bias_values=np.array([-np.inf, 30], np.float32),
+        penalized=np.array([2, 3]),
+        repetition=np.array([1.5, 1], np.float32),
+        presence=np.array([0, 0.5], np.float32),
+        frequency=np.array([0, 0.5], np.float32),
+        history_rows=np.array([0, 1, 1]),
+        history_ids=np.array([7, 8, 8]),
+        history_is_output=np.array([False, True, True]),
+    )
+    assert both_draws(kernels, scores, biased, mask_rows, masks)[5] == 1002
+
+
+def test_most_draws_have_one_contender_and_some_have_several_or_too_many(kernels: Library) -> None:
+    no_masks = np.full(64, -1), np.zeros((0, 0), np.int32)
+    plan, counts = draw_plan(64), set[int]()
+    for scale, offset, vocabulary in ((3, 0, 1003), (0, 1e6, 1003), (0, 300, 5)):
+        scores = (random(64, vocabulary, dtype=torch.float32) * scale + offset).numpy()
+        found = kernels.draw(scores, plan.temperature, plan.noise, plan.draw_index, *no_masks)
+        counts |= {*found["count"].tolist()}
+        if scale == 3:
+            assert (found["count"] == 1).sum() > 60
+    assert {0, 1, 2} <= counts
+
+
+def test_what_is_banned_altogether_or_no_number_is_told(kernels: Library) -> None:
+    scores = torch.zeros(4, 100)
+    scores[1, 50], scores[2], scores[3] = float("nan"), float("-inf"), float("inf")
+    plan, rows = draw_plan(4), np.array([0])
+    _, peak, allowed = sampler.draw_here(scores, plan, rows, np.zeros((1, 4), np.int32), kernels.draw)
+    assert allowed.tolist()[0] is False
+    assert np.isfinite(peak).tolist() == [True, False, False, False]
 
 
 def held(linear: Panels) -> Tensor:
