@@ -21,9 +21,7 @@ from engine.step import DrawPlan, Ints
 
 _CANDIDATES = (64, 1024)  # sizes tried, in turn, for the set that top-k and top-p leave, before a full sort
 Pick = Callable[[Tensor, DrawPlan], Tensor]
-Look = Callable[
-    [NDArray[np.float32], NDArray[np.float32], Ints, Ints, Ints, NDArray[np.int32]], NDArray[np.void]
-]
+Look = Callable[[NDArray[np.float32], DrawPlan, Ints, NDArray[np.int32]], NDArray[np.void]]
 """See `Library.draw` of the CPU's kernels."""
 _NOISE_ELEMENTS = 1 << 18  # noise is made for this many candidates at a time, so that it stays in the cache
 
@@ -90,18 +88,20 @@ def draw_here(
     """What `draw` does, and the very tokens, where a CPU's kernels `look` at logits f32 [R, V] first.
 
     Returns ids, peaks and which rows were allowed any token, [R] each. Nearly always that is one call: what
-    remains are rows with filters, and those in which two sums are so close that their noise must be exact.
+    remains are sums so close to each other that their noise must be exact. Filters may round in another way
+    than with `draw`.
     """
     raw = scores = logits.numpy()
-    if len(plan.penalized) or len(plan.bias_rows):
+    if len(plan.penalized):
         scores = _adjust(logits, plan, np.zeros(0, np.int64), masks[:0]).numpy()
+    elif len(plan.bias_rows):
+        scores = raw.copy()
+        np.add.at(scores, (plan.bias_rows, plan.bias_ids), plan.bias_values)
     mask_of = np.full(len(raw), -1)
     mask_of[mask_rows] = np.arange(len(mask_rows))
-    drawn = plan.temperature > 0
-    plain = drawn & (plan.top_k <= 0) & (plan.top_p >= 1) & (plan.min_p <= 0)
-    temperatures = np.where(plain, plan.temperature, np.float32(0))
-    found = look(scores, temperatures, plan.noise, plan.draw_index, mask_of, masks)
-    count, ids = found["count"], np.where(plain, found["ids"][:, 0], found["best_id"])
+    found = look(scores, plan, mask_of, masks)
+    drawn, count = plan.temperature > 0, found["count"]
+    ids = np.where(drawn, found["ids"][:, 0], found["best_id"])
     for row in np.flatnonzero(count > 1).tolist():
         ids[row] = _draw_of_few(scores[row], plan, row, found["ids"][row, : count[row]])
     rest = np.flatnonzero(drawn & (count == 0))

@@ -1,8 +1,8 @@
 """Computes texts by transformers, in batches of texts of about one length.
 
-This serves every architecture that `AutoModel` and `AutoModelForSequenceClassification` know, and tables of
-vectors, which take transformers for nothing but the tokenizer. The owner that was served least is next, and
-its oldest text brings along those of nearly its length, whoever's they are, up to the tokens of one step.
+This serves every architecture that `AutoModel` and `AutoModelForSequenceClassification` know. The owner that
+was served least is next, and its oldest text brings along those of nearly its length, whoever's they are, up
+to the tokens of one step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.core import FairShare, of_device
 from engine.models import F32_BELOW, Checkpoint
 from engine.pooling.recipe import Recipe
-from engine.pooling.static import StaticEmbedding
 from engine.pooling.step_size import StepSize
 from engine.pooling.texts import Texts
 from engine.pooling.values import PoolingConfig
@@ -34,9 +33,6 @@ log = logging.getLogger("antiphon.engine")
 
 WINDOW = 512
 """Texts that are looked at for those of one length."""
-
-TABLE_STEP = 1 << 14
-"""Tokens of a step of a table: there is nothing to compute, and each step has others wait for the lock."""
 
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 """The classes of encoders that have a decoder beside them, which `AutoModel` would load too."""
@@ -50,9 +46,9 @@ class EncoderWorker:
         checkpoint = Checkpoint(recipe.folder)
         self._device = device
         self._recipe = recipe
-        self._model, self.vocab_size, hidden, longest = _load(config, recipe, checkpoint, device)
+        self._model, self.vocab_size, hidden, longest = self._load(config, checkpoint)
         self._pad = texts.pad_id
-        self._size = StepSize(TABLE_STEP if recipe.head == "table" else config.max_num_batched_tokens)
+        self._size = StepSize(self._most_tokens(config))
         self._finish = Finish(recipe, device)
         self._queues: OrderedDict[str, OrderedDict[int, Item]] = OrderedDict()
         self._share = FairShare()
@@ -62,7 +58,22 @@ class EncoderWorker:
         self.hidden = len(recipe.labels) if recipe.head == "classes" else hidden
         lengths = (recipe.max_length, texts.longest, longest, config.max_model_len)
         self.max_len = min((each for each in lengths if each is not None), default=512)
-        self._num_threads = 1 if recipe.head == "table" else config.num_threads or torch.get_num_threads()
+        self._num_threads = self._threads(config)
+
+    def _load(self, config: PoolingConfig, checkpoint: Checkpoint) -> tuple[nn.Module, int, int, int | None]:
+        """The model, how many tokens it knows, the size of their states, and how many it has positions
+        for."""
+        model = _load_transformer(self._recipe, _dtype(config, checkpoint, self._device), self._device)
+        fields = model.config.get_text_config()
+        return model, int(fields.vocab_size), int(fields.hidden_size), _positions(model, fields)
+
+    def _most_tokens(self, config: PoolingConfig) -> int:
+        """Of a step."""
+        return config.max_num_batched_tokens
+
+    def _threads(self, config: PoolingConfig) -> int:
+        """Of torch."""
+        return config.num_threads or torch.get_num_threads()
 
     @property
     def num_waiting(self) -> int:
@@ -133,6 +144,17 @@ class EncoderWorker:
         return self._compute(batch[:middle]) + self._compute(batch[middle:])
 
     def _vectors(self, batch: list[Item]) -> list[Outcome]:
+        rows = self._rows(batch)
+        vectors = self._finish(rows, [item.text.raw for item in batch]).cpu().numpy()
+        finite = np.isfinite(vectors).all(axis=1).tolist()
+        broken = RequestFailed("the model computed numbers that are not finite")
+        return [
+            Outcome(item.handle, vector) if is_finite else Outcome(item.handle, error=broken)
+            for item, vector, is_finite in zip(batch, vectors, finite, strict=True)
+        ]
+
+    def _rows(self, batch: list[Item]) -> Tensor:
+        """What is pooled of each text, or the logits of its classes, f32 [texts, numbers]."""
         longest = max(len(item.text.ids) for item in batch)
         ids = np.full((len(batch), longest), self._pad, np.int64)
         mask = np.zeros((len(batch), longest), np.int64)
@@ -148,14 +170,12 @@ class EncoderWorker:
             given["token_type_ids"] = self._move(types)
         output = self._model(**given)
         if self._recipe.head == "classes":
-            rows = output.logits.float()
-        else:
-            states = output.last_hidden_state.float()
-            rows = torch.stack(
-                [self._pool(own[: len(item.text.ids)], item) for own, item in zip(states, batch, strict=True)]
-            )
-        vectors = self._finish(rows, [item.text.raw for item in batch]).cpu().numpy()
-        return [_outcome(item, vector) for item, vector in zip(batch, vectors, strict=True)]
+            logits: Tensor = output.logits
+            return logits.float()
+        states = output.last_hidden_state.float()
+        return torch.stack(
+            [self._pool(own[: len(item.text.ids)], item) for own, item in zip(states, batch, strict=True)]
+        )
 
     def _pool(self, states: Tensor, item: Item) -> Tensor:
         pooled = Pooled(self._recipe.modes, item.text.num_prompt)
@@ -164,24 +184,6 @@ class EncoderWorker:
 
     def _move(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self._device)
-
-
-def _outcome(item: Item, vector: Any) -> Outcome:
-    if not np.isfinite(vector).all():
-        return Outcome(item.handle, error=RequestFailed("the model computed numbers that are not finite"))
-    return Outcome(item.handle, vector)
-
-
-def _load(
-    config: PoolingConfig, recipe: Recipe, checkpoint: Checkpoint, device: torch.device
-) -> tuple[Any, int, int, int | None]:
-    """The model, how many tokens it knows, the size of their states, and how many it has positions for."""
-    if recipe.head == "table":
-        table = StaticEmbedding(checkpoint).to(device)
-        return table, table.vocab_size, table.hidden_size, None
-    model = _load_transformer(recipe, _dtype(config, checkpoint, device), device)
-    fields = model.config.get_text_config()
-    return model, int(fields.vocab_size), int(fields.hidden_size), _positions(model, fields)
 
 
 def _load_transformer(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Any:

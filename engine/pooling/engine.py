@@ -268,6 +268,7 @@ def _open(config: PoolingConfig, recipe: Recipe) -> tuple[Texts, Worker]:
     from engine.models import is_pooled_natively
     from engine.pooling.encoder import EncoderWorker
     from engine.pooling.paged import PagedWorker
+    from engine.pooling.static import TableWorker
 
     texts = Texts(recipe)
     if recipe.config.get("auto_map"):
@@ -275,6 +276,10 @@ def _open(config: PoolingConfig, recipe: Recipe) -> tuple[Texts, Worker]:
     on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda" if on_gpu else "cpu")
     with torch.inference_mode():
-        kind: Any = PagedWorker if is_pooled_natively(dict(recipe.config)) else EncoderWorker
+        kind: Any = EncoderWorker
+        if recipe.head == "table":
+            kind = TableWorker
+        elif is_pooled_natively(dict(recipe.config)):
+            kind = PagedWorker
         worker: Worker = kind(config, recipe, texts, device)
     return texts, worker

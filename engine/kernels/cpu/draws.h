@@ -12,13 +12,14 @@
 extern "C" {
 
 // Rows of scores, `stride` apart, of which `vocabulary` count each. A row's token is drawn at its temperature with the
-// noise of `noise` at `draw_index`; at temperature 0 it is the one of the highest score. `mask_of` [rows]: which of
-// `masks` [.., mask_width] allows the row's ids, by a bit each; negative: all are allowed.
+// noise of `noise` at `draw_index`, from what min-p leaves (0: all), of that top-k (0: all), and of that top-p (1: all);
+// at temperature 0 it is the one of the highest score. `mask_of` [rows]: which of `masks` [.., mask_width] allows the
+// row's ids, by a bit each; negative: all are allowed.
 struct Draw {
     const float* scores;
     int64_t stride, rows, vocabulary;
-    const float* temperatures;
-    const int64_t *noise, *draw_index, *mask_of;
+    const float *temperatures, *top_p, *min_p;
+    const int64_t *top_k, *noise, *draw_index, *mask_of;
     const uint32_t* masks;
     int64_t mask_width;
 };
@@ -90,41 +91,142 @@ inline uint64_t draw_key(int64_t noise, int64_t draw_index) {
     return x ^ (x >> 31);
 }
 
-inline Drawn draw(const Draw& all, int64_t row) {
+inline Floats noise_of(Words ids, uint64_t key) {
+    return gumbel(mixed_bits(mixed_bits(ids ^ uint32_t(key)) ^ uint32_t(key >> 32)));
+}
+
+// Every WIDE ids of a row: body(ids, scores, those that are allowed). Others, and those behind the last, are nothing.
+const Floats NOTHING = Floats{} - std::numeric_limits<float>::infinity();
+template <class Body> inline void scan(const Draw& all, int64_t row, Body body) {
     const float* scores = all.scores + row * all.stride;
-    const float temperature = all.temperatures[row];
     const uint32_t* mask = all.mask_of[row] < 0 ? nullptr : all.masks + all.mask_of[row] * all.mask_width;
-    const uint64_t key = draw_key(all.noise[row], all.draw_index[row]);
-    const uint32_t low = uint32_t(key), high = uint32_t(key >> 32);
-    const Floats nothing = Floats{} - std::numeric_limits<float>::infinity();
     Words ids, bit_of;
     for (int i = 0; i < WIDE; i++) ids[i] = i, bit_of[i] = 1u << i;
-    Floats peak = nothing, best = nothing;
-    Ints best_id{}, odd{};
-    // of each place in a vector the best two sums, and how high a third one may be
-    Floats first = nothing, second = nothing, third = nothing;
-    Ints first_id{}, second_id{};
     for (int64_t at = 0; at < all.vocabulary; at += WIDE, ids += WIDE) {
         const bool whole = at + WIDE <= all.vocabulary;
-        Floats own = whole ? read(scores + at) : read_some(scores + at, all.vocabulary - at, nothing[0]);
-        odd |= own != own;
-        peak = greater(own, peak);
-        if (mask) {
-            const Words bits = Words{} + (mask[at / 32] >> at % 32);
-            own = (bits & bit_of) != 0 ? own : nothing;
+        const Floats own = whole ? read(scores + at) : read_some(scores + at, all.vocabulary - at, NOTHING[0]);
+        if (!mask) {
+            body(ids, own, own);
+            continue;
         }
+        const Words bits = Words{} + (mask[at / 32] >> at % 32);
+        body(ids, own, (bits & bit_of) != 0 ? own : NOTHING);
+    }
+}
+
+// What may be drawn, of sums that are within their error of the highest: ids, and none where they are too many.
+inline void settle(Drawn& found, const float* sums, const int32_t* ids, int64_t count) {
+    float highest = NOTHING[0];
+    for (int64_t i = 0; i < count; i++) highest = std::max(highest, sums[i]);
+    const float least = highest - CERTAIN - ROUNDED * std::fabs(highest);
+    for (int64_t i = 0; i < count; i++)
+        if (sums[i] >= least && found.count < MOST_CONTENDERS) found.ids[found.count++] = ids[i];
+    if (found.count == MOST_CONTENDERS) found.count = 0;
+    std::sort(found.ids, found.ids + found.count);
+}
+
+struct Candidate {
+    float score, mass;
+    int32_t id;
+    bool operator<(const Candidate& other) const {  // the better one comes first, of equal ones the lower id
+        return score > other.score || (score == other.score && id < other.id);
+    }
+};
+
+// Puts the best to the front, up to the one with which they have so much mass; returns how many that are, one at least.
+inline size_t nucleus(std::vector<Candidate>& all, double mass) {
+    double before = 0;
+    size_t low = 0, high = all.size();  // it is one of these
+    while (high - low > 32) {
+        const size_t middle = low + (high - low) / 2;
+        std::nth_element(all.begin() + low, all.begin() + middle, all.begin() + high);
+        double upper = 0;
+        for (size_t i = low; i < middle; i++) upper += all[i].mass;
+        if (before + upper >= mass)
+            high = middle;
+        else
+            low = middle, before += upper;
+    }
+    std::sort(all.begin() + low, all.begin() + high);
+    for (; low < high && (!low || before < mass); low++) before += all[low].mass;
+    return low;
+}
+
+// A row's draw from what its filters leave; `best` is its highest score that is allowed.
+inline void draw_filtered(const Draw& all, int64_t row, uint64_t key, float best, Drawn& found) {
+    static thread_local std::vector<Candidate> kept;
+    static thread_local std::vector<float> sums;
+    static thread_local std::vector<int32_t> ids;
+    const float temperature = all.temperatures[row], p = all.top_p[row], top = best / temperature;
+    const size_t k = all.top_k[row] > 0 ? std::min(all.top_k[row], all.vocabulary) : all.vocabulary;
+    const bool ranked = k < size_t(all.vocabulary);
+    float least = all.min_p[row] > 0 ? top + std::log(all.min_p[row]) : NOTHING[0];
+    double mass = 0;  // of what top-k leaves, where the best has 1
+    if (p < 1 && !ranked) {
+        scan(all, row, [&](Words, Floats, Floats own) {
+            const Floats scaled = own / temperature;
+            mass += sum(scaled >= least && own > NOTHING ? exponential(scaled - top) : Floats{});
+        });
+        // what all who have less have together is not needed
+        const float needed = top + float(std::log((1 - double(p)) * mass / double(all.vocabulary)));
+        least = std::max(least, std::min(top, needed));
+    }
+    kept.clear();
+    scan(all, row, [&](Words at, Floats, Floats own) {
+        const Floats scaled = own / temperature;
+        const Ints enough = scaled >= least && own > NOTHING;
+        if (!any(enough)) return;
+        const Floats masses = p < 1 ? exponential(scaled - top) : Floats{};
+        for (int i = 0; i < WIDE; i++)
+            if (enough[i]) kept.push_back({scaled[i], masses[i], int32_t(at[i])});
+        if (ranked && kept.size() >= 2 * k + 64) {
+            std::nth_element(kept.begin(), kept.begin() + k - 1, kept.end());
+            kept.resize(k);
+            least = kept[k - 1].score;
+        }
+    });
+    if (ranked && kept.size() > k) {
+        std::nth_element(kept.begin(), kept.begin() + k - 1, kept.end());
+        kept.resize(k);
+    }
+    if (p < 1) {
+        if (ranked)
+            for (const Candidate& each : kept) mass += each.mass;
+        kept.resize(nucleus(kept, p * mass));
+    }
+    const int64_t count = kept.size(), whole = (count + WIDE - 1) / WIDE * WIDE;
+    room(sums, whole), room(ids, whole);
+    std::fill(ids.begin(), ids.begin() + whole, 0);
+    for (int64_t i = 0; i < count; i++) ids[i] = kept[i].id;
+    for (int64_t i = 0; i < whole; i += WIDE) write(sums.data() + i, noise_of(load<Words>(ids.data() + i), key));
+    for (int64_t i = 0; i < count; i++) sums[i] += kept[i].score;
+    settle(found, sums.data(), ids.data(), count);
+}
+
+inline Drawn draw(const Draw& all, int64_t row) {
+    const float temperature = all.temperatures[row];
+    const bool drawn = temperature > 0, filtered = all.top_k[row] > 0 || all.top_p[row] < 1 || all.min_p[row] > 0;
+    const uint64_t key = draw_key(all.noise[row], all.draw_index[row]);
+    Floats peak = NOTHING, best = NOTHING;
+    Ints best_id{}, odd{};
+    // of each place in a vector the best two sums, and how high a third one may be
+    Floats sums[2] = {NOTHING, NOTHING}, third = NOTHING;
+    Ints ids[2]{};
+    scan(all, row, [&](Words at, Floats raw, Floats own) {
+        odd |= raw != raw;
+        peak = greater(raw, peak);
         const Ints higher = own > best;
         best = higher ? own : best;
-        best_id = higher ? Ints(ids) : best_id;
-        if (temperature <= 0) continue;
-        const Floats sum = own / temperature + gumbel(mixed_bits(mixed_bits(ids ^ low) ^ high));
-        const Ints most = sum > first, more = sum > second;
-        third = more ? second : greater(sum, third);
-        second_id = most ? first_id : more ? Ints(ids) : second_id;
-        second = most ? first : more ? sum : second;
-        first_id = most ? Ints(ids) : first_id;
-        first = most ? sum : first;
-    }
+        best_id = higher ? Ints(at) : best_id;
+        if (!drawn || filtered) return;
+        const Floats total = own / temperature + noise_of(at, key);
+        const Ints most = total > sums[0], more = total > sums[1];
+        third = more ? sums[1] : greater(total, third);
+        ids[1] = most ? ids[0] : more ? Ints(at) : ids[1];
+        sums[1] = most ? sums[0] : more ? total : sums[1];
+        ids[0] = most ? Ints(at) : ids[0];
+        sums[0] = most ? total : sums[0];
+    });
     Drawn found{};
     found.peak = greatest(peak), found.best = best[0], found.best_id = best_id[0];
     for (int i = 0; i < WIDE; i++) {
@@ -132,14 +234,14 @@ inline Drawn draw(const Draw& all, int64_t row) {
         if (best[i] > found.best || (best[i] == found.best && best_id[i] < found.best_id))
             found.best = best[i], found.best_id = best_id[i];
     }
-    const float highest = greatest(first), least = highest - CERTAIN - ROUNDED * std::fabs(highest);
-    if (!(greatest(third) < least)) return found;  // also where a number is none, and where nothing is drawn
-    for (int i = 0; i < WIDE; i++) {
-        if (first[i] >= least && found.count < MOST_CONTENDERS) found.ids[found.count++] = first_id[i];
-        if (second[i] >= least && found.count < MOST_CONTENDERS) found.ids[found.count++] = second_id[i];
+    if (!drawn || !std::isfinite(found.peak) || found.best == NOTHING[0]) return found;
+    if (filtered) {
+        draw_filtered(all, row, key, found.best, found);
+        return found;
     }
-    if (found.count == MOST_CONTENDERS) found.count = 0;
-    std::sort(found.ids, found.ids + found.count);
+    const float highest = greatest(sums[0]);
+    if (greatest(third) < highest - CERTAIN - ROUNDED * std::fabs(highest))
+        settle(found, reinterpret_cast<const float*>(sums), reinterpret_cast<const int32_t*>(ids), 2 * WIDE);
     return found;
 }
 

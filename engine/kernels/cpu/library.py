@@ -28,6 +28,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.step import DrawPlan
+
 log = logging.getLogger("antiphon.engine")
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -130,6 +132,9 @@ Draw = _structure(
     rows=_int,
     vocabulary=_int,
     temperatures=_pointer,
+    top_p=_pointer,
+    min_p=_pointer,
+    top_k=_pointer,
     noise=_pointer,
     draw_index=_pointer,
     mask_of=_pointer,
@@ -168,23 +173,24 @@ class Library:
     def draw(
         self,
         scores: NDArray[np.float32],
-        temperatures: NDArray[np.float32],
-        noise: NDArray[np.int64],
-        draw_index: NDArray[np.int64],
+        plan: DrawPlan,
         mask_of: NDArray[np.int64],
         masks: NDArray[np.int32],
     ) -> NDArray[np.void]:
-        """What may be drawn for each row of scores [R, V], whose last dimension is contiguous; `DRAWN` [R],
-        see `draws.h`. The others are contiguous."""
+        """What may be drawn for each row of scores [R, V], which are contiguous; `DRAWN` [R], see `draws.h`.
+        Penalties and bias are in the scores already. `mask_of` [R]: the row of masks, or -1."""
         out = np.empty(len(scores), DRAWN)
         draw = Draw(
             scores=scores.ctypes.data,
             stride=scores.strides[0] // scores.itemsize,
             rows=len(scores),
             vocabulary=scores.shape[1],
-            temperatures=temperatures.ctypes.data,
-            noise=noise.ctypes.data,
-            draw_index=draw_index.ctypes.data,
+            temperatures=plan.temperature.ctypes.data,
+            top_p=plan.top_p.ctypes.data,
+            min_p=plan.min_p.ctypes.data,
+            top_k=plan.top_k.ctypes.data,
+            noise=plan.noise.ctypes.data,
+            draw_index=plan.draw_index.ctypes.data,
             mask_of=mask_of.ctypes.data,
             masks=masks.ctypes.data,
             mask_width=masks.shape[1],

@@ -132,6 +132,13 @@ inline float greatest(Floats v) {
     return most;
 }
 
+inline bool any(Ints chosen) {
+    uint64_t parts[WIDE / 2], all = 0;
+    store(parts, chosen);
+    for (uint64_t part : parts) all |= part;
+    return all;
+}
+
 // The first `count` of WIDE numbers; behind them `rest`.
 inline Floats read_some(const float* from, int64_t count, float rest) {
     Floats out = Floats{} + rest;

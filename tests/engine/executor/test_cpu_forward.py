@@ -168,12 +168,38 @@ def test_filters_penalties_and_bias_go_the_same_way_beside_rows_without(kernels:
     assert both_draws(kernels, scores, biased, mask_rows, masks)[5] == 1002
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 20.0])
+def test_filters_leave_what_torch_leaves(kernels: Library, scale: float) -> None:
+    draw, rows = np.random.default_rng(9), 96
+    plan = draw_plan(
+        rows,
+        temperature=draw.choice([0.2, 0.7, 1, 1.5], rows).astype(np.float32),
+        top_k=draw.choice([0, 1, 2, 20, 700, 3000, 50_000], rows),
+        top_p=draw.choice([0.0, 0.1, 0.5, 0.9, 0.95, 0.999, 1], rows).astype(np.float32),
+        min_p=draw.choice([0, 0, 0.05, 0.5], rows).astype(np.float32),
+    )
+    scores = random(rows, 40_000, dtype=torch.float32) * scale
+    if not scale:  # equals: torch may take any of them, but with the highest noise where all are taken
+        plan = replace(plan, top_k=np.zeros(rows, np.int64), top_p=np.ones(rows, np.float32))
+    mask_rows, masks = masks_of(range(0, rows, 3), 40_000)
+    both_draws(kernels, scores, plan, mask_rows, masks)
+
+
+def test_of_equals_the_first_are_left(kernels: Library) -> None:
+    plan = draw_plan(64, top_k=np.full(64, 3), noise=np.arange(64) ** 3)
+    found = kernels.draw(np.zeros((64, 1003), np.float32), plan, np.full(64, -1), np.zeros((0, 0), np.int32))
+    assert {*found["ids"][:, 0].tolist()} == {0, 1, 2}
+    halved = replace(plan, top_k=np.zeros(64, np.int64), top_p=np.full(64, 0.5, np.float32))
+    found = kernels.draw(np.zeros((64, 8), np.float32), halved, np.full(64, -1), np.zeros((0, 0), np.int32))
+    assert {*found["ids"][:, 0].tolist()} == {0, 1, 2, 3}
+
+
 def test_most_draws_have_one_contender_and_some_have_several_or_too_many(kernels: Library) -> None:
     no_masks = np.full(64, -1), np.zeros((0, 0), np.int32)
     plan, counts = draw_plan(64), set[int]()
     for scale, offset, vocabulary in ((3, 0, 1003), (0, 1e6, 1003), (0, 300, 5)):
         scores = (random(64, vocabulary, dtype=torch.float32) * scale + offset).numpy()
-        found = kernels.draw(scores, plan.temperature, plan.noise, plan.draw_index, *no_masks)
+        found = kernels.draw(scores, plan, *no_masks)
         counts |= {*found["count"].tolist()}
         if scale == 3:
             assert (found["count"] == 1).sum() > 60
