@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.pooling.recipe import Recipe
+from engine.pooling.word_memo import WordMemo, treats_words_apart
 from engine.types import LoadError, RenderError
 
 JUDGE = (
@@ -71,6 +72,9 @@ class Texts:
             raise LoadError(
                 f"{recipe.folder} has a chat template and no modules.json: nothing says how {what} told to it"
             )
+        self._memo: WordMemo | None = None
+        if recipe.head == "table" and treats_words_apart(self._tokenizer.backend_tokenizer):
+            self._memo = WordMemo(self._tokenizer.backend_tokenizer)
         self._around: tuple[list[int], list[int]] = ([], [])
         if recipe.head == "yes_no":
             self._around = self._plain(JUDGE), self._plain(ANSWER)
@@ -138,6 +142,8 @@ class Texts:
             raise RenderError(f"the text cannot be read: {error}") from None
 
     def _encoded(self, first: str, second: str | None, prompt: str, cut: int | None) -> TextInput:
+        if self._memo is not None:
+            return TextInput(self._memo.encode(prompt + first)[:cut])
         if self._recipe.head == "table":
             # A batch of one: unlike other ways in, it lets go of the interpreter's lock, for which whatever
             # generates would wait many times in each of its steps.

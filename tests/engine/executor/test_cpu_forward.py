@@ -168,6 +168,29 @@ def test_filters_penalties_and_bias_go_the_same_way_beside_rows_without(kernels:
     assert both_draws(kernels, scores, biased, mask_rows, masks)[5] == 1002
 
 
+def test_penalties_are_those_of_torch() -> None:
+    draw, rows, vocabulary = np.random.default_rng(4), 12, 503
+    penalized = np.array([0, 2, 3, 7, 11])
+    lengths = [0, 3, 900, 40, 41]
+    plan = draw_plan(
+        rows,
+        penalized=penalized,
+        repetition=np.array([1.3, 1, 1.7, 0.5, 1], np.float32),
+        presence=np.array([0, 0.7, -0.3, 2, 0.1], np.float32),
+        frequency=np.array([0.1, 0, 0.3, -1, 0.9], np.float32),
+        history_rows=np.repeat(np.arange(5), lengths),
+        history_ids=draw.integers(0, vocabulary, sum(lengths)),
+        history_is_output=draw.random(sum(lengths)) < 0.6,
+    )
+    scores = random(rows, vocabulary, dtype=torch.float32) * 3
+    found = scores.numpy().copy()
+    sampler._penalize_here(found, plan)
+    expected = scores.clone()
+    sampler._penalize(expected, plan)
+    assert np.array_equal(found, expected.numpy())
+    assert np.array_equal((found != scores.numpy()).any(axis=1).nonzero()[0], penalized[1:])
+
+
 @pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 20.0])
 def test_filters_leave_what_torch_leaves(kernels: Library, scale: float) -> None:
     draw, rows = np.random.default_rng(9), 96
