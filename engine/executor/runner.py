@@ -40,9 +40,10 @@ from engine.step import Ints, RowLogprobs, StepPlan
 
 TAKEN = 256 << 20  # bytes of a CPU's pools that are taken before there is any use, see `Reserve`,
 TAKEN_WEIGHTS = 4  # but no more than so many times the weights
-SMALL_STEP_S = 0.02  # of one core, which computes and reads about so much a second:
+SMALL_STEP_S = 0.02  # of one core, which computes, and reads weights and the cache, about so fast:
 OPERATIONS_PER_S = 1e11
 BYTES_PER_S = 3e10
+CACHE_BYTES_PER_S = 1.5e10
 
 NO_TOKEN = "what masks, bans and min_tokens leave is no token"
 """Why a row has failed that asks for too much."""
@@ -201,7 +202,9 @@ class Runner:
         for reserve, blocks in zip(self._reserves, plan.slot_blocks, strict=False):
             reserve.uses(int(blocks.max()) + 1)
         if self.device.type == "cpu":
-            torch.set_num_threads(self.num_threads or self.threads_for(len(plan.token_ids)))
+            # torch's sums depend on its threads, so where they must not, the neighbours' lengths do not count
+            cached = 0 if self.deterministic else self._bytes_seen(plan)
+            torch.set_num_threads(self.num_threads or self.threads_for(len(plan.token_ids), cached))
         if self.model.sight is not None:
             if self.device.type == "cpu" and plan.images:
                 torch.set_num_threads(self.num_threads or self._most_threads)
@@ -294,8 +297,8 @@ class Runner:
             if own:
                 raw(pool)[torch.tensor(list(own), device=self.device)] = 0
 
-    def threads_for(self, num_tokens: int) -> int:
-        """Threads that a step of so many tokens is worth.
+    def threads_for(self, num_tokens: int, cached: int = 0) -> int:
+        """Threads that a step of so many tokens is worth, which see so many bytes of the cache.
 
         Small operations gain little from a second core, and lose a scheduler's time slice at each of their
         barriers when that core is busy (with this process's own asyncio loop, say).
@@ -303,7 +306,16 @@ class Runner:
         spec = self.model.spec
         computing = 2 * num_tokens * spec.num_parameters / OPERATIONS_PER_S
         reading = spec.num_parameters * spec.dtype.itemsize / BYTES_PER_S
-        return 1 if max(computing, reading) < SMALL_STEP_S else self._most_threads
+        small = max(computing, reading) + cached / CACHE_BYTES_PER_S < SMALL_STEP_S
+        return 1 if small else self._most_threads
+
+    def _bytes_seen(self, plan: StepPlan) -> int:
+        """Bytes of the cache that a plan's sequences see."""
+        total = 0
+        for pool, group in zip(self.pools, self.model.spec.groups, strict=True):
+            seen = plan.seq_lens if group.window is None else np.minimum(plan.seq_lens, group.window)
+            total += pool[0].nbytes // self.block_size * int(seen.sum())
+        return total
 
     def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
         group, dtype = self.model.spec.groups[g], self.model.spec.dtype
