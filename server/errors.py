@@ -187,6 +187,9 @@ class _Row:
     param: str | None = None
 
 
+WHILE_LOADING = {"retry-after": "3"}
+"""A start takes some five seconds, and official clients try twice more."""
+
 _SOON = {"retry-after": "1"}
 _LATER = {"retry-after": "5"}
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn, TypeGuard
 
 from pydantic import GetCoreSchemaHandler, ValidationError
@@ -24,6 +25,9 @@ Shape = Callable[[Any, str], Any]
 Schema = dict[str, Any]
 
 MAX_INT32 = (1 << 31) - 1
+ALIKE = 0.9  # names that are as like as this, by `difflib`'s measure, mean the same
+MOST_SPELT, LONGEST_SPELT = 16, 40  # unknown names whose spelling is looked at, and their characters
+ELSEWHERE = frozenset({"models"})  # names that other servers know, and which are like one of ours
 MAX_SCHEMA_PARTS = 8_000  # objects and arrays; twice what the decoder takes, and cheap to refuse here
 
 
@@ -350,19 +354,30 @@ def closed(shape: Shape, *names: str) -> Shape:
     allow more than its client meant."""
 
     def strict(value: Any, path: str) -> Any:
-        for name in mapping(value, path):
-            if name not in names:
+        for name, element in mapping(value, path).items():
+            if name not in names and element is not None:
                 meant = difflib.get_close_matches(name, names, n=1)
                 known = " and ".join(f"'{each}'" for each in names)
-                hint = f"Did you mean '{meant[0]}'?" if meant else f"The members are {known}."
-                refuse(
-                    f"{path}.{shorten(name)}",
-                    f"Unknown parameter: '{path}.{shorten(name)}'. {hint}",
-                    "unknown_parameter",
-                )
+                _unknown(f"{path}.{shorten(name)}", meant, f"The members are {known}.")
         return shape(value, path)
 
     return described(strict, lambda: {**schema_of(shape), "additionalProperties": False})
+
+
+def _unknown(path: str, meant: Sequence[str], otherwise: str = "") -> NoReturn:
+    hint = f"Did you mean '{meant[0]}'?" if meant else otherwise
+    refuse(path, f"Unknown parameter: '{path}'. {hint}", "unknown_parameter")
+
+
+def require_spelling(value: Mapping[str, Any], known: Collection[str], path: str = "") -> None:
+    """Refuse a member that is as good as one of the `known` names: what it asks for would be missing from the
+    reply, and only a header would say so. Others may be meant for another server, and pass."""
+    strange = (name for name, element in value.items() if name not in known and element is not None)
+    for name in islice(strange, MOST_SPELT):
+        if len(name) <= LONGEST_SPELT and name not in ELSEWHERE:
+            meant = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+            if meant:
+                _unknown(f"{path}.{name}" if path else name, meant)
 
 
 def tagged(shapes: Mapping[str, Shape], aliases: Mapping[str, str] | None = None) -> Shape:

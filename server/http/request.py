@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from server.access import Actor, Principal
-from server.errors import ApiError
+from server.errors import WHILE_LOADING, ApiError
 from server.http.state import Context, ServerState
 from server.limits import Standing, Subject
 
@@ -31,7 +31,7 @@ def context(request: HTTPConnection) -> Context:
     """The context; ApiError 503 `not_ready` before the server can serve."""
     found = life(request).context
     if found is None:
-        raise ApiError(503, "The server is starting.", code="not_ready", headers={"retry-after": "1"})
+        raise ApiError(503, "The server is starting.", code="not_ready", headers=WHILE_LOADING)
     return found
 
 

@@ -27,7 +27,7 @@ from engine import (
     SpeechEngine,
     SpeechInfo,
 )
-from server.errors import ApiError
+from server.errors import WHILE_LOADING, ApiError
 from server.limits import Caps
 from server.loading import Breaker, Shelf
 from server.model_registry.routing import leads_to
@@ -342,7 +342,7 @@ class Models:
         if len(generating) == 1:
             return generating[0]
         if not generating and not self._table:
-            raise ApiError(503, "The model is still loading.", code="not_ready", headers={"retry-after": "1"})
+            raise ApiError(503, "The model is still loading.", code="not_ready", headers=WHILE_LOADING)
         message = "This server has several models and no default: give 'model'."
         message += f" {self._listed()}"
         raise ApiError(400, message, code="missing_required_parameter", param="model")
@@ -430,7 +430,7 @@ class Models:
         400 `unsupported_model` for one that does not generate, 503 while it loads."""
         id = self._id(name)
         if not self._table:
-            raise ApiError(503, "The model is still loading.", code="not_ready", headers={"retry-after": "1"})
+            raise ApiError(503, "The model is still loading.", code="not_ready", headers=WHILE_LOADING)
         if (model := self._table.get(id)) is not None:
             return model if name is None or name == id else replace(model, asked=name)
         if (use := self._other_use(id)) is not None:

@@ -26,7 +26,7 @@ from server.clock import now_us
 from server.config import Config
 from server.containers import Cells, no_cells
 from server.encrypted_reasoning import Sealing
-from server.errors import ApiError
+from server.errors import WHILE_LOADING, ApiError
 from server.http import Arrivals, Context, Phase
 from server.http.websocket import OpenSockets
 from server.input_files import InputImages, SeenImages
@@ -65,7 +65,7 @@ log = logging.getLogger("antiphon")
 
 
 _REFUSALS = {
-    "starting": ("not_ready", "The server is starting.", "1"),
+    "starting": ("not_ready", "The server is starting.", WHILE_LOADING["retry-after"]),
     "draining": ("draining", "The server is shutting down and takes no new work.", "2"),
     "dead": ("engine_dead", "The server has failed and is about to end.", "5"),
 }

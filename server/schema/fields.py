@@ -26,6 +26,7 @@ from server.shapes import (
     mapping,
     number,
     refuse,
+    require_spelling,
     shorten,
     text,
 )
@@ -361,9 +362,10 @@ def screen(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request that the table takes; those that change nothing are named as ignored.
 
     Null means absent. Raises ApiError 400 `unsupported_parameter` for a refused field that asks for more than
-    the default.
+    the default, `unknown_parameter` for one that is misspelt.
     """
     rules = FIELDS[api]
+    require_spelling(body, rules.keys())
     kept: dict[str, Any] = {}
     for name, value in body.items():
         rule = rules.get(name)

@@ -53,6 +53,7 @@ from server.shapes import (
     one_of,
     record,
     refuse,
+    require_spelling,
     shorten,
     whole,
 )
@@ -332,7 +333,9 @@ def _parse(api: Api, body: Mapping[str, Any], unsupported_tools: Unsupported) ->
         request.instructions or request.lead or request.previous_response_id or request.conversation_id
     ):
         check_length("input", 0, "array", least=1)  # there would be nothing to answer
+    require_spelling(values.get("text") or {}, ("format", "verbosity"), "text")
     unread(values.get("text") or {}, ("format",), "text")
+    require_spelling(values.get("reasoning") or {}, ("effort", "summary", "generate_summary"), "reasoning")
     unread(values.get("reasoning") or {}, ("effort",), "reasoning")
     unread(request.prompt_cache_options or {}, ("prewarm",), "prompt_cache_options")
     request.stream_options.name_ignored(values)

@@ -14,6 +14,8 @@ _NO_CHARACTERS = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ufffe\uffff\ud800-\udff
 _BROKEN_WORD = re.compile("[\x02\xad\ufffe]\n?")
 """How PDFium tells the hyphen of a word that is broken over two lines."""
 _HEADING = re.compile(r"\s*#{1,6}\s+(.+)")
+_STRUCTURE = re.compile(r"^(?:#{1,6} |[-*+] |\d+\. |\|)", re.MULTILINE)
+"""A heading, a list or a table of Markdown."""
 _MAX_TITLE = 300
 
 
@@ -70,6 +72,10 @@ def _html(data: bytes, url: str | None, text: Text) -> tuple[Kind, str | None]:
         title = metadata.title
     if not (found and found.strip()):
         found, title = markdown_of(decoded(data))
+    elif url is None and not _STRUCTURE.search(found):
+        # Of a short page trafilatura gives the words alone, and a table without cells says something else.
+        whole, _ = markdown_of(decoded(data))
+        found = whole if _STRUCTURE.search(whole) else found
     text.add(found)
     return "html", title
 

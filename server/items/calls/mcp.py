@@ -39,6 +39,7 @@ from server.mcp_servers import BUILTIN_URL, Approvals, Reach
 from server.shapes import (
     NAME,
     STRING,
+    Shape,
     anything,
     array,
     boolean,
@@ -91,21 +92,19 @@ def _approved(value: Any, path: str) -> Any:
 
 described(_approved, lambda: {"anyOf": [schema_of(_SETTING), schema_of(_FILTERS)]})
 
-_TOOL = record(
-    {"server_label": NAME},
-    {
-        "server_url": STRING,
-        "connector_id": STRING,
-        "tunnel_id": STRING,
-        "authorization": STRING,
-        "server_description": STRING,
-        "headers": map_of(STRING),
-        "allowed_tools": _allowed,
-        "require_approval": _approved,
-        "defer_loading": boolean,
-        "allowed_callers": CALLERS,
-    },
-)
+_OPTIONAL: Mapping[str, Shape] = {
+    "server_url": STRING,
+    "connector_id": STRING,
+    "tunnel_id": STRING,
+    "authorization": STRING,
+    "server_description": STRING,
+    "headers": map_of(STRING),
+    "allowed_tools": _allowed,
+    "require_approval": _approved,
+    "defer_loading": boolean,
+    "allowed_callers": CALLERS,
+}
+_TOOL = closed(record({"server_label": NAME}, _OPTIONAL), "type", "server_label", *_OPTIONAL)
 
 
 def mcp_tool(value: Any, path: str) -> Tool:

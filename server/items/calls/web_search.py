@@ -58,18 +58,25 @@ _LOCATION = record(
     {}, {"country": STRING, "region": STRING, "city": STRING, "timezone": STRING}, type="approximate"
 )
 _CONTEXT_SIZE = one_of("low", "medium", "high")
-_TOOL = record(
-    {},
-    {
-        "external_web_access": boolean,
-        "filters": closed(
-            record({}, {"allowed_domains": array(_domain), "blocked_domains": array(_domain)}),
-            "allowed_domains",
-            "blocked_domains",
-        ),
-        "user_location": _LOCATION,
-        "search_context_size": _CONTEXT_SIZE,
-    },
+_TOOL = closed(
+    record(
+        {},
+        {
+            "external_web_access": boolean,
+            "filters": closed(
+                record({}, {"allowed_domains": array(_domain), "blocked_domains": array(_domain)}),
+                "allowed_domains",
+                "blocked_domains",
+            ),
+            "user_location": _LOCATION,
+            "search_context_size": _CONTEXT_SIZE,
+        },
+    ),
+    "type",
+    "external_web_access",
+    "filters",
+    "user_location",
+    "search_context_size",
 )
 _PREVIEW = record({}, {"user_location": _LOCATION, "search_context_size": _CONTEXT_SIZE})
 _TOOLS = {

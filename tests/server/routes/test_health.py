@@ -35,7 +35,7 @@ async def test_before_the_engine_has_started(tmp_path: Path) -> None:
             reply = await client.get(path)
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] == "not_ready"
-            assert reply.headers["retry-after"] == "1"
+            assert reply.headers["retry-after"] == "3"
     await life.close()
 
 

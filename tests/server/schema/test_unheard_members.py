@@ -1,5 +1,5 @@
 """No member of any body passes in silence: one that nobody has heard of, at every object of every body, is
-named by its path."""
+named by its path, and refused where it may have been a filter."""
 
 from __future__ import annotations
 
@@ -65,6 +65,18 @@ def objects(value: Any, path: Path = ()) -> Iterator[Path]:
     elif isinstance(value, list):
         for index, element in enumerate(value):
             yield from objects(element, (*path, index))
+
+
+CLOSED = {"file_search", "mcp", "web_search", "web_search_2025_08_26"}
+"""Tools of which a misspelt member would have a model see or do more than was meant: it is refused."""
+
+
+def is_closed(body: Json, path: Path) -> bool:
+    at: Any = body
+    for step in path:
+        at = at[step]
+    offered = len(path) > 1 and path[-2] == "tools" and path[0] != "tool_choice"
+    return offered and at.get("type") in CLOSED
 
 
 def with_unheard(body: Json, path: Path) -> Json:
@@ -370,12 +382,56 @@ def test_an_unheard_of_member_anywhere_is_named_by_its_path(name: str) -> None:
     for path in objects(body):
         if path == ("structured_outputs",):
             continue  # refused, as a grammar of another server might be
+        expected = written((*path, UNHEARD))
+        if is_closed(body, path):
+            with pytest.raises(ApiError) as refusal:
+                parse(with_unheard(body, path))
+            assert (refusal.value.code, refusal.value.param) == ("unknown_parameter", expected)
+            continue
         with collecting() as found:
             parse(with_unheard(body, path))
-        expected = written((*path, UNHEARD))
         named = found.header().split(",")
         assert expected in named, f"{expected} is not among {named}"
         assert set(named) - set(usual.header().split(",")) == {expected}, "and nothing else is, because of it"
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields", "param", "meant"),
+    [
+        (create, {"temprature": 0}, "temprature", "temperature"),
+        (create, {"max_ouput_tokens": 20}, "max_ouput_tokens", "max_output_tokens"),
+        (create, {"text": {"formt": {"type": "text"}}}, "text.formt", "format"),
+        (create, {"reasoning": {"efort": "low"}}, "reasoning.efort", "effort"),
+        (parse_chat, {"respose_format": {"type": "text"}}, "respose_format", "response_format"),
+        (
+            create,
+            {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"], "filter": {}}]},
+            "tools[0].filter",
+            "filters",
+        ),
+        (
+            create,
+            {"tools": [{"type": "mcp", "server_label": "s", "server_url": "builtin:", "allowed_tool": []}]},
+            "tools[0].allowed_tool",
+            "allowed_tools",
+        ),
+    ],
+)
+def test_a_misspelt_member_is_refused_with_what_was_meant(
+    parse: Callable[[Mapping[str, Any]], Any], fields: Json, param: str, meant: str
+) -> None:
+    said = {"input": "x"} if parse is create else {"messages": [{"role": "user", "content": "x"}]}
+    with pytest.raises(ApiError) as refusal:
+        parse({**said, **fields})
+    assert (refusal.value.code, refusal.value.param) == ("unknown_parameter", param)
+    assert f"Did you mean '{meant}'?" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["models", "session_id", "top_a", "x" * 500, "temprature" * 9])
+def test_what_another_server_may_know_is_no_misspelling(name: str) -> None:
+    with collecting() as found:
+        create({"input": "x", name: 1})
+    assert found.header().startswith(name[:40])
 
 
 @pytest.mark.parametrize("name", BODIES)

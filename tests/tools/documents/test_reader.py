@@ -65,6 +65,13 @@ async def test_html_with_and_without_an_article() -> None:
     assert (bare.title, bare.text) == ("Bare", "One\ntwo")
 
 
+async def test_a_short_page_keeps_its_table_and_its_empty_cells() -> None:
+    page = "<h1>Bonuses</h1><p>Who gets what.<table><tr><th>Grade<th>Bonus<th>Days<tr><td>B<td><td>4</table>"
+    document = await read_document(f"<!doctype html><html><body>{page}".encode(), "page.html")
+    table = "| Grade | Bonus | Days |\n| --- | --- | --- |\n| B |  | 4 |"
+    assert document.text == f"# Bonuses\n\nWho gets what.\n\n{table}"
+
+
 def test_html_as_markdown() -> None:
     html = (
         "<head><title>A &amp; B</title><style>p {}</style></head><h2>Head</h2><p>One\n two<br>three"
