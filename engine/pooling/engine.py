@@ -1,7 +1,8 @@
 """`PoolingEngine`: a model for vectors or scores, on a thread of its own, served to asyncio.
 
 The thread, and with it the threads that torch begins for it, has a low priority with the operating system:
-where the processor is busy, whatever generates goes first.
+where the processor is busy, whatever generates goes first. A table's does not. What it does is mostly
+Python's own, and who holds the interpreter's lock while others have the processor keeps all from it.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ class PoolingEngine:
 
     def __init__(self, config: PoolingConfig) -> None:
         self._config = config
+        self._is_table = False
         self._inbox: Inbox = SimpleQueue()
-        self._pool = ThreadPoolExecutor(1, "texts", initializer=give_way)
+        self._pool = ThreadPoolExecutor(1, "texts", initializer=self._give_way)
         self._turns = Turns(self._pool)
         self._thread = EngineThread(
-            "pooling", f"the model for {config.kind}", lambda: self._inbox.put(Close()), gives_way=True
+            "pooling", f"the model for {config.kind}", lambda: self._inbox.put(Close())
         )
         self._jobs: dict[int, _Job] = {}  # by the handle of each text
         self._next_handle = 0
@@ -82,7 +84,14 @@ class PoolingEngine:
     def _load(self) -> tuple[Recipe, Texts, Worker]:
         """On the thread."""
         recipe = read_recipe(find_folder(self._config.model), self._config.kind)
+        self._is_table = recipe.head == "table"
+        self._give_way()
         return recipe, *_open(self._config, recipe)
+
+    def _give_way(self) -> None:
+        """On a thread that computes or reads texts."""
+        if not self._is_table:
+            give_way()
 
     def _steps(self, loaded: tuple[Recipe, Texts, Worker]) -> None:
         """The thread's work: step until closed."""
@@ -154,7 +163,7 @@ class PoolingEngine:
             name=self._config.name or str(self._config.model).rstrip("/").rsplit("/", 1)[-1],
             kind=recipe.kind,
             architecture=worker.architecture,
-            engine="paged" if paged else "table" if recipe.head == "table" else "transformers",
+            engine="paged" if paged else "table" if self._is_table else "transformers",
             fingerprint=digest.hexdigest(),
             max_model_len=worker.max_len,
             vocab_size=worker.vocab_size,

@@ -17,7 +17,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from engine import EngineError
@@ -47,9 +47,6 @@ takes some 40 ms then. Otherwise they are merged at once."""
 RESTS = 10
 """While a model generates, a task rests this many times as long as it has worked; at other times just as
 long. Streams then lose some 4 % of their tokens."""
-
-TABLE_RESTS = 3
-"""The same for the vectors of a table, whose thread gives way to others, but takes memory and half a core."""
 
 MOST_CHUNKS_A_S = 220
 """That a process stores while a model generates: on a quick machine the same share of the work would be more
@@ -111,26 +108,21 @@ class Pace:
         self._generates = generates
         self._flow = flow or Flow()
         self._began = time.monotonic()
-        self._owed = 0.0
 
     @contextmanager
-    def apart(self, rests: int = 0) -> Iterator[None]:
-        """What is done within gives way to others by itself: it is rested so many times as long."""
+    def apart(self) -> Iterator[None]:
+        """What is done within is not rested after: it gives way to others by itself."""
         began = time.monotonic()
         try:
             yield
         finally:
-            took = time.monotonic() - began
-            self._began += took
-            self._owed += rests * took
+            self._began += time.monotonic() - began
 
     async def rest(self, num_chunks: int = 0) -> None:
         """Rest after what was done since the last rest, storing so many chunks among it."""
         rest_s = took = time.monotonic() - self._began
         if self._generates():
-            wanted = RESTS * took + self._owed
-            rest_s = max(took, min(wanted, MOST_REST_S), self._flow.wait_s(num_chunks))
-        self._owed = 0.0
+            rest_s = max(took, min(RESTS * took, MOST_REST_S), self._flow.wait_s(num_chunks))
         await asyncio.sleep(rest_s)
         self._began = time.monotonic()
 
@@ -386,8 +378,9 @@ class Ingester:
 async def _embedded(
     embedder: Embedder, texts: Sequence[str], payer: Payer, pace: Pace
 ) -> Sequence[Sequence[float]]:
-    """Vectors of chunks. A model's queue and its priority let others go first."""
-    with pace.apart(TABLE_RESTS if embedder.is_table else 0):
+    """Vectors of chunks. A model's queue and its priority let others go first. The work of a table is mostly
+    Python's own, which no priority keeps from others, so it is rested after."""
+    with nullcontext() if embedder.is_table else pace.apart():
         return await embedder.embed(texts, "document", payer=payer)
 
 
