@@ -19,6 +19,7 @@ from pydantic import GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from server.errors import ApiError
+from server.ignored import member as path_of
 from server.ignored import unread
 
 Shape = Callable[[Any, str], Any]
@@ -58,7 +59,7 @@ def missing(path: str) -> NoReturn:
 
 def member(value: Mapping[str, Any], name: str, shape: Shape, path: str = "") -> Any:
     """The member of this name that the object at `path` must have, in its shape."""
-    at = f"{path}.{name}" if path else name
+    at = path_of(path, name)
     if value.get(name) is None:
         missing(at)
     return shape(value[name], at)
@@ -364,6 +365,13 @@ def closed(shape: Shape, *names: str) -> Shape:
     return described(strict, lambda: {**schema_of(shape), "additionalProperties": False})
 
 
+def exactly(
+    required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, *others: str
+) -> Shape:
+    """A `record` with these members, those that `others` names (which no shape is given for), and no more."""
+    return closed(record(required, optional), *others, *required, *(optional or {}))
+
+
 def _unknown(path: str, meant: Sequence[str], otherwise: str = "") -> NoReturn:
     hint = f"Did you mean '{meant[0]}'?" if meant else otherwise
     refuse(path, f"Unknown parameter: '{path}'. {hint}", "unknown_parameter")
@@ -377,7 +385,7 @@ def require_spelling(value: Mapping[str, Any], known: Collection[str], path: str
         if len(name) <= LONGEST_SPELT and name not in ELSEWHERE:
             meant = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
             if meant:
-                _unknown(f"{path}.{name}" if path else name, meant)
+                _unknown(path_of(path, name), meant)
 
 
 def tagged(shapes: Mapping[str, Shape], aliases: Mapping[str, str] | None = None) -> Shape:

@@ -232,10 +232,7 @@ class Runner:
         if self.fused is None:
             return self.fetch(self.launch_draw(forwarded, plan, mask_rows, masks))
         draw, logits, alone = plan.draw, forwarded.logits, self.deterministic
-        count, scores, prompt_scores = len(draw.temperature), None, None
-        if len(plan.prompt_targets):
-            targets = torch.from_numpy(plan.prompt_targets)
-            prompt_scores = sampler.score(logits[count:], targets, plan.prompt_top, alone=alone)
+        count, scores, prompt_scores = len(draw.temperature), None, self._prompt_scores(logits, plan)
         logits = logits if len(logits) == count else logits[:count]
         ids, peak, allowed = sampler.draw_here(
             logits, draw, mask_rows, masks, self.fused.library.draw, alone=alone
@@ -251,10 +248,8 @@ class Runner:
     ) -> Drawing:
         """Launch the plan's draw; a forward launched after it may name a drawn token by -1 - its row."""
         count, logits, alone = len(plan.draw.temperature), forwarded.logits, self.deterministic
-        numbers, logprob_rows, logprobs, scores = torch.empty(3, 0), np.zeros(0, np.int64), None, None
-        if len(plan.prompt_targets):
-            targets = self._move(plan.prompt_targets)
-            scores = _home(sampler.score(logits[count:], targets, plan.prompt_top, alone=alone))
+        numbers, logprob_rows, logprobs = torch.empty(3, 0), np.zeros(0, np.int64), None
+        scores = self._prompt_scores(logits, plan)
         if count:
             pick = None if self.launcher is None else self.launcher.kernels.pick
             drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks, alone=alone, pick=pick)
@@ -271,6 +266,14 @@ class Runner:
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
         return Drawing(numbers, logprob_rows, logprobs, plan.prompt_targets, scores, ready)
+
+    def _prompt_scores(self, logits: Tensor, plan: StepPlan) -> Scores | None:
+        """Those of a plan's `prompt_targets`, whose logits stand behind those of its draws."""
+        if not len(plan.prompt_targets):
+            return None
+        targets = self._move(plan.prompt_targets)
+        own = logits[len(plan.draw.temperature) :]
+        return _home(sampler.score(own, targets, plan.prompt_top, alone=self.deterministic))
 
     def fetch(self, drawing: Drawing) -> StepResult:
         """Wait for a draw and read it."""

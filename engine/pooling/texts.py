@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.pooling.recipe import Recipe
-from engine.pooling.word_memo import WordMemo, treats_words_apart
+from engine.pooling.word_memo import WordMemo, encode_alone, treats_words_apart
 from engine.types import LoadError, RenderError
 
 JUDGE = (
@@ -145,11 +145,7 @@ class Texts:
         if self._memo is not None:
             return TextInput(self._memo.encode(prompt + first)[:cut])
         if self._recipe.head == "table":
-            # A batch of one: unlike other ways in, it lets go of the interpreter's lock, for which whatever
-            # generates would wait many times in each of its steps.
-            encode: Any = self._tokenizer.backend_tokenizer.encode_batch_fast
-            [alone] = encode([prompt + first], add_special_tokens=False)
-            return TextInput(np.array(alone.ids[:cut], np.int32))
+            return TextInput(encode_alone(self._tokenizer.backend_tokenizer, prompt + first)[:cut])
         length = {"truncation": "longest_first", "max_length": cut} if cut is not None else {}
         found = self._tokenizer(
             prompt + first,

@@ -32,7 +32,7 @@ class WordMemo:
     def encode(self, text: str) -> NDArray[np.int32]:
         """What the tokenizer makes of a text, without special tokens."""
         if _ODD.search(text):
-            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+            return encode_alone(self._tokenizer, text)
         words, known = text.split(), self._ids
         new = [word for word in dict.fromkeys(words) if word not in known]
         if new:
@@ -54,6 +54,13 @@ class WordMemo:
         return {
             word: ids[start:end].tobytes() for word, start, end in zip(words, [0, *ends], ends, strict=False)
         }
+
+
+def encode_alone(tokenizer: Any, text: str) -> NDArray[np.int32]:
+    """Token ids of a text, without special tokens. It is a batch of one: unlike other ways in, that lets go
+    of the interpreter's lock, for which whatever generates would wait many times in each of its steps."""
+    [found] = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    return np.array(found.ids, np.int32)
 
 
 def treats_words_apart(tokenizer: Any) -> bool:

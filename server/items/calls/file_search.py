@@ -21,8 +21,8 @@ from server.shapes import (
     Shape,
     array,
     check_range,
-    closed,
     described,
+    exactly,
     mapping,
     number,
     one_of,
@@ -65,27 +65,21 @@ def _mix(value: Any, path: str) -> Any:
     return weights
 
 
-_TOOL = closed(
-    record(
-        {"vector_store_ids": array(identifier, 1, MAX_STORES)},
-        {
-            "max_num_results": whole(1, 50),
-            "ranking_options": record(
-                {},
-                {
-                    "ranker": one_of("auto", "default-2024-11-15"),
-                    "score_threshold": _SHARE,
-                    "hybrid_search": described(_mix, lambda: schema_of(_WEIGHTS)),
-                },
-            ),
-            "filters": FILTER,
-        },
-    ),
+_TOOL = exactly(
+    {"vector_store_ids": array(identifier, 1, MAX_STORES)},
+    {
+        "max_num_results": whole(1, 50),
+        "ranking_options": record(
+            {},
+            {
+                "ranker": one_of("auto", "default-2024-11-15"),
+                "score_threshold": _SHARE,
+                "hybrid_search": described(_mix, lambda: schema_of(_WEIGHTS)),
+            },
+        ),
+        "filters": FILTER,
+    },
     "type",
-    "vector_store_ids",
-    "max_num_results",
-    "ranking_options",
-    "filters",
 )
 
 

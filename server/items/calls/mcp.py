@@ -39,12 +39,11 @@ from server.mcp_servers import BUILTIN_URL, Approvals, Reach
 from server.shapes import (
     NAME,
     STRING,
-    Shape,
     anything,
     array,
     boolean,
-    closed,
     described,
+    exactly,
     map_of,
     mapping,
     one_of,
@@ -63,7 +62,7 @@ SECRETS = ("authorization", "headers")
 # ------------------------------------------------------------------------------------------------------------
 # The tool of a request
 
-_MEMBERS = closed(record({}, {"tool_names": array(STRING), "read_only": boolean}), "tool_names", "read_only")
+_MEMBERS = exactly({}, {"tool_names": array(STRING), "read_only": boolean})
 
 
 def _filter(value: Any, path: str) -> Any:
@@ -83,7 +82,7 @@ def _allowed(value: Any, path: str) -> Any:
 described(_allowed, lambda: {"anyOf": [schema_of(array(STRING)), schema_of(_filter)]})
 
 _SETTING = one_of("always", "never")
-_FILTERS = closed(record({}, {"always": _filter, "never": _filter}), "always", "never")
+_FILTERS = exactly({}, {"always": _filter, "never": _filter})
 
 
 def _approved(value: Any, path: str) -> Any:
@@ -92,19 +91,22 @@ def _approved(value: Any, path: str) -> Any:
 
 described(_approved, lambda: {"anyOf": [schema_of(_SETTING), schema_of(_FILTERS)]})
 
-_OPTIONAL: Mapping[str, Shape] = {
-    "server_url": STRING,
-    "connector_id": STRING,
-    "tunnel_id": STRING,
-    "authorization": STRING,
-    "server_description": STRING,
-    "headers": map_of(STRING),
-    "allowed_tools": _allowed,
-    "require_approval": _approved,
-    "defer_loading": boolean,
-    "allowed_callers": CALLERS,
-}
-_TOOL = closed(record({"server_label": NAME}, _OPTIONAL), "type", "server_label", *_OPTIONAL)
+_TOOL = exactly(
+    {"server_label": NAME},
+    {
+        "server_url": STRING,
+        "connector_id": STRING,
+        "tunnel_id": STRING,
+        "authorization": STRING,
+        "server_description": STRING,
+        "headers": map_of(STRING),
+        "allowed_tools": _allowed,
+        "require_approval": _approved,
+        "defer_loading": boolean,
+        "allowed_callers": CALLERS,
+    },
+    "type",
+)
 
 
 def mcp_tool(value: Any, path: str) -> Tool:

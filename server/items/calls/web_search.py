@@ -20,8 +20,8 @@ from server.shapes import (
     STRING,
     array,
     boolean,
-    closed,
     described,
+    exactly,
     mapping,
     one_of,
     record,
@@ -58,25 +58,15 @@ _LOCATION = record(
     {}, {"country": STRING, "region": STRING, "city": STRING, "timezone": STRING}, type="approximate"
 )
 _CONTEXT_SIZE = one_of("low", "medium", "high")
-_TOOL = closed(
-    record(
-        {},
-        {
-            "external_web_access": boolean,
-            "filters": closed(
-                record({}, {"allowed_domains": array(_domain), "blocked_domains": array(_domain)}),
-                "allowed_domains",
-                "blocked_domains",
-            ),
-            "user_location": _LOCATION,
-            "search_context_size": _CONTEXT_SIZE,
-        },
-    ),
+_TOOL = exactly(
+    {},
+    {
+        "external_web_access": boolean,
+        "filters": exactly({}, {"allowed_domains": array(_domain), "blocked_domains": array(_domain)}),
+        "user_location": _LOCATION,
+        "search_context_size": _CONTEXT_SIZE,
+    },
     "type",
-    "external_web_access",
-    "filters",
-    "user_location",
-    "search_context_size",
 )
 _PREVIEW = record({}, {"user_location": _LOCATION, "search_context_size": _CONTEXT_SIZE})
 _TOOLS = {

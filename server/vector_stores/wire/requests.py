@@ -15,9 +15,9 @@ from server.shapes import (
     array,
     boolean,
     check_range,
-    closed,
     described,
     either,
+    exactly,
     label,
     mapping,
     missing,
@@ -47,11 +47,6 @@ MAX_QUERIES = 16
 FOUND = 10
 
 
-def _exactly(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
-    """An object with these members and no others, as the official schemas of this family have them."""
-    return closed(record(required, optional), *required, *(optional or {}))
-
-
 def _static(value: Any, path: str) -> Any:
     read = _STATIC(value, path)
     if read["chunk_overlap_tokens"] > read["max_chunk_size_tokens"] // 2:
@@ -65,14 +60,12 @@ def _threshold(value: Any, path: str) -> Any:
     return value
 
 
-_STATIC = _exactly({"max_chunk_size_tokens": whole(100, 4096), "chunk_overlap_tokens": whole(0, 2048)})
+_STATIC = exactly({"max_chunk_size_tokens": whole(100, 4096), "chunk_overlap_tokens": whole(0, 2048)})
 _SIZES = described(_static, lambda: schema_of(_STATIC))
 _CUTTING = tagged(
     {
-        "auto": closed(record({}), "type"),
-        "static": closed(
-            record({"static": described(_static, lambda: {"type": "object"})}), "type", "static"
-        ),
+        "auto": exactly({}, None, "type"),
+        "static": exactly({"static": described(_static, lambda: {"type": "object"})}, None, "type"),
     }
 )
 _EXPIRES = record({"anchor": one_of("last_active_at"), "days": whole(1, 365)})
@@ -104,7 +97,7 @@ class Body:
 
     def schema(self) -> Schema:
         """The same as JSON Schema."""
-        return {**schema_of(_exactly({}, self.members)), "required": [*self.required]}
+        return {**schema_of(exactly({}, self.members)), "required": [*self.required]}
 
 
 CREATE_STORE = Body(
@@ -119,7 +112,7 @@ CHANGE_STORE = Body(_STORE)
 _CHOICES = {"chunking_strategy": _CUTTING, "attributes": attributes}
 ADD_FILE = Body({"file_id": _ID, **_CHOICES}, ("file_id",))
 CHANGE_FILE = Body({"attributes": attributes})
-_BATCHED = _exactly({"file_id": _ID}, _CHOICES)
+_BATCHED = exactly({"file_id": _ID}, _CHOICES)
 ADD_BATCH = Body({**_CHOICES, "file_ids": array(_ID, 1, 2000), "files": array(_BATCHED, 1, 2000)})
 SEARCH = Body(
     {
@@ -127,7 +120,7 @@ SEARCH = Body(
         "rewrite_query": boolean,
         "max_num_results": whole(1, 50),
         "filters": FILTER,
-        "ranking_options": _exactly(
+        "ranking_options": exactly(
             {},
             {
                 "ranker": one_of("none", "auto", "default-2024-11-15"),
