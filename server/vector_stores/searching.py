@@ -103,17 +103,27 @@ class Searcher:
         most = max(CANDIDATES * asked.most, 50)
         ranked = await self._ranked(payer, stores, asked, files, only, most)
         best = sorted(ranked, key=lambda id: (-ranked[id], id))[:most]
-        chunks = await self._storage.vector_stores.chunks(best)
-        best = [id for id in best if id in chunks]
         if self._reranker is not None and asked.rerank and best:
-            best = best[:RERANKED]
+            chunks = await self._storage.vector_stores.chunks(best)
+            best = [id for id in best if id in chunks][:RERANKED]
             texts = [chunks[id].text for id in best]
             scores = await self._reranker.rerank("\n".join(asked.queries), texts, payer=payer)
             ranked = dict(zip(best, scores, strict=True))
             best.sort(key=lambda id: (-ranked[id], id))
+        else:
+            chunks = await self._first_chunks(best, asked.most)
         await self._note_use(stores)
-        hits = [_hit(chunks[id], ranked[id]) for id in best if ranked[id] >= asked.threshold]
+        hits = [_hit(chunks[id], ranked[id]) for id in best if id in chunks and ranked[id] >= asked.threshold]
         return hits[: asked.most]
+
+    async def _first_chunks(self, ids: Sequence[int], most: int) -> dict[int, StoredChunk]:
+        """So many of the first chunks that are still there."""
+        chunks: dict[int, StoredChunk] = {}
+        for start in range(0, len(ids), most):
+            chunks |= await self._storage.vector_stores.chunks(ids[start : start + most])
+            if len(chunks) >= most:
+                break
+        return chunks
 
     async def _note_use(self, stores: Sequence[SearchedStore]) -> None:
         now = now_us()
@@ -134,20 +144,26 @@ class Searcher:
         """The scores of chunks, by their ids."""
         embedded = [store.number for store in stores if self._serves(store)]
         by_vectors, by_words = asked.weights if embedded else (0.0, 1.0)
-        nearest: Sequence[Sequence[tuple[int, float]]] = [()] * len(asked.queries)
-        if by_vectors:
+        none: list[Sequence[tuple[int, float]]] = [()] * len(asked.queries)
+
+        async def nearest() -> Sequence[Sequence[tuple[int, float]]]:
+            if not by_vectors:
+                return none
             assert self._embedder is not None
             wanted = await self._embedder.embed(asked.queries, "query", payer=payer)
-            nearest = await self._vectors.nearest(
-                self._embedder.identity, embedded, wanted, files, only=only, most=most
-            )
+            identity = self._embedder.identity
+            return await self._vectors.nearest(identity, embedded, wanted, files, only=only, most=most)
+
+        async def matching() -> Sequence[Sequence[tuple[int, float]]]:
+            if not by_words:
+                return none
+            numbers = [store.number for store in stores]
+            search = self._storage.vector_stores.search
+            return [await search(numbers, query, files, only=only, most=most) for query in asked.queries]
+
+        # At once: on PostgreSQL it is two processes that compute, on SQLite two threads.
         scores: dict[int, float] = defaultdict(float)
-        for query, near in zip(asked.queries, nearest, strict=True):
-            words: Sequence[tuple[int, float]] = ()
-            if by_words:
-                words = await self._storage.vector_stores.search(
-                    [store.number for store in stores], query, files, only=only, most=most
-                )
+        for near, words in zip(*await asyncio.gather(nearest(), matching()), strict=True):
             both: dict[int, float] = defaultdict(float)
             for id, score in (known := _compared(near, most)):
                 both[id] += by_vectors * score

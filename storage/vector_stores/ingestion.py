@@ -41,7 +41,7 @@ from storage.tables import (
     vector_store_files,
     vector_stores,
 )
-from storage.vector_stores import nearest, words
+from storage.vector_stores import nearest
 from storage.vector_stores.chunk_ids import FILE_BITS, chunk_id, file_key, of_file
 from storage.vector_stores.records import (
     POSITION_BITS,
@@ -51,6 +51,7 @@ from storage.vector_stores.records import (
     NewChunk,
     StoredChunk,
 )
+from storage.vector_stores.words import add_words, remove_words
 
 _stores, _files, _batches = vector_stores, vector_store_files, vector_store_batches
 _chunks = vector_chunks
@@ -233,7 +234,7 @@ def add_chunks(
         for chunk in chunks
     ]
     conn.execute(insert(_chunks), rows)
-    words.add(conn, [(each["id"], each["text"]) for each in rows])
+    add_words(conn, [(each["id"], each["text"]) for each in rows])
     nearest.put(conn, [(each["id"], each["embedding"]) for each in rows if each["embedding"] is not None])
     size = sum(len(chunk.text.encode()) + len(chunk.embedding or b"") for chunk in chunks)
     grown: dict[str, Any] = {
@@ -390,7 +391,7 @@ def _erase(conn: Connection, key: int) -> bool:
     gone = conn.execute(query.order_by(_chunks.c.id.desc()).limit(ERASED)).all()
     if not gone:
         return False
-    words.remove(conn, [(row.id, row.text) for row in gone])
+    remove_words(conn, [(row.id, row.text) for row in gone])
     conn.execute(delete(_chunks).where(_chunks.c.id.between(gone[-1].id, gone[0].id)))
     nearest.remove(conn, gone[-1].id, gone[0].id)
     return True

@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.drivers import Run
 from storage.records import Cursor, Order, Page
-from storage.vector_stores import ingestion, nearest, stores, words
+from storage.vector_stores import ingestion, nearest, stores
 from storage.vector_stores.records import (
     Due,
     FileClaim,
@@ -23,6 +23,7 @@ from storage.vector_stores.records import (
     StoredStoreFile,
     StoredVectorStore,
 )
+from storage.vector_stores.words import merge_words, search_words
 
 MAX_KNOWN = 256
 """Stores of which it is kept which files have vectors."""
@@ -183,7 +184,7 @@ class VectorStores:
 
         files: keys of files: those whose chunks are looked at where `only`, and else those whose are not.
         """
-        job = partial(words.search, stores=tuple(numbers), query=query, files=files, only=only, most=most)
+        job = partial(search_words, stores=tuple(numbers), query=query, files=files, only=only, most=most)
         return await self._read(job)
 
     async def chunks(self, ids: Sequence[int]) -> dict[int, StoredChunk]:
@@ -323,7 +324,7 @@ class VectorStores:
     async def merge_words(self) -> bool:
         """Merges some of the index of words, so that searches stay fast; False when there is nothing to be
         merged."""
-        return await self._write_late(words.merge)
+        return await self._write_late(merge_words)
 
     async def finish(self, job: FileClaim, error: tuple[str, str] | None = None) -> None:
         """Ends the reading of a file: it can be searched, or there is an error, its code and message.

@@ -68,8 +68,8 @@ def _html(data: bytes, url: str | None, text: Text) -> tuple[Kind, str | None]:
             found = trafilatura.extract(data, url=url, include_links=True, include_comments=False)
         else:
             found = trafilatura.extract(data, output_format="markdown", favor_recall=True)
-        metadata = trafilatura.extract_metadata(data, default_url=url)
-        title = metadata.title
+        # Its date is not asked for, and a long search for one takes seconds of some pages.
+        title = trafilatura.extract_metadata(data, default_url=url, extensive=False).title
     if not (found and found.strip()):
         found, title = markdown_of(decoded(data))
     elif url is None and not _STRUCTURE.search(found):

@@ -20,6 +20,7 @@ from storage import (
     Storage,
     open_storage,
 )
+from storage.vector_stores.words import INDEXES
 from tests.support.making import OTHER, OWNER, RUNNER, now, rows
 
 TEXTS = (
@@ -311,10 +312,34 @@ async def test_an_unused_store_expires_and_a_purge_leaves_nothing(storage: Stora
 async def test_frequent_words_do_not_keep_rare_ones_from_being_found(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.vector_stores.words.RANKED", 5)
+    monkeypatch.setattr("storage.vector_stores.words.searching.RANKED", 5)
     await filled(storage, texts=[*(f"gull number {n}" for n in range(20)), "gull and albatross"])
     assert await found(storage, "gull albatross") == ["gull and albatross"]
     assert len(await found(storage, "gull")) == 5  # no more are ranked
+
+
+async def test_of_many_chunks_those_with_most_rare_words_are_ranked(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.vector_stores.words.postgresql.RANKED", 5)
+    monkeypatch.setattr("storage.vector_stores.words.postgresql.SAMPLE", 50)
+    monkeypatch.setattr("storage.vector_stores.words.postgresql.FREQUENT", 10)
+    stores, texts = storage.vector_stores, [f"Gull {n}." for n in range(300)]
+    for n in (137, 250):
+        texts[n] += " Albatross."
+    for n in range(0, 300, 5):
+        texts[n] += " Tern."
+    files = (texts[:1], texts[1:3], texts[3:290], texts[290:])
+    await stores.create(new_store(), [new_file(f"file-{n}") for n in range(len(files))])
+    for texts_of_file in files:
+        await read(storage, texts_of_file)
+    assert await found(storage, "gull tern albatross") == await found(storage, "albatross tern gull")
+    assert (await found(storage, "gull tern albatross"))[:2] == [texts[250], texts[137]]
+    number = (await stores.get(OWNER, "vs_1")).number
+    index = INDEXES["postgresql" if storage.shared else "sqlite"]
+    words = ["gull", "tern", "albatross", "auk"]
+    counted = await storage._read(partial(index.count, store=number, words=words, most=1000))
+    assert counted.counts == [300, 60, 2, 0], "of the first two, every sixth chunk tells the same"
 
 
 async def test_files_of_a_batch_come_in_slices_each_once(

@@ -1,0 +1,55 @@
+"""What a database's index of words does for a search."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sqlalchemy import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The words of a query in a store. counts: how many chunks have each. num_chunks: that the store has.
+    length: the different words of a chunk on average; 0 where the database knows that by itself."""
+
+    counts: Sequence[int]
+    num_chunks: int = 0
+    length: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked for in a store: the best `most` chunks, of those that have words. files: keys of files:
+    those whose chunks are looked at where `only`, and otherwise those whose are not."""
+
+    store: int
+    files: Collection[int]
+    only: bool
+    most: int
+
+
+class WordsIndex(Protocol):
+    """Words are of letters, digits and spaces: one with spaces is a phrase."""
+
+    def add(self, conn: Connection, chunks: Sequence[tuple[int, str]]) -> None:
+        """Takes chunks in: ids and texts."""
+
+    def remove(self, conn: Connection, chunks: Sequence[tuple[int, str]]) -> None:
+        """Takes chunks out; the texts are those that were taken in."""
+
+    def merge(self, conn: Connection) -> bool:
+        """Merges some of what transactions have added; False when there is nothing to be merged."""
+
+    def count(self, conn: Connection, store: int, words: Sequence[str], most: int) -> Counted:
+        """How frequent words are in a store; of those that more than `most` chunks have it is enough to know
+        that."""
+        ...
+
+    def rank(
+        self, conn: Connection, wanted: Wanted, words: Sequence[str], counted: Counted, share: int
+    ) -> list[tuple[int, float]]:
+        """The chunks that match words best: ids and scores, the highest first. counted: of these words.
+        share: chunks that have a word of which no more than so many have to be found."""
+        ...
