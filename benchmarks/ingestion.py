@@ -181,6 +181,7 @@ async def _fill(storage: Storage) -> list[str]:
     shares /= shares.sum()
     words = ["".join(letters.choices("abcdefghijklmnop", k=4 + n % 7)) + f"{n % 10}" for n in range(WORDS)]
     stores, per_file = storage.vector_stores, CHUNKS // FILES
+    await stores.make_nearest()
     new = NewVectorStore("vs_1", OWNER, now_us(), "", None, b"{}", None, "drawn", DIMENSIONS)
     await stores.create(new, [NewStoreFile(f"file-{n}", "a.txt", 800, 400) for n in range(FILES)])
     began = time.perf_counter()
@@ -194,6 +195,8 @@ async def _fill(storage: Storage) -> list[str]:
         await stores.add_chunks(job, chunks, b"d", "drawn")
         await stores.finish(job)
         stores.let_go(job)
+    while await stores.take_over():
+        pass
     print(f"{CHUNKS} chunks stored in {time.perf_counter() - began:.0f} s", flush=True)
     return words
 

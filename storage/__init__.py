@@ -146,6 +146,7 @@ from storage.vector_stores import (
     StoredStoreFile,
     StoredVectorStore,
     VectorStoreFull,
+    WordHits,
 )
 
 if TYPE_CHECKING:
@@ -302,6 +303,7 @@ __all__ = [
     "UsageSum",
     "VectorStoreFull",
     "WaitingInputs",
+    "WordHits",
     "back_up",
     "check_backup",
     "each_row",

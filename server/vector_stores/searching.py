@@ -1,10 +1,11 @@
 """Searches: which chunks of which stores answer a query, by their words, their vectors, and a reranker.
 
 Words say how good a hit is compared with the best one of its query. So do vectors, where there is an
-embedder: the nearest chunk has 1, and the last of those that were looked at 0. A score is the mean of both by
-their weights. A fusion of ranks would not do: the best hit by words is often far ahead of the second one, and
-ranks forget it (BENCHMARKS.md). With a reranker, the best of these are ordered by it, and the scores are its
-own. All scores lie between 0 and 1.
+embedder: the nearest chunk has 1, and the last of those that were looked at 0. The mean of both by their
+weights orders the hits. A fusion of ranks would not do: the best hit by words is often far ahead of the
+second one, and ranks forget it (BENCHMARKS.md). A score is that mean, times how well the query fits at all:
+how much of its words one of the best hits has, and how near the nearest one is. With a reranker, the best of
+these are ordered by it, and the scores are its own. All scores lie between 0 and 1.
 
 What models do for a search counts as the work of whoever searches.
 """
@@ -24,6 +25,7 @@ from server.errors import ApiError
 from server.vector_stores.embedding import Embedder, Payer, Reranker
 from server.vector_stores.filters import Filter, compiled
 from server.vector_stores.vectors import Vectors
+from storage import WordHits
 
 if TYPE_CHECKING:
     from storage import SearchedStore, Storage, StoredChunk
@@ -144,19 +146,18 @@ class Searcher:
         """The scores of chunks, by their ids."""
         embedded = [store.number for store in stores if self._serves(store)]
         by_vectors, by_words = asked.weights if embedded else (0.0, 1.0)
-        none: list[Sequence[tuple[int, float]]] = [()] * len(asked.queries)
 
         async def nearest() -> Sequence[Sequence[tuple[int, float]]]:
             if not by_vectors:
-                return none
+                return [()] * len(asked.queries)
             assert self._embedder is not None
             wanted = await self._embedder.embed(asked.queries, "query", payer=payer)
             identity = self._embedder.identity
             return await self._vectors.nearest(identity, embedded, wanted, files, only=only, most=most)
 
-        async def matching() -> Sequence[Sequence[tuple[int, float]]]:
+        async def matching() -> Sequence[WordHits]:
             if not by_words:
-                return none
+                return [WordHits((), 0.0)] * len(asked.queries)
             numbers = [store.number for store in stores]
             search = self._storage.vector_stores.search
             return [await search(numbers, query, files, only=only, most=most) for query in asked.queries]
@@ -165,13 +166,20 @@ class Searcher:
         scores: dict[int, float] = defaultdict(float)
         for near, words in zip(*await asyncio.gather(nearest(), matching()), strict=True):
             both: dict[int, float] = defaultdict(float)
-            for id, score in (known := _compared(near, most)):
-                both[id] += by_vectors * score
-            for id, score in words:
-                both[id] += by_words * (score / words[0][1] if words[0][1] > 0 else 1.0)
-            highest = by_words + (by_vectors if known else 0.0)
+            highest, fits = 0.0, []
+            if known := _compared(near, most):
+                highest += by_vectors
+                fits.append(near[0][1])
+                for id, score in known:
+                    both[id] += by_vectors * score
+            if words.hits:
+                highest += by_words
+                fits.append(words.fit)
+                best = words.hits[0][1]
+                for id, score in words.hits:
+                    both[id] += by_words * (score / best if best > 0 else 1.0)
             for id, score in both.items():
-                scores[id] = max(scores[id], score / highest)
+                scores[id] = max(scores[id], score / highest * sum(fits) / len(fits))
         return dict(scores)
 
     def _serves(self, store: SearchedStore) -> bool:

@@ -24,6 +24,7 @@ from storage.vector_stores.records import (
     StoredStoreFile,
     StoredVectorStore,
     VectorStoreFull,
+    WordHits,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ __all__ = [
     "StoredVectorStore",
     "VectorStoreFull",
     "VectorStores",
+    "WordHits",
     "erase",
     "let_go",
     "remove_from_stores",

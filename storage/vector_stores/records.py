@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -191,6 +191,15 @@ class SearchedStore:
     dimensions: int | None
     hidden: frozenset[int]
     shown: Mapping[int, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class WordHits:
+    """The chunks that share most words with a query. hits: ids and scores, the highest first. fit: how much
+    of the query one of the best has, from 0 to 1: each of its words counts by how rare it is in the store."""
+
+    hits: Sequence[tuple[int, float]]
+    fit: float
 
 
 @dataclass(frozen=True, slots=True)

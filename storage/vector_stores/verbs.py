@@ -22,6 +22,7 @@ from storage.vector_stores.records import (
     StoredFileBatch,
     StoredStoreFile,
     StoredVectorStore,
+    WordHits,
 )
 from storage.vector_stores.words import merge_words, search_words
 
@@ -179,8 +180,8 @@ class VectorStores:
 
     async def search(
         self, numbers: Sequence[int], query: str, files: Collection[int], *, only: bool, most: int
-    ) -> Sequence[tuple[int, float]]:
-        """The chunks of stores that share most words with a query: ids and scores, the highest first.
+    ) -> WordHits:
+        """The chunks of stores that share most words with a query.
 
         files: keys of files: those whose chunks are looked at where `only`, and else those whose are not.
         """

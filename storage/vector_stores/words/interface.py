@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import log1p
 from typing import Protocol
 
 from sqlalchemy import Connection
@@ -11,12 +12,16 @@ from sqlalchemy import Connection
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The words of a query in a store. counts: how many chunks have each. num_chunks: that the store has.
+    """The words of a query in a store. num_chunks: that the store has. counts: those that have each word.
     length: the different words of a chunk on average; 0 where the database knows that by itself."""
 
+    num_chunks: int
     counts: Sequence[int]
-    num_chunks: int = 0
     length: float = 0.0
+
+    def rarities(self) -> list[float]:
+        """How much it says of a chunk that it has each word, as BM25 has it."""
+        return [log1p((max(self.num_chunks, n) - n + 0.5) / (n + 0.5)) for n in self.counts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +57,8 @@ class WordsIndex(Protocol):
     ) -> list[tuple[int, float]]:
         """The chunks that match words best: ids and scores, the highest first. counted: of these words.
         share: chunks that have a word of which no more than so many have to be found."""
+        ...
+
+    def words_in(self, conn: Connection, chunks: Sequence[int], words: Sequence[str]) -> dict[int, list[int]]:
+        """The places of the words that each of these chunks has."""
         ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log1p, pi
+from math import pi
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -128,7 +128,7 @@ class PostgresqlWords:
             having = (f"SELECT 1 FROM vector_words WHERE words @@ {_query(n)} AND {within}" for n in others)
             counted = ", ".join(f"(SELECT count(*) FROM ({each}) AS matching)" for each in having)
             told |= zip(others, conn.execute(text(f"SELECT {counted}"), values).one(), strict=True)
-        return Counted([told[n] for n in range(len(words))], sample.num_chunks, float(length or 1))
+        return Counted(sample.num_chunks, [told[n] for n in range(len(words))], float(length or 1))
 
     def rank(
         self, conn: Connection, wanted: Wanted, words: Sequence[str], counted: Counted, share: int
@@ -142,9 +142,8 @@ class PostgresqlWords:
             chosen = "= ANY" if wanted.only else "<> ALL"
             within = f" AND (id >> {POSITION_BITS}) {chosen} (CAST(:files AS bigint[]))"
         having, terms = [], []
-        for n, (word, count) in enumerate(zip(words, counted.counts, strict=True)):
-            values[f"word{n}"] = f"'{word}'"
-            values[f"rare{n}"] = log1p((max(counted.num_chunks, count) - count + 0.5) / (count + 0.5))
+        for n, (word, rarity) in enumerate(zip(words, counted.rarities(), strict=True)):
+            values |= {f"word{n}": f"'{word}'", f"rare{n}": rarity}
             rare = f"CAST(:rare{n} AS float8)"
             having.append(
                 f"(SELECT id, {rare} AS rare FROM vector_words WHERE words @@ {_query(n)}"
@@ -165,6 +164,13 @@ class PostgresqlWords:
         ) AS looked_at ORDER BY score DESC, id LIMIT :most
         """
         return [(id, float(score)) for id, score in conn.execute(text(statement), values).all()]
+
+    def words_in(self, conn: Connection, chunks: Sequence[int], words: Sequence[str]) -> dict[int, list[int]]:
+        has = ", ".join(f"words @@ {_once(n)}" for n in range(len(words)))
+        values: dict[str, Any] = {f"word{n}": f"'{word}'" for n, word in enumerate(words)}
+        query = text(f"SELECT id, {has} FROM vector_words WHERE id = ANY(CAST(:chunks AS bigint[]))")
+        rows = conn.execute(query, values | {"chunks": list(chunks)}).all()
+        return {id: [n for n, there in enumerate(having) if there] for id, *having in rows}
 
 
 def _times(n: int, word: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from storage.vector_stores.records import WordHits
 from storage.vector_stores.words.interface import Wanted, WordsIndex
 from storage.vector_stores.words.postgresql import PostgresqlWords
 from storage.vector_stores.words.sqlite import SqliteWords
@@ -26,6 +27,9 @@ RANKED = 15_000
 
 RANKED_OF_ONE = 2000
 """Those that it may rank of each store, however many stores share them: at most 64,000 of 32 stores."""
+
+JUDGED = 5
+"""Hits of a store of which the one with most of the query tells how well the query fits."""
 
 MAX_WORDS = 32
 """Words of a query that are looked for."""
@@ -75,25 +79,30 @@ def merge_words(conn: Connection) -> bool:
 
 def search_words(
     conn: Connection, stores: Sequence[int], query: str, files: Collection[int], *, only: bool, most: int
-) -> list[tuple[int, float]]:
-    """The chunks of stores that match a query best: ids and scores, the highest first, at most `most`.
+) -> WordHits:
+    """The chunks of stores that match a query best, at most `most`.
 
     files: keys of files: those whose chunks are looked at where `only`, and otherwise those whose are not.
     """
     words = words_of(query)
     if not words or (only and not files):
-        return []
+        return WordHits((), 0.0)
     index = INDEXES[conn.dialect.name]
     share = min(RANKED, max(RANKED // len(stores), RANKED_OF_ONE))
     found: list[tuple[int, float]] = []
+    fit = 0.0
     for store in stores:
         counted = index.count(conn, store, words, share)
         rarest = _rarest(counted.counts, share)
         if rarest:
             of_them = replace(counted, counts=[counted.counts[n] for n in rarest])
             wanted = Wanted(store, files, only, most)
-            found += index.rank(conn, wanted, [words[n] for n in rarest], of_them, share)
-    return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:most]
+            hits = index.rank(conn, wanted, [words[n] for n in rarest], of_them, share)
+            best = index.words_in(conn, [id for id, _ in hits[:JUDGED]], words)
+            rarities = counted.rarities()
+            fit = max([fit, *(sum(rarities[n] for n in has) / sum(rarities) for has in best.values())])
+            found += hits
+    return WordHits(sorted(found, key=lambda hit: (-hit[1], hit[0]))[:most], fit)
 
 
 def _rarest(counts: Sequence[int], share: int) -> list[int]:

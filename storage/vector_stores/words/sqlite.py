@@ -27,6 +27,14 @@ _COUNT = text(
     "SELECT count(*) FROM (SELECT 1 FROM vector_words WHERE vector_words MATCH :words"
     " AND rowid BETWEEN :first AND :last LIMIT :most)"
 )
+_NUM_CHUNKS = text(
+    "SELECT coalesce(sum(next_position), 0) FROM vector_store_files"
+    " WHERE store_number = :store AND deleted_at IS NULL"
+)
+_HAVING = text(
+    "SELECT rowid FROM vector_words WHERE vector_words MATCH :words"
+    " AND rowid IN (SELECT value FROM json_each(:chunks))"
+)
 
 
 class SqliteWords:
@@ -48,9 +56,8 @@ class SqliteWords:
     def count(self, conn: Connection, store: int, words: Sequence[str], most: int) -> Counted:
         first, last = of_store(store)
         place = {"first": first, "last": last, "most": most + 1}
-        return Counted(
-            [conn.execute(_COUNT, {**place, "words": _phrase(word)}).scalar_one() for word in words]
-        )
+        counts = [conn.execute(_COUNT, {**place, "words": _phrase(word)}).scalar_one() for word in words]
+        return Counted(conn.execute(_NUM_CHUNKS, {"store": store}).scalar_one(), counts)
 
     def rank(
         self, conn: Connection, wanted: Wanted, words: Sequence[str], counted: Counted, share: int
@@ -68,6 +75,14 @@ class SqliteWords:
         ranked = f"{scored} WHERE {where} LIMIT {share}"
         rows = conn.execute(text(f"SELECT id, cost FROM ({ranked}) ORDER BY cost, id LIMIT :most"), values)
         return [(id, -cost) for id, cost in rows.all()]
+
+    def words_in(self, conn: Connection, chunks: Sequence[int], words: Sequence[str]) -> dict[int, list[int]]:
+        has: dict[int, list[int]] = {id: [] for id in chunks}
+        for n, word in enumerate(words):
+            values = {"words": _phrase(word), "chunks": json.dumps(chunks)}
+            for id in conn.execute(_HAVING, values).scalars():
+                has[id].append(n)
+        return has
 
 
 def _rows(chunks: Sequence[tuple[int, str]]) -> list[dict[str, object]]:

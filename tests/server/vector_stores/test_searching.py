@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ async def test_vectors_find_what_words_do_not_and_both_count(storage: Storage) -
     assert 1 >= both[0].score > both[1].score > 0
     only_words = await found(storage, "fish automobile", MODEL, weights=(0.0, 1.0))
     assert {hit.text for hit in only_words} == {TEXTS[0], TEXTS[3]}, "what vectors alone find is not there"
-    assert only_words[0].score == 1.0
+    assert only_words[0].score == pytest.approx(0.5), "it has one of two words that are as rare"
     only_vectors = await found(storage, "fish vehicle", MODEL, weights=(1.0, 0.0))
     assert TEXTS[3] not in [hit.text for hit in only_vectors[:2]]
     assert MODEL.kinds[-1] == "query"
@@ -125,7 +126,7 @@ async def test_a_single_near_chunk_is_as_near_as_can_be(storage: Storage) -> Non
     model = Told(red=(1.0, 0.0), crimson=(0.9, 0.1))
     await fill(storage, "vs_1", model, ("red apple",))
     [hit] = await found(storage, "crimson fruit", model)
-    assert hit.score == pytest.approx(0.5 / 1.5)
+    assert hit.score == pytest.approx(0.9 / math.hypot(0.9, 0.1)), "the cosine"
 
 
 async def test_what_words_alone_find_has_no_place_where_they_have_no_weight(storage: Storage) -> None:
@@ -193,8 +194,27 @@ async def test_a_reranker_has_the_last_word_unless_it_is_not_wanted(storage: Sto
 async def test_scores_are_shares_of_the_best_and_a_threshold_cuts(storage: Storage) -> None:
     await fill(storage, "vs_1", None)
     hits = await found(storage, "car oil gulls")
-    assert hits[0].score == 1.0 and 0 < hits[1].score < 1
+    assert 0 < hits[1].score < hits[0].score < 1, "the best has two of the three words"
     assert len(await found(storage, "car oil gulls", threshold=hits[1].score + 0.01)) == 1
+
+
+async def test_a_score_says_how_well_a_query_fits_at_all(storage: Storage) -> None:
+    texts = ("red quince tart", "blue apple tart", "green apple tart", "white apple tart")
+    model = Told(red=(1.0, 0.0), blue=(0.0, 1.0), quince=(1.0, 0.0), spanner=(0.6, 0.8))
+    await fill(storage, "vs_1", model, texts)
+
+    async def best(query: str, model: Embedder | None = None) -> float:
+        return (await found(storage, query, model))[0].score
+
+    assert await best("red quince tart") == pytest.approx(1.0), "it is all there"
+    rare, unknown = math.log1p(3.5 / 1.5), math.log1p(4.5 / 0.5)
+    assert await best("quince spanner valve") == pytest.approx(rare / (rare + 2 * unknown))
+    frequent = math.log1p(0.5 / 4.5)
+    assert await best("tart spanner") == pytest.approx(frequent / (frequent + unknown))
+    assert await best("quince tart", model) == pytest.approx(1.0), "and nearest"
+    of_words = frequent / (frequent + unknown)
+    assert await best("spanner tart", model) == pytest.approx((of_words + 0.8) / 2)
+    assert await found(storage, "tart spanner", model, threshold=0.5) == [], "nothing fits"
 
 
 async def test_a_search_is_a_use_that_is_noted_once_a_minute(storage: Storage) -> None:

@@ -63,11 +63,11 @@ async def read(storage: Storage, texts: Sequence[str]) -> None:
 async def found(storage: Storage, query: str, store: str = "vs_1", owner: str = OWNER) -> list[str]:
     """The texts that a search finds, the best first."""
     stores = await storage.vector_stores.searched(owner, [store], now())
-    hits = await storage.vector_stores.search(
+    words = await storage.vector_stores.search(
         [stores[0].number], query, stores[0].hidden, only=False, most=10
     )
-    chunks = await storage.vector_stores.chunks([id for id, _ in hits])
-    return [chunks[id].text for id, _ in hits]
+    chunks = await storage.vector_stores.chunks([id for id, _ in words.hits])
+    return [chunks[id].text for id, _ in words.hits]
 
 
 async def test_chunks_are_found_by_their_words_and_by_what_they_stem_from(storage: Storage) -> None:
@@ -93,7 +93,7 @@ async def test_chunks_are_ordered_by_bm25(storage: Storage) -> None:
     await filled(storage, texts=texts)
     stores = await storage.vector_stores.searched(OWNER, ["vs_1"], now())
     search = partial(storage.vector_stores.search, [stores[0].number], files=(), only=False, most=50)
-    hits = await search("heron")
+    hits = (await search("heron")).hits
     place = {text: index for index, text in enumerate(texts)}
     chunks = await storage.vector_stores.chunks([id for id, _ in hits])
     scores = {shapes[place[chunks[id].text]]: score for id, score in hits}
@@ -101,7 +101,7 @@ async def test_chunks_are_ordered_by_bm25(storage: Storage) -> None:
     for shape, score in scores.items():
         expected = scored(*shape) / scored(1, 40)
         assert score / scores[1, 40] == pytest.approx(expected, rel=0.1), shape
-    both = await search("eel heron")
+    both = (await search("eel heron")).hits
     assert len(both) == len(texts)
     assert {id for id, _ in both[:5]} == {id for id, _ in hits}, "every heron stands before every eel"
 
@@ -160,10 +160,10 @@ async def test_files_can_be_chosen_and_left_out(storage: Storage) -> None:
     [store] = await stores.searched(OWNER, ["vs_1"], now(), attributes=True)
     chosen = [key for key, attributes in store.shown.items() if attributes == b'{"n":1}']
     for files, only, texts in ((chosen, True, ["The first tide."]), (chosen, False, ["The second tide."])):
-        hits = await stores.search([store.number], "tide", files, only=only, most=10)
+        hits = (await stores.search([store.number], "tide", files, only=only, most=10)).hits
         chunks = await stores.chunks([id for id, _ in hits])
         assert [chunk.text for chunk in chunks.values()] == texts
-    assert await stores.search([store.number], "tide", [], only=True, most=10) == []
+    assert not (await stores.search([store.number], "tide", [], only=True, most=10)).hits
 
 
 async def test_chinese_words_are_found_without_spaces(storage: Storage) -> None:
