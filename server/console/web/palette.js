@@ -4,6 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.
 import { get } from "./api.js";
 import { Dialog, Icon } from "./elements.js";
 import { go, useLoaded } from "./state.js";
+import { called } from "./title.js";
 
 const SECOND_MS = 1200; // for the letter behind a `g`
 
@@ -54,7 +55,7 @@ export function Palette({ close, commands }) {
     if (/^resp_\w+$/.test(words)) return [{ title: `Open run ${words}`, icon: "runs", run: () => go("runs", words) }];
     if (/^conv_\w+$/.test(words)) return [{ title: `Open ${words}`, icon: "chat", run: () => go("chat", words) }];
     const opened = (talks.value ?? []).map((each) => ({
-      title: each.title || each.id,
+      title: called(each),
       icon: each.forked_from ? "fork" : "chat",
       hint: each.forked_from ? "fork" : undefined,
       run: () => go("chat", each.id),

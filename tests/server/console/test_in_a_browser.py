@@ -521,6 +521,23 @@ def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server)
     assert page.locator(".call-card").count() == 0
 
 
+def test_a_conversation_without_a_title_is_called_by_what_was_said_first(
+    visit: Visit, server: Server
+) -> None:
+    conversation = server.post("/v1/conversations", {})["id"]
+    for words in ("say of\n oysters", "say of eels"):
+        server.post("/v1/responses", {"input": words, "conversation": conversation})
+    server.post("/v1/conversations", {})
+    page = visit.page("#/conversations", "nav .connection >> text=Connected")
+    page.wait_for_selector(f"a[href='#/conversations/{conversation}'] >> text='say of oysters'")
+    page.fill("[aria-label='Search conversations']", "oysters")
+    page.wait_for_selector("text=Untitled", state="detached")
+    page.click(f"a[href='#/conversations/{conversation}']")
+    page.wait_for_selector("h2 >> text='say of oysters'")
+    page.click("text=Open")
+    page.wait_for_selector("h1 >> text='say of oysters'")
+
+
 def test_a_call_is_declined(visit: Visit, server: Server) -> None:
     tool = {"type": "mcp", "server_label": "here", "server_url": "builtin:", "require_approval": "always"}
     body = {"input": 'call calculator {"expression": "1"}', "tools": [tool], "background": True}

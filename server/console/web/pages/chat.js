@@ -9,6 +9,7 @@ import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { canTryAgain } from "../stream.js";
 import { Composer, isSending, useSettings } from "../composer.js";
+import { Title, called } from "../title.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
@@ -39,7 +40,7 @@ function Conversations({ id }) {
     return { talks: talks.data, running: new Set(running.data.map((each) => each.conversation?.id)) };
   };
   const loaded = useLoaded(load, [owner, id], 8000);
-  const wanted = (each) => (each.title ?? each.id).toLowerCase().includes(search.toLowerCase());
+  const wanted = (each) => `${called(each)} ${each.id}`.toLowerCase().includes(search.toLowerCase());
   const redraw = useRedraw();
   useEffect(() => watchTurns(redraw), []);
   return html`<nav class="side" aria-label="Conversations">
@@ -57,7 +58,7 @@ function Conversations({ id }) {
             const busy = turn ? !turn.ended : running.has(each.id);
             return html`<li key=${each.id}>
               <a href=${href("chat", each.id)} aria-current=${each.id === id ? "page" : undefined}>
-                <span class="clip">${each.forked_from && html`<${ForkMark} />`}${each.title || "Untitled"}</span>
+                <span class="clip">${each.forked_from && html`<${ForkMark} />`}<${Title} conversation=${each} /></span>
                 ${busy ? html`<i class="pulse" role="img" aria-label="being answered">
                   </i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
               </a>
@@ -214,7 +215,7 @@ function Thread({ id, list }) {
   const stored = new Set(found?.responses.filter(hasEnded).map((response) => response.id));
   const live = [];
   for (let each = turn; each && !stored.has(each.id); each = each.before) live.unshift(each);
-  const title = found?.conversation.title || (id ? "Untitled" : "New chat");
+  const title = found ? html`<${Title} conversation=${found.conversation} />` : id ? "Untitled" : "New chat";
   return html`<section class="thread" aria-labelledby="title">
     <header class="thread-head">
       <${Button} icon="chat" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${list} />

@@ -6,6 +6,7 @@ import { Ago, Button, Empty, ForkMark, Icon, Id, Loaded, Page, State, Sure } fro
 import { textOf } from "../fold.js";
 import { brief, nameOf } from "../items.js";
 import { attempt, go, href, useLoaded, useWatched } from "../state.js";
+import { Title, called } from "../title.js";
 
 const MOST = 500;
 
@@ -47,12 +48,12 @@ export function Conversations({ id }) {
 
 function Tree({ found, search, id }) {
   const rows = useMemo(() => tree(found), [found]);
-  const shown = rows.filter(({ conversation }) => `${conversation.title ?? ""} ${conversation.id}`.toLowerCase().includes(search));
+  const shown = rows.filter(({ conversation }) => `${called(conversation)} ${conversation.id}`.toLowerCase().includes(search));
   return html`<ul class="tree" aria-label="Conversations">
     ${shown.map(({ conversation, depth }) => html`<li key=${conversation.id} style=${{ "--depth": search ? 0 : Math.min(depth, 8) }}>
       <a href=${href("conversations", conversation.id)} aria-current=${conversation.id === id ? "true" : undefined}>
         ${conversation.forked_from && html`<${ForkMark} />`}
-        <span class="clip">${conversation.title || "Untitled"}</span>
+        <span class="clip"><${Title} conversation=${conversation} /></span>
         ${conversation.status !== "active" && html`<${State} name=${conversation.status} />`}
         <small class="faint"><${Ago} at=${conversation.updated_at} /></small>
       </a>
@@ -89,7 +90,7 @@ function One({ id, changed }) {
       ${({ conversation, items }) => html`
         <header class="detail-head">
           <a class="button small quiet only-narrow" href="#/conversations">Back</a>
-          <h2 class="clip">${conversation.title || "Untitled"}</h2>
+          <h2 class="clip"><${Title} conversation=${conversation} /></h2>
           <div class="actions">
             <a class="button small primary" href=${href("chat", id)}><${Icon} name="chat" /><span>Open</span></a>
             <${Button} icon="fork" onClick=${() => fork()}>Fork<//>
