@@ -416,8 +416,8 @@ class Runs:
         compacts = request.compacts or request.compact_threshold is not None
         compaction_key = (await self._sealing.key()).number if compacts else None
         while True:
-            plan = make_plan(
-                replace(self._turn(request, items, principal, served), past=past),
+            making = make_plan(
+                self._turn(request, items, principal, served, past),
                 self._storage,
                 self._registry,
                 tool_timeout_s=self._config.tool_timeout_s,
@@ -426,7 +426,7 @@ class Runs:
                 compaction_key=compaction_key,
                 pasts=self._pasts,
             )
-            planned = await (plan if planning is None or request.background else planning(plan))
+            planned = await (making if planning is None or request.background else planning(making))
             if not served.sees:
                 await self._input_images.check(owner, items)
             if held.place is not None:
@@ -438,7 +438,8 @@ class Runs:
                     principal.subjects, "queued_responses", self._config.max_queued
                 )
                 sealed = await self._sealing.sealed_secrets(owner, planned.plan.response_id, planned.secrets)
-                planned = replace(planned, plan=replace(planned.plan, secrets=sealed))
+                plan = replace(planned.plan, secrets=sealed, charge=held.visit.charge)
+                planned = replace(planned, plan=plan)
                 reach = self._directory.reach(planned.plan.tools, planned.secrets, owner)
                 return await self._begin(planned, echo, held, keyed, queue_limit, reach, by)
             except ConversationMoved:
@@ -510,10 +511,15 @@ class Runs:
         return served if request.asked_model is None else replace(served, asked=request.asked_model)
 
     def _turn(
-        self, request: CreateResponse, items: Sequence[Item], principal: Principal, served: ServedModel
+        self,
+        request: CreateResponse,
+        items: Sequence[Item],
+        principal: Principal,
+        served: ServedModel,
+        past: Past | None = None,
     ) -> Turn:
         approvals = partial(self._directory.approvals, owner=principal.owner)
-        return Turn(request, items, principal, served, now_us(), approvals)
+        return Turn(request, items, principal, served, now_us(), approvals, past)
 
     def _allowed(
         self,
@@ -586,7 +592,6 @@ class Runs:
         reach: Reach,
         by: Actor,
     ) -> Started:
-        planned = replace(planned, plan=replace(planned.plan, charge=held.visit.charge))
         plan = planned.plan
         seals = await Seals.of(plan, self._sealing)
         dumped, input_items = await aside(in_large_request(), _as_stored, planned)

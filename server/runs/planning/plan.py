@@ -490,25 +490,23 @@ async def make_plan(
     turn = _configured(turn, context)
     request, served = turn.request, turn.served
     tools = await _tools(turn, context.items, registry)
-    plan = _resolve(turn, tools, tool_timeout_s)
+    plan = _resolve(turn, tools, tool_timeout_s, keyed=keyed)
     if compaction_key is not None:
         plan = replace(plan, compaction=_compaction(turn, context, compaction_key))
-    if keyed:
-        plan = replace(plan, store=True, hidden=not request.store)
     with tools.named():
-        known = await placed(storage, plan.owner, plan.tools, context.items, plan.id_secret)
-        plan = replace(plan, tools=known)
+        if plan.tools:
+            known = await placed(storage, plan.owner, plan.tools, context.items, plan.id_secret)
+            plan = replace(plan, tools=known)
         functions, offered = await _offered(plan, registry, context.items, served)
         approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
         if approved and not plan.generates:
             refuse("generate", "A request that approves calls has to make them: 'generate' cannot be false.")
         if approved and request.compacts:
             refuse("input", "A request that approves calls has to make them: it cannot end with a trigger.")
-        plan = replace(plan, approved=approved)
         for each in (offered, _offered_later(functions)):
             await check(each, served, plan.tools, request.shape_param, turn.principal.owner)
     with words_of_field("input"):
-        kept = _num_kept(context.items, plan.approved)
+        kept = _num_kept(context.items, approved)
         compacted: int | None = None
         begun: Prompt | None = None
         if plan.compaction is not None:
@@ -519,8 +517,15 @@ async def make_plan(
             else (0, begun)
         )
     who = turn.principal
-    plan = replace(plan, saved_as=_saved_as(plan, request.prompt_cache_retention, context))
-    plan = replace(plan, num_dropped=num_dropped, sealed_by=sealed_by, key_id=who.key_id, batch=who.batch)
+    plan = replace(
+        plan,
+        approved=approved,
+        num_dropped=num_dropped,
+        saved_as=_saved_as(plan, request.prompt_cache_retention, context),
+        sealed_by=sealed_by,
+        key_id=who.key_id,
+        batch=who.batch,
+    )
 
     def finished() -> Planned:
         most = plan.max_output_tokens if plan.generates else 1
@@ -657,7 +662,7 @@ async def count_input(turn: Turn, storage: Storage, registry: Registry) -> int:
     context = await load_context(turn, storage)
     turn = _configured(turn, context)
     tools = await _tools(turn, context.items, registry)
-    plan = _resolve(turn, tools, tool_timeout_s=0.0)
+    plan = _resolve(turn, tools, tool_timeout_s=0.0, keyed=False)
     with tools.named():
         functions, offered = await _offered(plan, registry, context.items, turn.served)
     with words_of_field("input"):
@@ -693,8 +698,8 @@ def _offered_later(functions: Functions) -> Offer:
     return offer([known.function for known in functions.deferred if not known.elsewhere], "auto", True)
 
 
-def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
-    """The plan before its context was measured."""
+def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float, *, keyed: bool) -> RunPlan:
+    """The plan before its context was measured. keyed: see `make_plan`."""
     request, served = turn.request, turn.served
     wants_logprobs = "message.output_text.logprobs" in request.include
     if wants_logprobs and "logprobs" not in served.info.capabilities:
@@ -714,7 +719,8 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float) -> RunPlan:
         fingerprint=served.info.fingerprint,
         secret=secrets.token_hex(16),
         created_at=turn.as_of,
-        store=request.store,
+        store=request.store or keyed,
+        hidden=keyed and not request.store,
         background=request.background,
         previous_response_id=request.previous_response_id,
         conversation_id=request.conversation_id,
