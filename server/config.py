@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -960,6 +961,15 @@ class Config(BaseModel):
         """The file of the database, where it is one."""
         path = self.db.partition(":///")[2].partition("?")[0] if self.db.startswith("sqlite") else ""
         return Path(path) if path else None
+
+    @property
+    def flags(self) -> str:
+        """What a command that is told to somebody has to say so that it finds the same database: empty, or
+        flags behind a blank."""
+        told = "" if self.data == default_data() else f" --data {shlex.quote(str(self.data))}"
+        if self.db_file == self.data / "antiphon.db":
+            return told
+        return f"{told} --db {shlex.quote(masked(self.db))}"
 
     @property
     def loopback(self) -> bool:

@@ -336,7 +336,14 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         503, "storage_unavailable", lambda _: "Storage was written by a newer version.", _LATER
     ),
     StorageUnavailable: _Row(
-        503, "storage_unavailable", lambda _: "Storage cannot be reached now. Try again shortly.", _SOON
+        503,
+        "storage_unavailable",
+        lambda e: (
+            "The disk of the server is full: nothing more can be stored until its operator makes room."
+            if e.full
+            else "Storage cannot be reached now. Try again shortly."
+        ),
+        _SOON,
     ),
     TooManyQueued: _Row(
         429,

@@ -150,7 +150,7 @@ from storage.vector_stores import (
 )
 
 if TYPE_CHECKING:
-    from storage.backup import back_up, check_backup
+    from storage.backup import back_up, blobs_beside, check_backup
     from storage.files import Blobs, Files
     from storage.importing import (
         ImportedConversation,
@@ -305,6 +305,7 @@ __all__ = [
     "WaitingInputs",
     "WordHits",
     "back_up",
+    "blobs_beside",
     "check_backup",
     "each_row",
     "inspect_database",
@@ -341,7 +342,7 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("storage.files"), name)
     if name in ("ImportedConversation", "ImportedResponse", "Imports", "OwnedByAnother", "Place"):
         return getattr(import_module("storage.importing"), name)
-    if name in ("back_up", "check_backup"):
+    if name in ("back_up", "blobs_beside", "check_backup"):
         return getattr(import_module("storage.backup"), name)
     if name == "inspect_database":
         return import_module("storage.inspection").inspect_database

@@ -35,6 +35,11 @@ PAGES_AT_ONCE = 2048
 """Database pages (4 KiB each) between two reports of progress."""
 
 
+def blobs_beside(database: Path) -> Path:
+    """The folder of the blobs of a database's file, which belongs to it."""
+    return blob_folder(database)
+
+
 async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) -> int:
     """Copy the database of `url` to the file `target`, which must not exist, and its blobs to a folder beside
     that; returns the size of both in bytes.

@@ -5,32 +5,34 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from storage.drivers import Database, database, unavailable
+from storage.drivers import Database, blob_folder, database, unavailable
+from storage.files import blob_columns
 from storage.migrate import HEAD, is_known, revision
 from storage.queries.keys import api_keys, owners
 from storage.records import DatabaseState
 
 
-async def inspect_database(url: str) -> DatabaseState:
-    """How the database at `url` stands; nothing is made, migrated or locked.
+async def inspect_database(url: str, *, blobs: bool = False) -> DatabaseState:
+    """How the database at `url` stands; nothing is made, migrated or locked. blobs: they are looked for, too.
 
     StorageUnavailable where it cannot be read; ValueError for a URL that names no database.
     """
-    return await asyncio.to_thread(_inspect, url)
+    return await asyncio.to_thread(_inspect, url, blobs)
 
 
-def _inspect(url: str) -> DatabaseState:
+def _inspect(url: str, blobs: bool) -> DatabaseState:
     looked_at = database(url)
     if not looked_at.exists():
         return DatabaseState(looked_at.shown, "absent", None, None, looked_at.shared)
     try:
         reading = looked_at.looking()
         try:
-            return reading.read(lambda connection: _state(looked_at, connection))
+            return reading.read(lambda connection: _state(looked_at, connection, blobs))
         finally:
             reading.close()
     except Exception as error:
@@ -39,7 +41,7 @@ def _inspect(url: str) -> DatabaseState:
         raise
 
 
-def _state(looked_at: Database, connection: Connection) -> DatabaseState:
+def _state(looked_at: Database, connection: Connection, blobs: bool) -> DatabaseState:
     def state(schema: Literal["absent", "older", "current", "newer"], num_keys: int | None) -> DatabaseState:
         return DatabaseState(looked_at.shown, schema, num_keys, looked_at.holder(), looked_at.shared)
 
@@ -49,4 +51,16 @@ def _state(looked_at: Database, connection: Connection) -> DatabaseState:
     if present != HEAD:
         return state("older" if is_known(present) else "newer", None)
     num_keys = sum(key.revoked_at is None for key in api_keys.list_(connection))
-    return replace(state("current", num_keys), limits=owners.limits(connection))
+    # What is not shared is a file, and shown by its path.
+    missing = _lacking(Path(looked_at.shown), connection) if blobs and not looked_at.shared else None
+    return replace(state("current", num_keys), limits=owners.limits(connection), missing=missing)
+
+
+def _lacking(file: Path, connection: Connection) -> str | None:
+    """The folder of the blobs of a file, where it lacks one that a row names."""
+    folder = blob_folder(file)
+    for column in blob_columns():
+        named = connection.execute(select(column).where(column.is_not(None)).distinct()).scalars()
+        if not all((folder / digest).exists() for digest in named):
+            return str(folder)
+    return None

@@ -871,7 +871,8 @@ class DatabaseState:
     schema: absent where there is no database, or an empty one; older where the next server migrates it.
     num_keys: live API keys; None unless the schema is current. holder: the server that holds it for itself,
     in words. shared: whether several servers may use it at once. limits: of the owners who have some of their
-    own, JSON objects by their ids; empty unless the schema is current.
+    own, JSON objects by their ids; empty unless the schema is current. missing: the folder of blobs, where it
+    lacks one that a row names.
     """
 
     shown: str  # its name for messages, without a password
@@ -880,6 +881,7 @@ class DatabaseState:
     holder: str | None
     shared: bool
     limits: Mapping[str, bytes] = field(default_factory=dict)
+    missing: str | None = None
 
 
 COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -1086,7 +1088,9 @@ class SchemaTooNew(StorageError):
 
 
 class StorageUnavailable(StorageError):
-    """The database cannot be reached or written now."""
+    """The database cannot be reached or written now. full: because there is no room on its disk."""
+
+    full = False
 
 
 UNSURE = (CancelledError, StorageUnavailable)

@@ -15,7 +15,7 @@ from server.access import OPERATOR, Actor
 from server.admin.database_access import AdminError, carry_out
 from server.config import Config
 from server.progress import Progress
-from storage import Storage, StorageError, back_up, check_backup, inspect_database
+from storage import Storage, StorageError, back_up, blobs_beside, check_backup, inspect_database
 
 PATH = "/admin/backups"
 
@@ -52,7 +52,9 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
             size = asyncio.run(back_up(config.db, target, progress.reached))
         except StorageError as exc:
             raise AdminError(exc) from None
-    yield f"{target} holds the whole database ({size:,} bytes), as it was when the copy began"
+    blobs = blobs_beside(target)
+    whole = f"{target} and the folder {blobs} hold" if blobs.is_dir() else f"{target} holds"
+    yield f"{whole} the whole database ({size:,} bytes), as it was when the copy began"
     if missed is not None:
         yield f"the audit log has no entry of this: {missed}"
     yield f"serve from it with: antiphon serve --db sqlite+aiosqlite:///{target}"

@@ -25,7 +25,7 @@ import orjson
 
 from engine import EngineError
 from server import __version__
-from server.access import LOCAL_OWNER
+from server.access import LOCAL_OWNER, KeyFileError, read_key_file
 from server.admin import AdminError, address_file, asking, is_served, keys
 from server.config import FILE_NAME, Config
 from server.encrypted_reasoning import given_keys
@@ -101,7 +101,7 @@ async def _database(config: Config) -> Finding:
     if (reason := unshared(config)) is not None:
         return "FAIL", reason
     try:
-        state = await inspect_database(config.db)
+        state = await inspect_database(config.db, blobs=True)
     except (StorageError, ValueError) as exc:
         return "FAIL", str(exc)
     if state.schema == "newer":
@@ -113,6 +113,11 @@ async def _database(config: Config) -> Finding:
     if state.schema == "absent":
         return "ok", f"{state.shown} holds no tables yet; the first start makes them"
     use = "shared by several servers" if state.shared else "held by nobody"
+    if state.missing is not None:
+        return "FAIL", (
+            f"{state.shown} names contents of files that are not in {state.missing}: a database and the "
+            "folder of its blobs belong together"
+        )
     if state.schema == "older":
         return "ok", f"{state.shown} is {use} and has an older schema, which the next start migrates"
     return "ok", f"{state.shown} has this version's schema, is {use} and has {state.num_keys} keys"
@@ -207,16 +212,21 @@ async def _port(config: Config) -> Finding:
         if (url := await _running(config)) is not None and httpx.URL(url).port == config.port:
             return "ok", f"the server of this database listens on {url}"
         return "FAIL", cannot_listen(config, exc)
+    if config.api_key_file is not None:
+        try:
+            read_key_file(config.api_key_file)
+        except KeyFileError as exc:
+            return "FAIL", str(exc)
     free = f"{config.host}:{config.port} is free"
     if config.loopback and config.led_to is None:
         return "ok", free
     if config.api_key or config.api_key_file is not None or await _keyed(config):
         return "ok", free
     if not config.loopback:
-        return "FAIL", f"{free}, but an address like this needs keys: antiphon keys create"
+        return "FAIL", f"{free}, but an address like this needs keys: antiphon keys create{config.flags}"
     return "note", (
         f"{free}; {config.led_to} leads others to this server, and whoever comes may use it, because there "
-        "is no key: antiphon keys create"
+        f"is no key: antiphon keys create{config.flags}"
     )
 
 

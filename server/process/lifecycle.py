@@ -53,7 +53,14 @@ from server.telemetry import Distribution, EngineRates, Reading, Telemetry, Trac
 from server.usage import Meter, Prices
 from server.vector_stores import Library
 from server.webhooks import Deliveries
-from storage import COMMIT_SECONDS, CommitStats, Storage, StorageUnavailable, open_storage
+from storage import (
+    COMMIT_SECONDS,
+    CommitStats,
+    Storage,
+    StorageUnavailable,
+    make_private_folder,
+    open_storage,
+)
 from tools import GENERATE, Found, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
 if TYPE_CHECKING:
@@ -324,6 +331,8 @@ class ServerLifecycle:
     async def _open_storage(self) -> None:
         runner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         synced = self.config.durability == "power"
+        with contextlib.suppress(OSError):  # whoever writes there says so
+            make_private_folder(self.config.data)
         self._storage = await open_storage(
             self.config.db, runner=runner, synced=synced, max_persons=self.config.max_identifiers_per_hour
         )
@@ -350,7 +359,7 @@ class ServerLifecycle:
         if not await self.keys.usable():
             raise Refused(
                 f"{self.config.host} can be reached from other machines, and no key is configured. "
-                "Make one with `antiphon keys create`, or give --api-key-file."
+                f"Make one with `antiphon keys create{self.config.flags}`, or give --api-key-file."
             )
 
     async def _start_engine(self) -> None:

@@ -193,8 +193,9 @@ class _Process:
         if config.led_to is not None and not keyed:
             log.warning(
                 "%s leads others to this server, and whoever comes may use it, because there is no key: "
-                "antiphon keys create",
+                "antiphon keys create%s",
                 config.led_to,
+                config.flags,
             )
         if "*" in config.cors_origin and not keyed:
             log.warning(

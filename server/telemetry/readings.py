@@ -135,16 +135,16 @@ class EngineRates:
     """Numbers that follow from an engine's own: shares, and how many tokens a second pass."""
 
     def __init__(self) -> None:
-        self._seen = deque([(time.monotonic(), 0, 0)])
+        self._seen = deque[tuple[float, int, int]]()
 
     def read(self, stats: EngineStats) -> dict[str, float]:
         """The share of the KV cache in use, and tokens a second over the latest `RATE_WINDOW_S`, or since the
-        start."""
+        first reading, which tells of none."""
         now = time.monotonic()
         seen = self._seen
         while len(seen) > 1 and seen[1][0] <= now - RATE_WINDOW_S:
             seen.popleft()
-        if now - seen[-1][0] >= 1.0:
+        if not seen or now - seen[-1][0] >= 1.0:
             seen.append((now, stats.prompt_tokens_total, stats.output_tokens_total))
         then, prompt, output = seen[0]
         seconds = max(now - then, 1e-9)

@@ -142,6 +142,7 @@ class Ingester:
         self._storage = storage
         self._generates = generates
         self._flow = Flow()
+        self._tell_after = 0.0  # that the database is away
         self._stores = storage.vector_stores
         self._read = read
         self._room = room
@@ -188,7 +189,9 @@ class Ingester:
                 if more:
                     continue
             except StorageUnavailable as error:
-                log.warning("files cannot be read into vector stores now: %s", error)
+                if time.monotonic() > self._tell_after:
+                    self._tell_after = time.monotonic() + MOST_RETRY_S
+                    log.warning("files cannot be read into vector stores now: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
             except Exception:  # a task that dies would be missed only when files are never read again

@@ -5,8 +5,14 @@ All of it is synchronous: a connection belongs to one thread at a time, the writ
 
 from __future__ import annotations
 
+import errno
+import logging
+import math
+import sqlite3
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
@@ -19,6 +25,8 @@ from storage.drivers.hints import Hints
 from storage.records import StorageUnavailable
 
 T = TypeVar("T")
+
+log = logging.getLogger("antiphon.storage")
 
 Work = Callable[[Connection], T]
 
@@ -237,8 +245,32 @@ _INSERT: Mapping[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
 
 
 def unavailable(what: str, error: BaseException) -> StorageUnavailable:
-    """The error for whoever cannot wait for a trouble to pass."""
+    """The error for whoever cannot wait for a trouble to pass. A full disk is told to the log, too."""
     said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     told = StorageUnavailable(f"{what}: {said}")
     told.__cause__ = error
+    told.full = _is_of_no_room(said)
+    if told.full and time.monotonic() - _said_full.at > SAY_FULL_S:
+        _said_full.at = time.monotonic()
+        log.error("there is no room: %s", told)
     return told
+
+
+SAY_FULL_S = 60.0
+"""A disk stays full for hours, and every request meets it."""
+
+
+@dataclass
+class _SaidFull:
+    at: float = -math.inf
+
+
+_said_full = _SaidFull()
+
+
+def _is_of_no_room(said: BaseException) -> bool:
+    if isinstance(said, OSError):
+        return said.errno in (errno.ENOSPC, errno.EDQUOT)
+    # SQLite's code, and PostgreSQL's `disk_full`.
+    codes = getattr(said, "sqlite_errorcode", None), getattr(said, "sqlstate", None)
+    return sqlite3.SQLITE_FULL in codes or "53100" in codes

@@ -73,7 +73,15 @@ async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[by
         async with aclosing(kind(storage, owner, counts)) as pieces:
             async for piece in pieces:
                 yield piece
-    yield orjson.dumps({"type": "end", "owner": owner, **{name: counts[name] for name in COUNTED}}) + b"\n"
+    end = {"type": "end", "owner": owner, "owner_name": await _name_of(storage, owner)}
+    yield orjson.dumps({**end, **{name: counts[name] for name in COUNTED}}) + b"\n"
+
+
+async def _name_of(storage: Storage, owner: str) -> str | None:
+    try:
+        return (await storage.get_owner(owner)).name
+    except NotFound:
+        return None
 
 
 async def _conversations(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import shutil
 import sys
 import tempfile
@@ -22,10 +23,10 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from server.access import OPERATOR
+from server.access import LOCAL_OWNER, OPERATOR
 from server.admin.database_access import AdminError, opened
 from server.admin.exports.exporting import COUNTED
-from server.admin.owner_names import owner_id
+from server.admin.owner_names import every_owner, owner_id
 from server.clock import now_us
 from server.config import Config
 from server.progress import Progress
@@ -76,7 +77,8 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
         if options.owner is not None:
             owner = owner_id(config, options.owner, makes=True)
         try:
-            counts = asyncio.run(_import(config, owner, source, size))
+            name = options.owner or found.get("owner_name") or owner
+            counts = asyncio.run(_import(config, owner, name, source, size))
         except FolderHeld as exc:
             raise AdminError(f"{exc}: stop it, or import into another --data and serve from that") from None
         except (StorageError, ValueError) as exc:
@@ -88,7 +90,8 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     for (what, told), number in sorted(counts.items()):
         if what == "left out":
             yield f"{told} ({number} times)" if number > 1 else told
-    yield f"all of it belongs to the owner {owner}: antiphon keys create --owner {owner}"
+    command = f"antiphon keys create --owner {shlex.quote(owner)}{config.flags}"
+    yield f"all of it belongs to the owner {owner}: {command}"
 
 
 @contextmanager
@@ -176,9 +179,12 @@ def _listed(end: Mapping[str, Any]) -> str:
 # Storing
 
 
-async def _import(config: Config, owner: str, source: BinaryIO, size: int) -> Counter[tuple[str, str]]:
+async def _import(
+    config: Config, owner: str, name: str, source: BinaryIO, size: int
+) -> Counter[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
     async with opened(config) as storage:
+        await _ensure_owner(storage, owner, name)
         await storage.add_audit(OPERATOR.did("project.imported", owner, owner))
         with Progress("importing", total=size, unit="B") as progress:
             for raw in source:
@@ -193,6 +199,19 @@ async def _import(config: Config, owner: str, source: BinaryIO, size: int) -> Co
                     counts["new" if new else "known", _plural(kind)] += 1
                 progress.add(len(raw))
     return counts
+
+
+async def _ensure_owner(storage: Storage, owner: str, name: str) -> None:
+    """Make the owner, who may get keys then. name: given unless it means somebody else here."""
+    if owner == LOCAL_OWNER:
+        return
+    others = [one for one in await every_owner(storage) if one.id != owner]
+    taken = any(name == one.id or (name == one.name and one.archived_at is None) for one in others)
+    entry = OPERATOR.did("project.created", owner, owner, name=owner if taken else name)
+    try:
+        await storage.get_owner(owner)
+    except NotFound:
+        await storage.create_owner(owner, owner if taken else name, now_us(), entry=entry)
 
 
 async def _store_conversation(storage: Storage, owner: str, line: Line) -> bool:

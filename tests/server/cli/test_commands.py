@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sqlite3
@@ -26,9 +27,10 @@ import pytest
 from server import __version__
 from server.admin import database_access
 from server.cli.commands import COMMANDS, main
+from server.clock import now_us
 from server.config import SUBJECTS, settings
 from server.telemetry import end_user
-from storage import open_storage
+from storage import StoredFile, open_storage
 from tests.support.forking import READY
 from tests.support.mcp_servers import stdio_command
 from tests.support.processes import server_process
@@ -578,6 +580,37 @@ def test_the_audit_log_and_what_was_taken_from_it(capsys: pytest.CaptureFixture[
         database.execute("DELETE FROM audit WHERE number = 2")
     assert main(["audit", "verify", *data]) == 2
     assert "not whole: entry 2" in capsys.readouterr().err
+
+
+def test_a_backup_says_what_belongs_to_it_and_doctor_misses_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def make() -> None:
+        storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
+        blob = await storage.blobs.put_bytes(b"x")
+        await storage.files.create(StoredFile("f", "local", "a", "user_data", 1, blob.digest, now_us()))
+        await storage.close()
+
+    asyncio.run(make())
+    copy = tmp_path / "copy" / "antiphon.db"
+    copy.parent.mkdir(mode=0o700)
+    assert main(["backup", str(copy), "--data", str(tmp_path)]) == 0
+    assert f"{copy} and the folder {copy}.blobs hold the whole database" in capsys.readouterr().out
+    doctor = ["doctor", "--engine", "scripted", "--data", str(copy.parent), "--port", "0"]
+    assert main(doctor) == 0
+    shutil.rmtree(f"{copy}.blobs")
+    capsys.readouterr()
+    assert main(doctor) == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
+    assert "belong together" in line
+
+
+def test_doctor_reads_the_file_of_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]
+    assert main([*doctor, "--api-key-file", str(tmp_path / "keys")]) == 1
+    assert f"the file of keys {tmp_path}/keys cannot be read" in capsys.readouterr().out
+    assert main([*doctor, "--host", "0.0.0.0"]) == 1
+    assert f"antiphon keys create --data {tmp_path}" in capsys.readouterr().out
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

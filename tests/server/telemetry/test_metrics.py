@@ -184,6 +184,10 @@ def test_tokens_a_second_are_of_the_last_minute(monkeypatch: pytest.MonkeyPatch)
     now = 1000.0
     monkeypatch.setattr("server.telemetry.readings.time.monotonic", lambda: now)
     rates = EngineRates()
+    first = rates.read(EngineStats(output_tokens_total=9_000))
+    assert first["output_tokens_per_second"] == 0, "nobody knows since when"
+    rates = EngineRates()
+    rates.read(EngineStats())
     now += 10
     assert rates.read(EngineStats(output_tokens_total=50))["output_tokens_per_second"] == 5
     for _ in range(12):

@@ -125,7 +125,10 @@ async def test_a_reader_can_hold_the_wal_back_and_does_not_stop_writes(
     assert len(await storage.records("r1", after=-1, limit_bytes=1 << 30)) == 59
 
 
-async def test_a_full_disk(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("storage.drivers.interface._said_full.at", -1e9)
     await storage.start_response(new("r1"))
 
     def allow(conn: Connection, more: int) -> None:
@@ -136,8 +139,13 @@ async def test_a_full_disk(storage: Storage, monkeypatch: pytest.MonkeyPatch) ->
     large = type(record(0))(2, 1, b"x" * 100_000)
     stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(large,))]))
     await until(lambda: storage._writer._blocked_since is not None)
-    with pytest.raises(StorageUnavailable, match="full"):
-        await storage.start_response(new("r2", message("m", b"x" * 100_000)))
+    for id in ("r2", "r3"):
+        with pytest.raises(StorageUnavailable, match="full") as refused:
+            await storage.start_response(new(id, message("m", b"x" * 100_000)))
+        assert refused.value.full
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
+        "there is no room: the database could not be written: database or disk is full"
+    ], "once"
     assert (await storage.get_response(OWNER, "r1")).status == "in_progress"
     assert not stream.done()
     await storage._writer.submit(lambda conn: allow(conn, 1 << 20), durable=False, retry_until_available=True)

@@ -167,6 +167,25 @@ async def test_another_owner_gets_it_where_the_first_has_it_not(
         assert (await http.get(f"/v1/responses/{made}")).status_code == 200
 
 
+def test_an_owner_that_is_not_there_is_made_with_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, there, file = (str(tmp_path / name) for name in ("a", "b", "sales.jsonl"))
+    assert main(["owners", "create", "Sales", "--data", here]) == 0
+    id = capsys.readouterr().out.split()[0]
+    assert main(["export", "--owner", "Sales", "--data", here]) == 0
+    Path(file).write_text(capsys.readouterr().out)
+    command = f"antiphon keys create --owner {id} --data {there}"
+    for _ in range(2):
+        told = imported(capsys, file, "--data", there)
+        assert told[-1] == f"all of it belongs to the owner {id}: {command}"
+    assert main(command.split()[1:]) == 0
+    capsys.readouterr()
+    assert main(["owners", "list", "--json", "--data", there]) == 0
+    named = [(one["id"], one["name"]) for one in json.loads(capsys.readouterr().out)]
+    assert named == [(id, "Sales")]
+
+
 END = {"type": "end", "owner": "ann", "conversations": 0, "responses": 0, "chat_completions": 0, "batches": 0}
 END |= {"prompts": 0, "files": 0, "vector_stores": 0, "containers": 0, "container_files": 0}
 FILE: dict[str, Any] = {"type": "file", "file": {"id": "file_1", "bytes": 1}, "kept": {"sha256": "00"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import tracemalloc
@@ -17,6 +18,8 @@ from server import quota
 from server.clock import now_us
 from server.process import retention as module
 from server.process.retention import Retention
+from storage.drivers.blob_folder import IncomingFile
+from storage.drivers.blob_rows import IncomingRows
 from tests.support.making import is_sqlite, query
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.wire import Json, validate
@@ -61,6 +64,24 @@ async def test_the_sdk_uploads_lists_reads_and_deletes(sdk: AsyncOpenAI) -> None
         with pytest.raises(NotFoundError) as caught:
             await gone(first.id)
         assert (caught.value.code, caught.value.param) == ("not_found", "file_id")
+
+
+async def test_a_full_disk_is_told_to_the_client_and_to_the_log(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("storage.drivers.interface._said_full.at", -1e9)
+    with monkeypatch.context() as patched:
+        patched.setattr(IncomingFile, "write", full)
+        patched.setattr(IncomingRows, "write", full)
+        sent = {"files": {"file": ("a.txt", b"hello")}, "data": {"purpose": "user_data"}}
+        reply = await client.post("/v1/files", **sent)
+    assert error_of(reply) == (503, "storage_unavailable", None)
+    assert reply.json()["error"]["message"].startswith("The disk of the server is full")
+    assert "there is no room: the content of a file could not be" in caplog.text
+    await upload(client)
 
 
 async def test_the_sdk_uploads_in_chunks(sdk: AsyncOpenAI, tmp_path: Path) -> None:
