@@ -57,4 +57,5 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     yield f"{whole} the whole database ({size:,} bytes), as it was when the copy began"
     if missed is not None:
         yield f"the audit log has no entry of this: {missed}"
-    yield f"serve from it with: antiphon serve --db sqlite+aiosqlite:///{target}"
+    names = "antiphon.db and antiphon.db.blobs" if blobs.is_dir() else "antiphon.db"
+    yield f"to restore it, put it into an empty FOLDER as {names}: antiphon serve --data FOLDER"

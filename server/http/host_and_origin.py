@@ -86,7 +86,9 @@ class HostAndOrigin:
             return None
         if hmac.compare_digest((presented_key(headers) or "").encode(), self._admin_token):
             return None
-        message = "This server is for HTTPS only; a key that was sent just now was sent in the clear."
+        message = "This server is for HTTPS only."
+        if presented_key(headers):
+            message += " The key was sent in the clear just now: replace it."
         return ApiError(403, message, code="tls_required")
 
     def _origin(self, scope: Scope, headers: Headers) -> ApiError | None:

@@ -145,6 +145,8 @@ class _Process:
             await self._end(life, server, starting)
             await serving
             await life.close()
+            if self._code == 0:
+                log.info("stopped")
         finally:
             if self._ready and self._seat is None:
                 address_file(self._config).unlink(missing_ok=True)
@@ -265,7 +267,11 @@ class _Process:
         for fault in failed:
             log.error("SIGHUP: %s", fault)
         if done or not failed:
-            log.warning("SIGHUP: %s", "; ".join(done) or "nothing has changed")
+            log.log(
+                logging.WARNING if done else logging.INFO,
+                "SIGHUP: %s",
+                "; ".join(done) or "nothing has changed",
+            )
 
     def _reload_certificates(self, new: Config, failed: list[str]) -> Iterator[str]:
         if self._tls is None or new.ssl_certfile is None:  # from TLS to none and back is a restart

@@ -279,7 +279,9 @@ class Runs:
         blameless: no run can have brought this process to its end.
         """
         self._draining = True
-        await self._tasks.drain(grace_s)
+        if left := await self._tasks.drain(grace_s):
+            kept = sum(bool(run.entry.fence) for run in left)
+            log.info("%d runs go on at the next start, %d unstored ones are cut", kept, len(left) - kept)
         await self._directory.close()
         self._stopped = True
         for chore in self._chores:

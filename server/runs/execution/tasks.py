@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from engine import EngineDead
@@ -142,16 +142,18 @@ class RunTasks:
         if run.task is not None:
             await asyncio.wait({run.task})
 
-    async def drain(self, grace_s: float) -> None:
-        """Let runs finish for `grace_s`, then stop them where they are; their streams are cut."""
+    async def drain(self, grace_s: float) -> Sequence[Run]:
+        """Let runs finish for `grace_s`, then stop them where they are, which cuts their streams; those."""
         clock = asyncio.get_running_loop().time
         until = clock() + grace_s
         while (tasks := self._tasks()) and clock() < until:
             await asyncio.wait(tasks, timeout=until - clock())
         self._feed.stop()
+        left = [run for run in self._runs.values() if run.task is not None]
         for task in (tasks := self._tasks()):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        return left
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [run.task for run in self._runs.values() if run.task is not None]
