@@ -45,6 +45,11 @@ _ADD = text("INSERT INTO vector_words (id, words) VALUES (:id, to_tsvector('engl
 _REMOVE = text("DELETE FROM vector_words WHERE id = :id")
 
 
+# To the planner a look at a `tsvector` costs nothing, so where the index has much that is not sorted in yet,
+# as after many chunks have come, it would rather look at all of them. It holds for the transaction.
+_BY_INDEX = text("SET LOCAL enable_seqscan = off")
+
+
 def _query(n: int) -> str:
     """The nth word of a statement, as PostgreSQL asks for it."""
     return f"to_tsquery('english', CAST(:word{n} AS text))"
@@ -53,6 +58,13 @@ def _query(n: int) -> str:
 def _once(n: int) -> str:
     """The same, made once and not for each chunk; the planner then cannot know how frequent the word is."""
     return f"(SELECT {_query(n)})"
+
+
+def _within(store: int) -> str:
+    """Ids of a store's chunks. They are no parameters: a plan that PostgreSQL keeps takes any range for a
+    small one, and looks at the words of all chunks in it instead of asking the index."""
+    first, last = of_store(store)
+    return f"id BETWEEN {first} AND {last}"
 
 
 # Chunks at equal distances, by how many chunks the files before theirs have.
@@ -109,6 +121,7 @@ class PostgresqlWords:
         return False
 
     def count(self, conn: Connection, store: int, words: Sequence[str], most: int) -> Counted:
+        conn.execute(_BY_INDEX)
         sample = _sample_of(conn, store)
         seen_in = "".join(f", count(*) FILTER (WHERE words @@ {_once(n)})" for n in range(len(words)))
         # What `ts_delete` leaves, here all, is a copy that every word is looked for in; each would fetch the
@@ -123,8 +136,7 @@ class PostgresqlWords:
         }
         others = [n for n in range(len(words)) if n not in told]
         if others:
-            first, last = of_store(store)
-            within = f"id BETWEEN {first} AND {last} LIMIT {most + 1}"
+            within = f"{_within(store)} LIMIT {most + 1}"
             having = (f"SELECT 1 FROM vector_words WHERE words @@ {_query(n)} AND {within}" for n in others)
             counted = ", ".join(f"(SELECT count(*) FROM ({each}) AS matching)" for each in having)
             told |= zip(others, conn.execute(text(f"SELECT {counted}"), values).one(), strict=True)
@@ -133,21 +145,19 @@ class PostgresqlWords:
     def rank(
         self, conn: Connection, wanted: Wanted, words: Sequence[str], counted: Counted, share: int
     ) -> list[tuple[int, float]]:
-        first, last = of_store(wanted.store)
-        values: dict[str, Any] = {"first": first, "last": last, "share": share, "most": wanted.most}
-        values["length"] = K1 * B / counted.length
-        within = ""
+        values: dict[str, Any] = {"most": wanted.most, "length": K1 * B / counted.length}
+        within = _within(wanted.store)
         if wanted.files:
             values["files"] = sorted(wanted.files)
             chosen = "= ANY" if wanted.only else "<> ALL"
-            within = f" AND (id >> {POSITION_BITS}) {chosen} (CAST(:files AS bigint[]))"
+            within += f" AND (id >> {POSITION_BITS}) {chosen} (CAST(:files AS bigint[]))"
         having, terms = [], []
         for n, (word, rarity) in enumerate(zip(words, counted.rarities(), strict=True)):
             values |= {f"word{n}": f"'{word}'", f"rare{n}": rarity}
             rare = f"CAST(:rare{n} AS float8)"
             having.append(
-                f"(SELECT id, {rare} AS rare FROM vector_words WHERE words @@ {_query(n)}"
-                f" AND id BETWEEN :first AND :last{within} LIMIT :share)"
+                f"(SELECT id, {rare} AS rare FROM vector_words"
+                f" WHERE words @@ {_query(n)} AND {within} LIMIT {share})"
             )
             terms.append(f"{rare} * {K1 + 1} * (1 - long / (long + {_times(n, word)}))")
         statement = f"""
