@@ -203,15 +203,13 @@ async def _import(
 
 async def _ensure_owner(storage: Storage, owner: str, name: str) -> None:
     """Make the owner, who may get keys then. name: given unless it means somebody else here."""
-    if owner == LOCAL_OWNER:
+    known = await every_owner(storage)
+    if owner == LOCAL_OWNER or any(owner == one.id for one in known):
         return
-    others = [one for one in await every_owner(storage) if one.id != owner]
-    taken = any(name == one.id or (name == one.name and one.archived_at is None) for one in others)
-    entry = OPERATOR.did("project.created", owner, owner, name=owner if taken else name)
-    try:
-        await storage.get_owner(owner)
-    except NotFound:
-        await storage.create_owner(owner, owner if taken else name, now_us(), entry=entry)
+    if any(name == one.id or (name == one.name and one.archived_at is None) for one in known):
+        name = owner
+    entry = OPERATOR.did("project.created", owner, owner, name=name)
+    await storage.create_owner(owner, name, now_us(), entry=entry)
 
 
 async def _store_conversation(storage: Storage, owner: str, line: Line) -> bool:
