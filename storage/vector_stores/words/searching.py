@@ -50,7 +50,7 @@ _FREQUENT = re.compile(
 
 def indexed(text: str) -> str:
     """A text as the index takes it."""
-    return _UNSPACED.sub(r" \g<0> ", text)
+    return text if text.isascii() else _UNSPACED.sub(r" \g<0> ", text)
 
 
 def words_of(query: str) -> list[str]:
