@@ -59,7 +59,8 @@ def _as_stored(
         **{"id": id, "created_at": at, "status": "completed", "completed_at": at},
         **{"error": None, "incomplete_details": None, "usage": Progress().usage()},
     }
-    head.pop("restarts", None)
+    for of_its_run in ("restarts", "cancel_reason"):
+        head.pop(of_its_run, None)
     echo = orjson.loads(b"{" + stored.echo + b"}")
     echo |= {"background": False, "conversation": None}
     echo["forked_from"] = {"response_id": stored.id, "after": after}

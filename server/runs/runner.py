@@ -705,7 +705,7 @@ class Runs:
         run = self._tasks.get(holder) or await self._orphan(owner, holder)
         if run is None or run.plan.owner != owner or run.plan.background or self.feed.num_readers(holder):
             return False
-        self._tasks.cancel(run)
+        self._tasks.cancel(run, "next_turn")
         await self._tasks.over(run)
         return True
 

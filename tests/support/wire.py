@@ -311,7 +311,7 @@ def check_tail(tail: Sequence[Json], whole: Sequence[Json], after: int) -> None:
 def _check_lifecycle(stream: Sequence[Json]) -> Json:
     """Lifecycle events agree on everything that never changes; the last one's status is its name's."""
     changing = {"status", "output", "usage", "error", "incomplete_details", "completed_at"}
-    changing |= {"moderation", "input_messages", "output_messages", "restarts"}
+    changing |= {"moderation", "input_messages", "output_messages", "restarts", "cancel_reason"}
     first = {k: v for k, v in stream[0]["response"].items() if k not in changing}
     for event in stream:
         response: Json = event["response"]

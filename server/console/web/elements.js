@@ -134,6 +134,12 @@ export function survived({ restarts }) {
   return restarts === 1 ? "continued after a restart" : `continued after ${restarts} restarts`;
 }
 
+/** Why the server cancelled a response by itself, in words; null where it did not. */
+export function cancelledFor({ cancel_reason }) {
+  if (cancel_reason === "unread") return "nobody read it";
+  return cancel_reason === "next_turn" ? "the next turn began" : null;
+}
+
 export function size(value) {
   if (!Number.isFinite(value)) return "–";
   for (const unit of ["B", "kB", "MB", "GB", "TB"]) {

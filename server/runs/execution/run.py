@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from server.encrypted_reasoning import Seal, Sealing
     from server.mcp_servers import Reach
 
+
+CancelReason = Literal["unread", "next_turn"]
+"""Why the server cancels a run by itself: nobody reads it, or the next turn of its conversation begins."""
 
 UNASKED = unjudged("not_moderated", "The response ended before there was anything to be judged.")
 
@@ -122,6 +125,7 @@ class Run:
     task: asyncio.Task[None] | None = None
     watched: int = 0  # the database's counter of readers elsewhere, as it was when the last grace ended
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
+    cancel_reason: CancelReason | None = None
     refusal: Exception | None = None  # why the log did not take what it wrote
     verdicts: dict[str, Verdict] = field(default_factory=dict)  # on its input and output, where it has any
     failure: ApiError | None = None  # why it has failed, as a reply that is no response says it
@@ -199,6 +203,7 @@ class Run:
             "incomplete_details": {"reason": reason} if reason else None,
             "usage": usage,
             **({"restarts": self.restarts} if self.restarts else {}),
+            **({"cancel_reason": self.cancel_reason} if status == "cancelled" and self.cancel_reason else {}),
         }
 
 

@@ -15,7 +15,7 @@ from engine import EngineDead
 from server.errors import to_api_error
 from server.runs.events import Feed, Journal
 from server.runs.execution.loop import Loop
-from server.runs.execution.run import Run
+from server.runs.execution.run import CancelReason, Run
 from storage import RunLost, StorageUnavailable, patience_s
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ log = logging.getLogger("antiphon.runs")
 
 PATIENCE_S = 60.0
 """How long a run waits for a database that is away: it was acknowledged, and is not to fail by it."""
-
 
 class RunTasks:
     """Runs at work, by response id."""
@@ -125,11 +124,12 @@ class RunTasks:
 
     # -- stopping --------------------------------------------------------------------------------------------
 
-    def cancel(self, run: Run) -> None:
-        """Have a run end `cancelled`, unless it has ended or parked by then."""
+    def cancel(self, run: Run, reason: CancelReason | None = None) -> None:
+        """Have a run end `cancelled`, unless it has ended or parked by then. reason: where nobody asked for
+        it."""
         if run.cancelled:
             return
-        run.cancelled = True
+        run.cancelled, run.cancel_reason = True, reason
         # Not at once: a task that is cancelled before its first step never gets to say so.
         asyncio.get_running_loop().call_soon(self._interrupt, run)
 
@@ -167,7 +167,7 @@ class RunTasks:
             return
         self._end_grace(response_id)
         if not run.plan.store:
-            self.cancel(run)
+            self.cancel(run, "unread")
             return
         self._graces[response_id] = asyncio.create_task(self._grace(run), name=f"grace of {response_id}")
 
@@ -185,7 +185,7 @@ class RunTasks:
                     run.watched = watched
                     continue
             if not self._feed.num_readers(response_id):
-                self.cancel(run)
+                self.cancel(run, "unread")
             return
 
     def _end_grace(self, response_id: str) -> None:

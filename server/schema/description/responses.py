@@ -448,6 +448,11 @@ _REPLIES: Mapping[str, Schema] = {
                 "description": "An extension, also after the end: how often the server ended while it was "
                 "being made, so that it went on in another process; absent where that never happened.",
             },
+            "cancel_reason": {
+                "enum": ["unread", "next_turn"],
+                "description": "An extension, where the server cancelled it by itself: nobody read it for as "
+                "long as such a response goes on, or the next turn of its conversation began while nobody did.",
+            },
             "queue_position": {
                 **INTEGER,
                 "description": "An extension, while queued: its turn; 1 is the next to begin.",

@@ -46,6 +46,7 @@ async def test_a_cancelled_stream_keeps_what_was_said(held: Held, background: bo
         cancelled = await held.api.cancel(live.id)
         assert await live.done() == cancelled
         assert (cancelled["status"], text(cancelled)) == ("cancelled", "one two")
+        assert "cancel_reason" not in cancelled
         assert cancelled["output"][0]["status"] == "incomplete"
         assert cancelled["usage"]["output_tokens"] == len("one two")
         assert cancelled["usage"]["input_tokens"] > 0

@@ -69,7 +69,7 @@ async def test_a_stored_run_goes_on_and_is_resumed(tmp_path: Path) -> None:
         assert [*live.events, *rest.events][-1]["response"] == done
 
 
-async def test_a_stored_run_ends_cancelled_when_its_grace_is_over(tmp_path: Path) -> None:
+async def test_a_stored_run_ends_cancelled_when_its_grace_is_over_and_says_why(tmp_path: Path) -> None:
     gate = Gate()
     async with held(tmp_path, gate, resume_grace_s=0.01) as (server, api):
         async with api.open("hi") as live:
@@ -77,7 +77,9 @@ async def test_a_stored_run_ends_cancelled_when_its_grace_is_over(tmp_path: Path
             await gate.reached.wait()
         await eventually(lambda: server.context.runs.num_active == 0)
         done = await api.ended(live.id)
-        assert (done["status"], text(done)) == ("cancelled", "one two")
+        assert (done["status"], done["cancel_reason"], text(done)) == ("cancelled", "unread", "one two")
+        forked = (await api.http.post(f"/v1/responses/{live.id}/fork", json={})).json()
+        assert forked["status"] == "completed" and "cancel_reason" not in forked
 
 
 async def test_long_prompts_that_are_left_are_computed_no_longer_than_their_grace(tmp_path: Path) -> None:

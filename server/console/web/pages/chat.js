@@ -2,7 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
 import { get, idempotencyKey, key, online, post, remove, sleep } from "../api.js";
-import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, number, seconds, survived } from "../elements.js";
+import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { textOf } from "../fold.js";
 import { Item, outputsOf, withCards } from "../items.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
@@ -408,6 +408,7 @@ function Meta({ response }) {
     ${usage && html`<span>${number(usage.output_tokens)} tokens</span>`}
     ${lasted > 0 && html`<span>${seconds(lasted)}</span>`}
     ${response.status !== "completed" && html`<${State} name=${response.status} />`}
+    ${cancelledFor(response) && html`<span>${cancelledFor(response)}</span>`}
     ${survived(response) && html`<span>${survived(response)}</span>`}
   </a>`;
 }

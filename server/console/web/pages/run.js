@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useState } from "../vendor/standalone.module.js";
 import { get, key, post, remove } from "../api.js";
-import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, number, seconds, survived } from "../elements.js";
+import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { Item, outputsOf } from "../items.js";
 import { useEvents, waited } from "../run_events.js";
 import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
@@ -85,7 +85,7 @@ function Facts({ response, state, events }) {
   const lasted = (response.completed_at ?? (ended ? NaN : Date.now() / 1000)) - response.created_at;
   const waiting = waited(events, state === "waiting");
   const facts = [
-    ["State", html`<${State} name=${state} /> ${survived(response) && html`<span class="faint" title=${OUTLIVED}>${survived(response)}</span>`}`],
+    ["State", html`<${State} name=${state} /> ${cancelledFor(response) && html`<span class="faint">${cancelledFor(response)}</span>`} ${survived(response) && html`<span class="faint" title=${OUTLIVED}>${survived(response)}</span>`}`],
     ["Model", response.model],
     ["Begun", html`<${Ago} at=${response.created_at} />`],
     ["Lasted", html`<span title="From the request to the end, with all that it waited for">${ran ? seconds(lasted) : "–"}</span>`],

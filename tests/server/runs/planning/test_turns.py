@@ -183,7 +183,8 @@ async def test_a_turn_that_nobody_reads_makes_way(room: Room, store: bool) -> No
     assert text(second) == "two"
     assert said(await room.items()) == ["say two", "two"]
     if store:
-        assert (await room.api.get(live.id))["status"] == "cancelled"
+        first = await room.api.get(live.id)
+        assert (first["status"], first["cancel_reason"]) == ("cancelled", "next_turn")
 
 
 async def test_items_may_be_added_and_deleted_under_a_lock(room: Room) -> None:
