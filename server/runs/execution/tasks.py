@@ -27,6 +27,7 @@ log = logging.getLogger("antiphon.runs")
 PATIENCE_S = 60.0
 """How long a run waits for a database that is away: it was acknowledged, and is not to fail by it."""
 
+
 class RunTasks:
     """Runs at work, by response id."""
 
