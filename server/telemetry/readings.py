@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine import EngineStats
+from server.telemetry.meanings import MEANINGS
 
 RATE_WINDOW_S = 60.0
 """Over how long tokens a second are told."""
@@ -71,7 +72,7 @@ def _numbers(reading: object) -> Mapping[str, Any]:
 
 def _family(reading: Reading, name: str, value: Distribution | float) -> Metric:
     full = f"antiphon_{reading.prefix}_{name.removesuffix('_total')}"
-    help = f"{name.removesuffix('_total').replace('_', ' ')} of the {reading.prefix}"
+    help = MEANINGS.get(f"{reading.prefix}_{name}", name)
     names, labels = tuple(reading.labels), tuple(reading.labels.values())
     family: Any
     if isinstance(value, Distribution):

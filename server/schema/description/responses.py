@@ -451,7 +451,7 @@ _REPLIES: Mapping[str, Schema] = {
             "cancel_reason": {
                 "enum": ["unread", "next_turn"],
                 "description": "An extension, where the server cancelled it by itself: nobody read it for as "
-                "long as such a response goes on, or the next turn of its conversation began while nobody did.",
+                "long as such a response goes on, or the next turn of its conversation began meanwhile.",
             },
             "queue_position": {
                 **INTEGER,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine import EngineStats, LocalEngine, ScriptedEngine
+from engine import EngineStats, LocalEngine, ScriptedEngine, TierStats
 from engine.executor import gpu_readings
 from server.telemetry import EngineRates
+from server.telemetry.meanings import MEANINGS
 from server.telemetry.vllm_names import NAMES
 from tests.support.gpus import GPU, make_up_a_gpu
 from tests.support.running import Running, http_client, live_app, running_app
@@ -228,6 +230,11 @@ async def test_the_page_explains_every_metric_and_no_other(
     others = {name for name in named if name.startswith(of_models)}
     assert others
     assert named - {"antiphon_retention_*", "antiphon_process_up"} - others == shown
+    assert all(family.documentation.endswith(".") for family in found.values())
+    disk = {f"antiphon_kv_{field.name}" for field in fields(TierStats) if field.type in ("int", "float")}
+    assert others | {name.removesuffix("_total") for name in disk} <= {
+        f"antiphon_{name}".removesuffix("_total") for name in MEANINGS
+    }
 
 
 def queries() -> Iterator[tuple[str, str]]:
