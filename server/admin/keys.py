@@ -248,11 +248,11 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
         yield f"{made['owner']} is a new owner: nothing was kept for that name before."
         if (meant := nearest_owner(config, made["owner"])) is not None:
             yield (
-                f"Or did you mean {meant[0]!r}? Its id is {meant[1]}; `antiphon keys revoke {made['id']}` "
-                "ends this key."
+                f"Or did you mean {meant[0]!r}? Its id is {meant[1]}; `antiphon keys revoke "
+                f"{made['id']}{config.flags}` ends this key."
             )
     if made["first"]:
-        yield from _first(made["owner"], masked(str(config.db)))
+        yield from _first(made["owner"], config)
 
 
 def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
@@ -278,7 +278,7 @@ def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
     if made["successors"]:
         yield (
             f"{options.id} was rotated before, and {', '.join(made['successors'])} replaces it too: "
-            "`antiphon keys revoke ID` ends a successor that nobody uses"
+            f"`antiphon keys revoke ID{config.flags}` ends a successor that nobody uses"
         )
 
 
@@ -322,10 +322,10 @@ def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
         )
 
 
-def _first(owner: str, database: str) -> Iterator[str]:
+def _first(owner: str, config: Config) -> Iterator[str]:
     """What the first key changes."""
     yield (
-        f"It is the first key in {database}. Every request needs a key now, in the header "
+        f"It is the first key in {masked(str(config.db))}. Every request needs a key now, in the header "
         "'authorization: Bearer KEY'."
     )
     if owner == LOCAL_OWNER:
@@ -333,7 +333,7 @@ def _first(owner: str, database: str) -> Iterator[str]:
     else:
         yield (
             f"What was made without a key belongs to the owner {LOCAL_OWNER}, and this key does not see it: "
-            f"`antiphon keys create --owner {LOCAL_OWNER}` makes one that does."
+            f"`antiphon keys create --owner {LOCAL_OWNER}{config.flags}` makes one that does."
         )
 
 

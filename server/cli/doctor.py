@@ -252,7 +252,7 @@ async def _limits(config: Config) -> Finding:
         return "ok", f"{owners} limits of their own; of every other: {of_others}"
     in_force = own.get(LOCAL_OWNER, NONE).over(every).given()
     if not in_force:
-        change = f"antiphon owners limits {LOCAL_OWNER} --limit NAME=VALUE"
+        change = f"antiphon owners limits {LOCAL_OWNER} --limit NAME=VALUE{config.flags}"
         return "ok", f"whoever comes is the owner {LOCAL_OWNER}, without limits: {change}"
     return "ok", f"whoever comes is the owner {LOCAL_OWNER}: {keys.shown_limits({'limits': in_force})}"
 
