@@ -114,7 +114,10 @@ ORDERS = {
         "stateless",
         *("http", "batches", "admin", "routes", "process", "bench", "cli"),
     ),
-    "server.runs": ("events", "planning", "execution", "cluster", "forks", "runner"),
+    "server.runs": (
+        *("events", "planning", "execution", "cluster"),
+        *("forks", "views", "takeover", "intake", "tool_outputs", "runner"),
+    ),
 }
 """What stands in each of these packages, in its order: everything imports only what comes before it."""
 

@@ -100,7 +100,9 @@ async def create_chat_completion(request: Request) -> Response:
     if files or images:
         served = await chosen_model(request, asked.model, asked.prompt_cache_key)
         who = principal(request).owner
-        asked.items[:] = await here.runs.read_inputs(who, asked.items, served, files=files, images=images)
+        asked.items[:] = await here.runs.intake.read_inputs(
+            who, asked.items, served, files=files, images=images
+        )
     return await answer(request, asked, judged(request, asked, prepare_chat), *CHAT, keeping)
 
 

@@ -304,7 +304,7 @@ async def _stored(
     await require_stored_bytes(request, num_bytes + size)
     items = await here.sealing.opened(who, items, model=None, param="items")
     items = await identify(here.storage, who, items, param="items")
-    items = await here.runs.read_inputs(who, items, None, param="items")
+    items = await here.runs.intake.read_inputs(who, items, None, param="items")
     if told := await aside(in_large_request(), private_bytes, items, SEEN):
         await require_stored_bytes(request, told)
     for index, item in enumerate(items):  # a reference may lead to one from before it was refused

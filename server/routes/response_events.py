@@ -41,7 +41,7 @@ async def list_events(request: Request, response_id: str) -> Response:
     limit = integer(query, "limit", minimum=1, maximum=MAX_EVENTS) or 100
     newest_first = choice(query, "order", ("asc", "desc")) == "desc"
     after = integer(query, "after", minimum=-1)
-    reader, stored = await here.runs.rejoin(owner(request), response_id)
+    reader, stored = await here.runs.views.rejoin(owner(request), response_id)
     reader.close()
     if stored.fork_of is not None:
         raise no_events(stored)

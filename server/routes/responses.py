@@ -182,10 +182,10 @@ def name_in_vain(request: HTTPConnection, parsed: CreateResponse, items: Sequenc
     unknown model."""
     here = context(request)
     tools = turn_tools(parsed, items, len(items))
-    for index, why in here.runs.lacking(tools.tools).items():
+    for index, why in here.runs.intake.lacking(tools.tools).items():
         told = lacking(tools.tools[index]["type"], why)
         leave_out(tools.paths[index], told, here.config.unsupported_tools)
-    here.runs.name_unkept_memory(tools.tools, tools.paths)
+    here.runs.intake.name_unkept_memory(tools.tools, tools.paths)
     served = here.models.get(parsed.model)
     if parsed.cache_salt is not None or _profile(request) == "openai":  # in an older one the key is the salt
         name_unused_key(parsed.cache_salt, parsed.prompt_cache_key, served.caps)
@@ -258,7 +258,7 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
             _require_begun(orjson.loads(body), started.failure())
         return body
     if who is not None:
-        await here.runs.get(who, started.response_id)  # raises NotFound when it was deleted
+        await here.runs.views.get(who, started.response_id)  # raises NotFound when it was deleted
     raise interrupted(started.response_id)
 
 
@@ -283,7 +283,7 @@ async def _again(request: Request, response_id: str, *, stream: bool, pads: bool
     """Answer the repeat of a request with what it started, or with the refusal that it got."""
     runs, who = context(request).runs, owner(request)
     if not stream:
-        found = await while_connected(request, runs.answer(who, response_id))
+        found = await while_connected(request, runs.views.answer(who, response_id))
         if b'"status":"failed"' in found.body:
             response = orjson.loads(found.body)
             if response["status"] == "failed" and not response["background"]:
@@ -291,7 +291,7 @@ async def _again(request: Request, response_id: str, *, stream: bool, pads: bool
         return _reply(request, found)
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
-        reader, stored = await runs.follow(who, response_id, hidden=True)
+        reader, stored = await runs.views.follow(who, response_id, hidden=True)
         _require_events(reader, stored)
         headers = context(request).models.headers(stored.model)
         ended = stored.status in TERMINAL
@@ -403,7 +403,7 @@ async def list_responses(request: Request) -> Response:
         created_after=timestamp(query, "created_after"),
         created_before=timestamp(query, "created_before"),
     )
-    bodies = [view.response(body) for body in await here.runs.bodies(page)]
+    bodies = [view.response(body) for body in await here.runs.views.bodies(page)]
     return json_reply(page_json(bodies, [stored.id for stored in page.data], has_more=page.has_more))
 
 
@@ -428,7 +428,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     if stream and wait_s is not None:
         refuse("wait", "A stream waits anyway: 'wait' cannot be given together with 'stream'.")
     if not stream:
-        waiting = runs.get(owner(request), response_id, wait_s=wait_s or 0.0, include=shown)
+        waiting = runs.views.get(owner(request), response_id, wait_s=wait_s or 0.0, include=shown)
         return _reply(request, await (while_connected(request, waiting) if wait_s else waiting))
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
@@ -438,12 +438,12 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 async def _resumed(request: Request, response_id: str, held: ExitStack, *, pads: bool) -> Response:
     """The events of a response from `starting_after` on."""
     runs, after, profile = context(request).runs, _starting_after(request), _profile(request)
-    if (run := runs.unkept(owner(request), response_id)) is not None:
+    if (run := runs.views.unkept(owner(request), response_id)) is not None:
         view = View(profile, after=after, rates=_rates(request), key=run.plan.id_secret if pads else None)
         _require_in_memory(request, run.entry.channel, after, first=view.reads_after)
         headers = context(request).models.headers(run.plan.model)
         return _stream(request, runs.feed.join(response_id), held.pop_all(), view, headers=headers)
-    reader, stored = await runs.rejoin(owner(request), response_id)
+    reader, stored = await runs.views.rejoin(owner(request), response_id)
     ended = stored.status in TERMINAL
     _require_events(reader, stored)
     try:
@@ -549,7 +549,7 @@ async def count_input_tokens(request: Request) -> Response:
     parsed, items = await read_as(request, read, allow_empty=True, ahead=filled)
     parsed = await with_model(request, parsed)
     name_in_vain(request, parsed, items)
-    count = await context(request).runs.count_input(principal(request), parsed, items)
+    count = await context(request).runs.intake.count_input(principal(request), parsed, items)
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
 
@@ -566,7 +566,7 @@ async def compact_conversation(request: Request) -> Response:
     parsed, items = await read_as(request, _compact_asked, first=first)
     name_in_vain(request, parsed, items)
     if key.response_id is not None:
-        found = await while_connected(request, here.runs.answer(who.owner, key.response_id))
+        found = await while_connected(request, here.runs.views.answer(who.owner, key.response_id))
         history = await here.storage.history(who.owner, previous_response_id=key.response_id, hidden=True)
         much = len(history) > THREADED_PARTS
         return await aside(much, _compaction, found.body, [item for item, _ in read_items(history)])
@@ -646,7 +646,7 @@ async def fork_response(request: Request, response_id: str) -> Response:
     with asked_by("after"):
         await here.storage.fork_response(who, response_id, new, key.request)
     key.started(new.id)
-    return _reply(request, await here.runs.get(who, new.id))
+    return _reply(request, await here.runs.views.get(who, new.id))
 
 
 @contextmanager
@@ -686,12 +686,12 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
     runs, who = context(request).runs, owner(request)
     if (known := keyed(request).response_id) is not None:
         return await _again(request, known, stream=outputs.stream)
-    stored, pending = await runs.pending(who, response_id)
+    stored, pending = await runs.tool_outputs.pending(who, response_id)
     if stored.status != "completed" or not pending:
         if outputs.stream:
             ignore("stream")  # the run goes on in the stream that it has
         limited(request, stored.model)
-        fed = await runs.feed_outputs(principal(request), stored, outputs.items, by=actor(request))
+        fed = await runs.tool_outputs.feed(principal(request), stored, outputs.items, by=actor(request))
         return _reply(request, fed)
     if len(stored.plan) > THREADED_BYTES:
         begin_large_request()

@@ -52,7 +52,7 @@ async def tokenize(request: Request) -> Response:
         offered = await aside(in_large_request(), offer_of, asked)
         if images := image_paths(asked.messages):
             runs = context(request).runs
-            asked.items[:] = await runs.read_images(owner(request), asked.items, model, paths=images)
+            asked.items[:] = await runs.intake.read_images(owner(request), asked.items, model, paths=images)
         ids = (await rendered(asked, model, offered, scope=owner(request))).ids
     else:
         prompt = body.get("prompt")

@@ -1,16 +1,15 @@
-"""Starts, reads, continues, cancels and deletes the runs of this process, on behalf of the HTTP routes.
+"""Starts, cancels and deletes the runs of this process, on behalf of the HTTP routes.
 
-Runs come from new requests, posted tool outputs, the queue, and processes that have ended. `Loop.advance`
-carries out every one of them; `Runs` decides when, and ends runs from outside: on a cancel, a delete, or a
-passed deadline.
+Runs come from new requests (`Intake` reads these), posted tool outputs (`ToolOutputs`), the queue, and
+processes that have ended (`Takeover`). `Loop.advance` carries out every one of them, and `Views` shows them;
+`Runs` starts the first ones, and ends any of them from outside: on a cancel or a delete.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,41 +18,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine import EngineUnavailable, Place
-from server.access import Actor, Principal, admitted, require_use
+from server.access import Actor, Principal, admitted
 from server.clock import now_us
-from server.containers import cell_limits, unkept_memory
 from server.errors import ApiError, to_api_error
-from server.ignored import ignore
-from server.input_files import InputFiles, InputImages, SeenImages
-from server.item_ids import identify, may_be_known
-from server.items import (
-    SEEN,
-    Item,
-    answering,
-    answers_of,
-    approves,
-    asks_approval,
-    dump_private,
-    input_files_of,
-    is_client_call,
-    is_output,
-    key_of,
-    lacks,
-    link_of,
-    load_item,
-    path_of_image,
-    private_bytes,
-    stores_of,
-    unseen_images_of,
-    with_private,
-)
+from server.item_ids import identify
+from server.items import Item, asks_approval, key_of
 from server.limits import LiveRuns
 from server.mcp_servers import Directory, Reach
 from server.pooling import Moderator, require_moderator
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
-    RETRY_S,
     Feed,
     Journal,
     Reader,
@@ -63,20 +38,8 @@ from server.runs.events import (
     snapshot,
     terminal_response,
 )
-from server.runs.execution import (
-    MAX_STRIKES,
-    Loop,
-    Probation,
-    Restorer,
-    Run,
-    RunTasks,
-    Seals,
-    as_it_stands,
-    at_its_end,
-    new_items,
-    opening,
-    output_id,
-)
+from server.runs.execution import Loop, Probation, Restorer, Run, RunTasks, Seals, new_items, opening
+from server.runs.intake import Intake
 from server.runs.planning import (
     TERMINAL,
     Past,
@@ -84,21 +47,16 @@ from server.runs.planning import (
     Planned,
     RunPlan,
     SavedNames,
-    Turn,
-    TurnTools,
-    count_input,
     make_plan,
     not_found,
-    pending_calls,
-    require_readable,
     spent_so_far,
-    turn_tools,
 )
-from server.schema import LEAD, check_sizes
+from server.runs.takeover import Takeover
+from server.runs.tool_outputs import ToolOutputs, approval_entry
+from server.runs.views import Views
 from server.schema import echo as response_echo
 from server.telemetry import current, note_end_user
 from server.threads import aside, in_large_request
-from server.vector_stores import usable_stores
 from storage import (
     AuditEntry,
     ConversationLocked,
@@ -108,15 +66,9 @@ from storage import (
     NewItem,
     NewResponse,
     NotFound,
-    OfModels,
-    OutputConflict,
-    Page,
     ResponseKnown,
-    RunClaim,
     RunLost,
     StorageUnavailable,
-    StoredResponse,
-    ToolOutput,
     TooManyQueued,
 )
 
@@ -138,12 +90,6 @@ Planning = Callable[[Coroutine[Any, Any, Planned]], Awaitable[Planned]]
 
 LAST_COMMIT_S = 1.0
 """How long a process whose engine or database has died waits for its last commit."""
-
-TAKE_UP_AT_ONCE = 8
-"""Runs whose records are read side by side."""
-
-UNSERVED_S = 600.0
-"""For how long no process of a database serves the model of a run, before the run is ended."""
 
 MAX_AHEAD = 8
 """How many requests may wait in the engine. While as many wait, background runs stay in the database, where
@@ -218,16 +164,27 @@ class Runs:
             moderator,
         )
         self._directory = Directory(config.mcp, config.egress_policy)
-        self.input_files = InputFiles(storage, config.egress_policy)
-        self._input_images = InputImages(storage, config.egress_policy)
-        self._seen_images = SeenImages(storage, config)
+        self.intake = Intake(storage, models, sealing, config, quota, registry, limiter, self._directory)
         self._restorer = Restorer(
             storage, models, sealing, self._journal, self.feed, registry, self._directory
         )
         self._tasks = RunTasks(
             self._loop, self._journal, self._restorer, self.feed, storage, config.resume_grace_s
         )
-        self._queue = Queue(storage, self._room, self._take)
+        self.views = Views(storage, self._tasks, self.feed)
+        self._takeover = Takeover(
+            storage,
+            models,
+            self._restorer,
+            self._loop,
+            self._tasks,
+            want=lambda: self._queue.want(),
+            elsewhere=lambda: self._fleet.elsewhere,
+        )
+        self.tool_outputs = ToolOutputs(
+            storage, models, config, quota, limiter, self._tasks, self.intake, self.views, self._takeover
+        )
+        self._queue = Queue(storage, self._room, self._takeover.take)
         self._tasks.on_over = self._over
         self._follower = Follower(storage, self.feed, self._tasks, config.resume_grace_s)
         self._presence = Presence(config.data / "runners", storage.runner)
@@ -238,16 +195,11 @@ class Runs:
             serves=models.serves,
             at_work=lambda: bool(self._tasks.stored()),
             free=self._queue.want,
-            due=self._end_due,
+            due=self._takeover.end_due,
         )
         self._chores: list[asyncio.Task[None]] = []
-        # Held from the claim of a run until the run is at work or has ended. In between, the run is claimed
-        # but not yet among the tasks, so whoever looks for it has to wait.
-        self._claiming = asyncio.Lock()
-        self._unserved: dict[str, float] = {}  # models of runs that no process serves, and since when
         self._num_starting = 0  # not at work yet, but about to be
         self._draining = False  # what is queued is left to others, or to the next process
-        self._stopped = False  # no run is claimed any more, whatever becomes runnable
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -283,7 +235,7 @@ class Runs:
             kept = sum(bool(run.entry.fence) for run in left)
             log.info("%d runs go on at the next start, %d unstored ones are cut", kept, len(left) - kept)
         await self._directory.close()
-        self._stopped = True
+        self._takeover.stop()
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
@@ -335,14 +287,14 @@ class Runs:
         (403 where the principal may not use the model or a tool), the engine's RequestErrors, QueueFull and
         EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
-        served = self._served(request)
-        tools = self._allowed(principal, served, request, input_items)
+        served = self.intake.served(request)
+        tools = self.intake.allowed(principal, served, request, input_items)
         request = admitted(service := principal.service, request)
         require_moderator(request.moderation, self.moderator)
         if served.engine.stats().unavailable:
             raise EngineUnavailable("The engine is away.")
         with tools.named():
-            await self._require_stores(principal.owner, tools.tools)
+            await self.intake.require_stores(principal.owner, tools.tools)
         person = note_end_user(principal.owner, request.safety_identifier or request.user)
         visit = await self._limiter.enter(principal.subjects, served.name, person)
         with self._naming(request.request_id) as name, ExitStack() as stack:
@@ -400,26 +352,15 @@ class Runs:
     ) -> Started:
         """Plan and begin; see `create`."""
         owner = principal.owner
-        large = in_large_request()
-        num_bytes = await aside(large, _num_bytes, request, input_items, self._config)
-        if request.store or keyed is not None or request.conversation_id is not None:
-            await self._quota.require(owner, num_bytes, self._limiter.stored_bytes(principal.subjects))
-        # Items of an unstored turn are stored at its end, when it is too late to find that an id is taken.
-        late = request.conversation_id is not None and not request.store and keyed is None
-        items = await self._sealing.opened(owner, input_items, model=served.info.name)
-        if late or any(map(may_be_known, items)):
-            items = await identify(self._storage, owner, items)
-        items = await self.read_inputs(owner, items, served)
-        told = await aside(in_large_request(), private_bytes, items, SEEN)
-        if told and (request.store or keyed is not None or late):
-            await self._quota.require(owner, told, self._limiter.stored_bytes(principal.subjects))
-        request = await self._lead_read(principal, request, served)
+        request, items = await self.intake.read(
+            principal, request, input_items, served, keyed=keyed is not None
+        )
         sealed_by = await self._sealing.by(request.include, served.info.name)
         compacts = request.compacts or request.compact_threshold is not None
         compaction_key = (await self._sealing.key()).number if compacts else None
         while True:
             making = make_plan(
-                self._turn(request, items, principal, served, past),
+                self.intake.turn(request, items, principal, served, past),
                 self._storage,
                 self._registry,
                 tool_timeout_s=self._config.tool_timeout_s,
@@ -429,12 +370,11 @@ class Runs:
                 pasts=self._pasts,
             )
             planned = await (making if planning is None or request.background else planning(making))
-            if not served.sees:
-                await self._input_images.check(owner, items)
+            await self.intake.check_images(owner, items, served)
             if held.place is not None:
                 held.visit.bring(held.place, len(planned.request.prompt_ids))
             await held.visit.reserve(len(planned.request.prompt_ids), planned.request.sampling.max_tokens)
-            echo = await aside(large, _echo, planned.asked, served, planned)
+            echo = await aside(in_large_request(), _echo, planned.asked, served, planned)
             try:
                 queue_limit = self._limiter.least(
                     principal.subjects, "queued_responses", self._config.max_queued
@@ -457,132 +397,6 @@ class Runs:
                 raise refusal from None
             except NotFound as unknown:
                 raise not_found(request, unknown) from None
-
-    async def read_inputs(
-        self,
-        owner: str,
-        items: Sequence[Item],
-        served: ServedModel | None,
-        *,
-        param: str = "input",
-        files: Sequence[str] | None = None,
-        images: Sequence[str] | None = None,
-    ) -> list[Item]:
-        """Normalised items with the texts of their files, and, where the model sees, the pixels of their
-        images. served: None where it is not known which model is to read them. files, images: the paths of
-        these, in their order, where they are not those of items in `param`. Raises ApiError: see
-        `InputFiles.read` and `SeenImages.read`."""
-        items = await self.input_files.read(owner, items, param=param, paths=files)
-        return await self.read_images(owner, items, served, param=param, paths=images)
-
-    async def read_images(
-        self,
-        owner: str,
-        items: Sequence[Item],
-        served: ServedModel | None,
-        *,
-        param: str = "input",
-        paths: Sequence[str] | None = None,
-    ) -> list[Item]:
-        """The same of images alone."""
-        sees = any(model.sees for model in self._models) if served is None else served.sees
-        if not sees:
-            return list(items)
-        return await self._seen_images.read(owner, items, param=param, paths=paths)
-
-    async def _lead_read(
-        self, principal: Principal, request: CreateResponse, served: ServedModel
-    ) -> CreateResponse:
-        """A request with the files among the messages of its prompt template read. Raises ApiError, also for
-        what the model cannot read."""
-        prompt = request.prompt
-        if prompt is None or not prompt.items:
-            return request
-        with prompt.named():
-            require_readable(prompt.items, served, LEAD)
-            items = await self.read_inputs(principal.owner, prompt.items, served, param=LEAD)
-            if told := private_bytes(items, SEEN):
-                await self._quota.require(
-                    principal.owner, told, self._limiter.stored_bytes(principal.subjects)
-                )
-        return request.model_copy(update={"prompt": replace(prompt, items=tuple(items))})
-
-    def _served(self, request: CreateResponse) -> ServedModel:
-        """The model that answers a request, which has started. Raises ApiError."""
-        served = self._models.get(request.model)
-        return served if request.asked_model is None else replace(served, asked=request.asked_model)
-
-    def _turn(
-        self,
-        request: CreateResponse,
-        items: Sequence[Item],
-        principal: Principal,
-        served: ServedModel,
-        past: Past | None = None,
-    ) -> Turn:
-        approvals = partial(self._directory.approvals, owner=principal.owner)
-        return Turn(request, items, principal, served, now_us(), approvals, past)
-
-    def _allowed(
-        self,
-        principal: Principal,
-        served: ServedModel,
-        request: CreateResponse,
-        input_items: Sequence[Item],
-    ) -> TurnTools:
-        """The tools that a request itself gives. Raises ApiError: 403 where the principal may not use them,
-        or the model; 400 for MCP servers that cannot be reached."""
-        tools = turn_tools(request, input_items, len(input_items))
-        require_use(principal, served.allowed_as, tools.tools)
-        with tools.named():
-            self._directory.require(tools.tools, tools.secrets, principal.owner)
-        return tools
-
-    async def _require_stores(self, owner: str, tools: Sequence[Item]) -> None:
-        """Raise ApiError 404 where a tool is to search a vector store that the owner does not have, 400 where
-        it has expired."""
-        for index, tool in enumerate(tools):
-            for place, id in enumerate(stores_of(tool)):
-                try:
-                    await usable_stores(self._storage, owner, [id])
-                except (NotFound, ApiError) as unusable:
-                    error = to_api_error(unusable)
-                    error.param = f"tools[{index}].vector_store_ids[{place}]"
-                    raise error from None
-
-    def lacking(self, tools: Sequence[Item]) -> dict[int, str]:
-        """The tools of a request that this server cannot run though it knows how: index -> why."""
-        found = {index: lacks(tool, self._registry) for index, tool in enumerate(tools)}
-        return {index: why for index, why in found.items() if why is not None}
-
-    def name_unkept_memory(self, tools: Sequence[Item], paths: Sequence[str]) -> None:
-        """Name among what is ignored of a request the memory that its containers cannot have."""
-        limits = cell_limits(self._config)
-        for tool, path in zip(tools, paths, strict=True):
-            if (end := unkept_memory(tool, limits)) is not None:
-                ignore(f"{path}.{end}")
-
-    def servers_of(self, owner: str) -> list[dict[str, str]]:
-        """The MCP servers that an owner's requests reach by name, as their tools would write them."""
-        return self._directory.named(owner)
-
-    def asking(self, tools: Sequence[Item]) -> dict[int, str]:
-        """The tools of a request whose calls its client may have to approve: index -> why, as sentences."""
-        return self._directory.asking(tools)
-
-    async def count_input(
-        self, principal: Principal, request: CreateResponse, input_items: Sequence[Item]
-    ) -> int:
-        """How many prompt tokens a request would have. Raises ApiError."""
-        owner = principal.owner
-        served = self._served(request)
-        self._allowed(principal, served, request, input_items)
-        items = await self._sealing.opened(owner, input_items, model=served.info.name)
-        items = await identify(self._storage, owner, items)
-        items = await self.read_inputs(owner, items, served)
-        request = await self._lead_read(principal, request, served)
-        turn = self._turn(request, items, principal, served)
-        return await count_input(turn, self._storage, self._registry)
 
     async def _begin(
         self,
@@ -702,113 +516,14 @@ class Runs:
 
     async def _unlock(self, owner: str, holder: str) -> bool:
         """Make way for a turn: cancel a foreground run that nobody reads. True when it is gone."""
-        run = self._tasks.get(holder) or await self._orphan(owner, holder)
+        run = self._tasks.get(holder) or await self._takeover.orphan(owner, holder)
         if run is None or run.plan.owner != owner or run.plan.background or self.feed.num_readers(holder):
             return False
         self._tasks.cancel(run, "next_turn")
         await self._tasks.over(run)
         return True
 
-    async def _orphan(self, owner: str, response_id: str) -> Run | None:
-        """A foreground run that a process left and nobody has taken up yet, taken up."""
-        try:
-            stored = await self._storage.get_response(owner, response_id)
-        except NotFound:
-            return None
-        left = stored.run is not None and stored.run.state == "running" and stored.run.runner is None
-        if left and not stored.background:
-            await self._claim(response_id)
-        async with self._claiming:
-            return self._tasks.get(response_id)
-
     # -- reading ---------------------------------------------------------------------------------------------
-
-    async def get(
-        self, owner: str, response_id: str, *, wait_s: float = 0.0, include: Sequence[str] = ()
-    ) -> Snapshot:
-        """The Response object; one that is not stored can be had where it is made, until it has ended. Raises
-        NotFound.
-
-        wait_s: how long to wait, in seconds, for it to end, or to need the outputs of its client's tools.
-        include: what its items are to say besides.
-        """
-        if (run := self.unkept(owner, response_id)) is not None:
-            return await at_its_end(run, self.feed, wait_s) if wait_s > 0 else as_it_stands(run)
-        hidden = self._is_at_work(owner, response_id)
-        if wait_s <= 0:
-            stored = await self._storage.get_response(owner, response_id, hidden=hidden)
-            return await self._snapshot(stored, include)
-        reader, stored = await self.follow(owner, response_id, hidden=hidden)
-        try:
-            async with asyncio.timeout(wait_s):
-                stored = await self._at_rest(reader, stored)
-        except TimeoutError:
-            stored = await self._storage.get_response(owner, response_id, hidden=hidden)
-        finally:
-            reader.close()
-        return await self._snapshot(stored, include)
-
-    def unkept(self, owner: str, response_id: str) -> Run | None:
-        """A run of an owner that is at work here, and that is not stored."""
-        run = self._tasks.get(response_id)
-        return run if run is not None and run.plan.owner == owner and not run.plan.store else None
-
-    def _is_at_work(self, owner: str, response_id: str) -> bool:
-        """Whether a run of an owner is at work here: as long as it is, it is shown, though it may be stored
-        for the repeats of its request alone."""
-        run = self._tasks.get(response_id)
-        return run is not None and run.plan.owner == owner
-
-    async def rejoin(self, owner: str, response_id: str) -> tuple[Reader, StoredResponse]:
-        """The same as `follow`, for a client that comes back to a response."""
-        return await self.follow(owner, response_id, hidden=self._is_at_work(owner, response_id))
-
-    async def answer(self, owner: str, response_id: str) -> Snapshot:
-        """What the request that started a response is answered with, once more: it at its end, or, in the
-        background, as it stands. Raises NotFound, and ApiError 503 where this server stops before its end.
-        """
-        reader, stored = await self.follow(owner, response_id, hidden=True)
-        try:
-            if not stored.background:
-                stored = await self._at_rest(reader, stored)
-                if stored.status not in TERMINAL:
-                    raise interrupted(response_id)
-        finally:
-            reader.close()
-        return await self._snapshot(stored)
-
-    async def _at_rest(self, reader: Reader, stored: StoredResponse) -> StoredResponse:
-        """A response once nothing happens to it any more without its client, or once its stream is cut."""
-        while not (stored.waiting or stored.status in TERMINAL or reader.cut):
-            await reader.rested()
-            stored = await self._storage.get_response(stored.owner, stored.id, hidden=True)
-        return stored
-
-    async def bodies(self, page: Page[StoredResponse]) -> list[bytes]:
-        """The Response objects of a page."""
-        return [(await self._snapshot(stored)).body for stored in page.data]
-
-    async def _snapshot(self, stored: StoredResponse, include: Sequence[str] = ()) -> Snapshot:
-        pending: Mapping[str, str] | None = None
-        if stored.waiting:
-            pending = (await self._storage.pending_calls(stored.owner, stored.id)).pending
-        return snapshot(stored, pending, include)
-
-    async def follow(
-        self, owner: str, response_id: str, *, hidden: bool = False
-    ) -> tuple[Reader, StoredResponse]:
-        """A reader of a stored response, and its state, read after the reader had joined. Raises NotFound.
-
-        hidden: it may be one that is stored for the repeats of its request alone.
-        """
-        # An unknown id is refused here, before a feed is opened for it.
-        stored = await self._storage.get_response(owner, response_id, hidden=hidden)
-        reader = self.feed.join(response_id, stored.echo)
-        try:
-            return reader, await self._storage.get_response(owner, response_id, hidden=hidden)
-        except BaseException:
-            reader.close()
-            raise
 
     # -- cancelling and deleting -----------------------------------------------------------------------------
 
@@ -830,7 +545,7 @@ class Runs:
                 raise ApiError(400, message, code="response_not_cancellable")
             return snapshot(stored)
         await self._cancel(owner, response_id)
-        return await self.get(owner, response_id)
+        return await self.views.get(owner, response_id)
 
     async def cancel_any(self, response_id: str, by: Actor, *, owner: str | None = None) -> None:
         """Cancel a run in flight of any owner, for administrators, and wait for its end. owner: whose it has
@@ -856,14 +571,14 @@ class Runs:
 
     async def _ended(self, owner: str, response_id: str, *, hidden: bool = False) -> None:
         """Have a stored run that is marked as to be cancelled end, and wait for that."""
-        async with self._claiming:
-            run = self._tasks.get(response_id)
-        if run is not None:
+        if (run := await self._takeover.find(response_id)) is not None:
             self._tasks.cancel(run)
             await self._tasks.over(run)
-        await self._claim(response_id)  # where it is queued, or waits for tool outputs, nobody carries it on
+        await self._takeover.claim(
+            response_id
+        )  # where it is queued, or waits for tool outputs, nobody carries it on
         if self._storage.shared:
-            reader, stored = await self.follow(owner, response_id, hidden=hidden)
+            reader, stored = await self.views.follow(owner, response_id, hidden=hidden)
             try:
                 if stored.status not in TERMINAL:  # whoever does carry it on has yet to notice
                     await reader.finished()
@@ -905,182 +620,7 @@ class Runs:
 
     # -- tool outputs ----------------------------------------------------------------------------------------
 
-    async def pending(self, owner: str, response_id: str) -> tuple[StoredResponse, dict[str, str]]:
-        """A response, and the calls of it that nobody has answered: call_id -> name. Raises NotFound.
-
-        A client may see a call before its run could park; that it parks or ends is waited for.
-        """
-        run = self._tasks.get(response_id)
-        if run is not None and run.plan.owner == owner and run.awaits():
-            await self._tasks.over(run)
-        stored = await self._storage.get_response(owner, response_id)
-        elsewhere = stored.run is not None and stored.run.runner not in (None, self._storage.runner)
-        if elsewhere and _pending(stored) and RunPlan.load(stored.plan).waits:
-            reader, stored = await self.follow(owner, response_id)
-            try:
-                stored = await self._at_rest(reader, stored)
-            finally:
-                reader.close()
-        return stored, _pending(stored)
-
-    async def feed_outputs(
-        self, principal: Principal, stored: StoredResponse, outputs: Sequence[Item], *, by: Actor
-    ) -> Snapshot:
-        """Give tool outputs to a waiting run; returns the Response as it then stands.
-
-        The same output again changes nothing. by: whom the audit log names for approvals. Raises NotFound,
-        NotWaiting, UnknownCall, OutputConflict, and ApiError 429 where the request is one too many.
-        """
-        owner = principal.owner
-        if stored.waiting:
-            (await self._limiter.enter(principal.subjects, stored.model)).leave()
-        num_bytes, new = await aside(in_large_request(), _new_outputs, stored, outputs, self._config)
-        served = self._models.standing_in(stored.model)
-        require_readable(outputs, served, "tool_outputs")
-        items = await self._outputs_read(stored, new, served)
-        num_bytes += await aside(in_large_request(), private_bytes, items, SEEN)
-        await self._quota.require(owner, num_bytes, self._limiter.stored_bytes(principal.subjects))
-        if items:
-            fresh = await aside(in_large_request(), _tool_outputs, stored, items, by)
-            waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
-            if waiting.runnable:
-                await self._claim(stored.id)
-        return await self.get(owner, stored.id)
-
-    async def _outputs_read(
-        self, stored: StoredResponse, new: Mapping[int, Item], served: ServedModel
-    ) -> list[Item]:
-        """Outputs by their index in the request, as items whose files and images have been read. ApiError
-        400, 404."""
-        if not any(input_files_of(item) or unseen_images_of(item) for item in new.values()):
-            return [*new.values()]
-        # What was posted before is as it was read then, also where the file is gone.
-        posted = {item.id: item for item in await self._storage.waiting_inputs(stored.id)}
-        outputs = []
-        for item in new.values():
-            before = posted.get(item["id"])
-            private = None if before is None or before.private is None else orjson.loads(before.private)
-            outputs.append(with_private(dict(item), private))
-        paths = [
-            f"tool_outputs[{index}].output[{position}]"
-            for index, item in zip(new, outputs, strict=True)
-            for position, _ in input_files_of(item)
-        ]
-        images = [
-            path_of_image(item, f"tool_outputs[{index}]", position)
-            for index, item in zip(new, outputs, strict=True)
-            for position, _ in unseen_images_of(item)
-        ]
-        return await self.read_inputs(stored.owner, outputs, served, files=paths, images=images)
-
     # -- taking up -------------------------------------------------------------------------------------------
-
-    async def _claim(self, response_id: str) -> None:
-        """Take up a run that nobody carries on, if it is one."""
-        async with self._claiming:
-            models = self._of_models()
-            claim = None if self._stopped else await self._storage.claim(response_id, models)
-            if claim is not None:
-                await self._take_up([claim])
-            elif models is not None:  # its model may have to be loaded
-                self._queue.want()
-
-    async def _take_up(self, claims: Sequence[RunClaim]) -> None:
-        """Set claimed runs to work, or end them where that is what is left."""
-        at_once = asyncio.Semaphore(TAKE_UP_AT_ONCE)
-
-        async def one(claim: RunClaim) -> None:
-            async with at_once:
-                run = await self._restored(claim)
-            if run is not None:
-                await self._tasks.settle(run)
-
-        await asyncio.gather(*map(one, claims))
-
-    async def _restored(self, claim: RunClaim) -> Run | None:
-        """A claimed run at work again, or with its end written.
-
-        None for one that was deleted meanwhile, or that cannot be read.
-        """
-        while True:
-            try:
-                run = await self._restorer.run(claim)
-                inputs = await self._storage.waiting_inputs(claim.response_id)
-                break
-            except (StorageUnavailable, EngineUnavailable) as error:
-                log.warning("run %s waits: %s", claim.response_id, error)
-                await asyncio.sleep(RETRY_S)
-            except NotFound:
-                return None
-            except Exception:  # it must not keep the others, or the server, down
-                log.exception("run %s cannot be taken up", claim.response_id)
-                return None
-        # What its limits have counted already: all that it had used when it parked the last time.
-        answers = [index for index, item in enumerate(run.assembler.output) if is_output(item)]
-        if claim.state == "waiting" or inputs:
-            run.counted = run.progress.num_limited
-        elif run.plan.waits and answers:
-            run.counted = run.progress.limited_before(answers[-1])
-        if claim.cancel_requested:
-            self._loop.cancel(run)
-        elif claim.state == "waiting":
-            self._loop.fail(run, f"{_not_answered(run)} came within {run.plan.tool_timeout_s:g} s.")
-        elif claim.strikes >= MAX_STRIKES:
-            self._loop.fail(
-                run, f"This response stopped the engine {claim.strikes} times; it is not tried again."
-            )
-        elif run.served.info.fingerprint != run.plan.fingerprint:
-            self._loop.fail(run, f"The model '{run.plan.model}' has changed since this response began.")
-        elif run.gone is not None:
-            self._loop.fail(run, run.gone.message, code="invalid_prompt", why=run.gone)
-        else:
-            if run.queued:
-                self._loop.started(run)
-            elif run.claim is not None:
-                self._loop.resumed(run)
-            self._loop.received(run, [load_item(item.body, item.private) for item in inputs])
-            self._tasks.spawn(run)
-        return run
-
-    async def _take(self, limit: int) -> int:
-        """Take up the next runs of the queue; returns how many they were. Models that runs wait for are
-        loaded meanwhile."""
-        async with self._claiming:
-            claims = await self._storage.take(limit, await self._goes_on_with())
-            await self._take_up(claims)
-        return len(claims)
-
-    async def _goes_on_with(self) -> OfModels | None:
-        """The same as `_of_models`, once what runs wait for has been looked at: their models are loaded."""
-        now, later = self._models.claimable
-        if not self._storage.shared and not later:
-            return None
-        free = await self._storage.free_models()
-        for name in later:
-            if name in free:
-                self._models.want(name)
-        unserved = set(free) - {*now, *later} - self._fleet.elsewhere
-        clock = asyncio.get_running_loop().time()
-        self._unserved = {name: self._unserved.get(name, clock) for name in unserved}
-        return self._of_models()
-
-    def _of_models(self) -> OfModels | None:
-        """The runs that this process can go on with now, by their models; None: whatever there is.
-
-        Alone on its database it also ends those of models that it does not serve at all. Where others are,
-        these are theirs, until for `UNSERVED_S` nobody has served them.
-        """
-        now, later = self._models.claimable
-        if not self._storage.shared:
-            return OfModels(tuple(later), others=True) if later else None
-        clock = asyncio.get_running_loop().time()
-        left = [name for name, since in self._unserved.items() if clock - since >= UNSERVED_S]
-        return OfModels((*now, *left))
-
-    async def _end_due(self) -> None:
-        """End waiting runs whose deadline has passed, or that were cancelled."""
-        async with self._claiming:
-            await self._take_up(await self._storage.claim_due(now_us()))
 
 
 def _behind(run: Run, status: str) -> Past:
@@ -1091,16 +631,6 @@ def _behind(run: Run, status: str) -> Past:
 def _report(chore: asyncio.Task[None]) -> None:
     if not chore.cancelled() and (error := chore.exception()) is not None:
         log.critical("%s has stopped", chore.get_name(), exc_info=error)
-
-
-def _num_bytes(request: CreateResponse, items: Sequence[Item], config: Config) -> int:
-    """What a request takes in storage; ApiError 400 for an item that is larger than it may be."""
-    size = check_sizes(items, config.max_item_bytes, outputs=config.max_tool_output_bytes)
-    if request.prompt is not None:
-        with request.prompt.named():
-            size += check_sizes(request.lead, config.max_item_bytes, param=LEAD)
-        size += len(orjson.dumps(request.prompt.echo()))
-    return size + len(orjson.dumps([request.instructions, request.tools]))
 
 
 def _echo(request: CreateResponse, served: ServedModel, planned: Planned) -> bytes:
@@ -1121,21 +651,7 @@ def _approvals(planned: Planned, by: Actor) -> tuple[AuditEntry, ...]:
     if not wanted:  # mostly; and the context is all of the history
         return ()
     asked = (item for item in planned.context if asks_approval(item) and key_of(item) in wanted)
-    return tuple(_approval(item, plan, by) for item in asked)
-
-
-def _approval(request: Item, plan: RunPlan, by: Actor) -> AuditEntry:
-    """The entry of one approval. plan: of the response that makes the call."""
-    said: Item = {name: request[name] for name in ("server_label", "name") if name in request}
-    if plan.end_user is not None:
-        said["safety_identifier"] = plan.end_user
-    return by.did(
-        "tool_call.approved", str(key_of(request)), plan.owner, response_id=plan.response_id, **said
-    )
-
-
-def _pending(stored: StoredResponse) -> dict[str, str]:
-    return pending_calls([orjson.loads(item.body) for item in stored.output])
+    return tuple(approval_entry(item, plan, by) for item in asked)
 
 
 def require_servers(output: Sequence[Item]) -> None:
@@ -1148,73 +664,3 @@ def require_servers(output: Sequence[Item]) -> None:
             type="external_connector_error",
             headers={"x-should-retry": "false"},
         )
-
-
-def interrupted(response_id: str) -> ApiError:
-    """503 `response_interrupted`: this server stops before a run that is read here has ended."""
-    message = f"The server stopped before response '{response_id}' was done."
-    return ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})
-
-
-def _new_outputs(
-    stored: StoredResponse, outputs: Sequence[Item], config: Config
-) -> tuple[int, dict[int, Item]]:
-    """The bytes of tool outputs, and those of them that their run does not have yet, by their index. Raises
-    OutputConflict, and ApiError 400 for an output that is larger than it may be."""
-    num_bytes = check_sizes(
-        outputs, config.max_item_bytes, outputs=config.max_tool_output_bytes, param="tool_outputs"
-    )
-    plan = RunPlan.load(stored.plan)
-    items = [orjson.loads(item.body) for item in stored.output]
-    taken = answers_of(items)
-    new: dict[int, Item] = {}
-    for index, item in enumerate(answering(outputs, items)):
-        name, key = link_of(item)
-        if link_of(item) not in taken:
-            # Its id is such that posting it again is posting the same.
-            new[index] = {**item, "id": output_id(plan, item)}
-        elif _said(taken[link_of(item)]) != _said(item):
-            raise to_api_error(OutputConflict(str(key)), param=f"tool_outputs[{index}].{name}")
-    return num_bytes, new
-
-
-def _tool_outputs(stored: StoredResponse, items: Sequence[Item], by: Actor) -> list[ToolOutput]:
-    """Outputs as storage takes them, with what the audit log is to tell of approvals."""
-    made = [orjson.loads(item.body) for item in stored.output]
-    calls = {link_of(item): item for item in made if is_client_call(item)}
-    plan = RunPlan.load(stored.plan)
-    return [
-        replace(
-            _tool_output(item),
-            audit=_approval(calls[link_of(item)], plan, by) if approves(item) else None,
-        )
-        for item in items
-    ]
-
-
-def _said(output: Item) -> Item:
-    """What an output says, whatever its id."""
-    return {name: value for name, value in sorted(output.items()) if name != "id"}
-
-
-def _tool_output(item: Item) -> ToolOutput:
-    digest = hashlib.blake2b(orjson.dumps(_said(item)), digest_size=16).digest()
-    return ToolOutput(
-        str(key_of(item)),
-        orjson.dumps(item),
-        digest,
-        item["id"],
-        kind=item["type"],
-        private=dump_private(item),
-    )
-
-
-def _not_answered(run: Run) -> str:
-    """What a client did not send to a run that has waited for it, as the subject of a sentence."""
-    waiting = pending_calls(run.assembler.output)
-    asking = {key_of(item) for item in run.assembler.output if asks_approval(item)}
-    approvals = [f"{name} ({key})" for key, name in waiting.items() if key in asking]
-    if not approvals:
-        return "No tool outputs"
-    answers = f"answer to the request for approval of {', '.join(approvals)}"
-    return f"No {answers}" if len(approvals) == len(waiting) else f"No tool outputs and no {answers}"

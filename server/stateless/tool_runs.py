@@ -37,10 +37,12 @@ def runs_tools(request: ChatRequest, runs: Runs, unsupported: Unsupported) -> bo
     only names its place if `unsupported` is `ignore`."""
     if all(tool["type"] in ("function", "custom") for tool in request.tools):
         return False  # at no cost, because most requests are such
-    left_out = runs.lacking(request.tools)
+    left_out = runs.intake.lacking(request.tools)
     for index, why in left_out.items():
         leave_out(request.place_of(index), lacking(request.tools[index]["type"], why), unsupported)
-    runs.name_unkept_memory(request.tools, [request.place_of(index) for index, _ in enumerate(request.tools)])
+    runs.intake.name_unkept_memory(
+        request.tools, [request.place_of(index) for index, _ in enumerate(request.tools)]
+    )
     return any(is_server_run(tool) and index not in left_out for index, tool in enumerate(request.tools))
 
 
@@ -83,7 +85,7 @@ async def start_tool_run(
 
 def _require_no_approval(request: ChatRequest, runs: Runs) -> None:
     """Raise ApiError 400 for a tool whose calls the client may have to approve."""
-    for index, why in runs.asking(request.tools).items():
+    for index, why in runs.intake.asking(request.tools).items():
         message = (
             "The calls of this tool may need the client's approval, which chat completions have no way to "
             f"give. {why} On POST /v1/responses calls can be approved."

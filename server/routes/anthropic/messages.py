@@ -84,7 +84,7 @@ async def _read(request: Request, parse: Parse) -> MessagesRequest:
 
     async def read(items: Sequence[Item], *, files: Sequence[str], images: Sequence[str]) -> Sequence[Item]:
         served = await chosen_model(request, name, None)
-        return await here.runs.read_inputs(who.owner, items, served, files=files, images=images)
+        return await here.runs.intake.read_inputs(who.owner, items, served, files=files, images=images)
 
     return await opened(asked, name, here.sealing, read, who.owner)
 

@@ -29,9 +29,9 @@ HOSTED: tuple[Mapping[str, Any], ...] = (
 async def list_tools(request: Request) -> Response:
     """The tools that this server carries out, as a request with this key would write them (extension)."""
     runs, who = context(request).runs, principal(request)
-    servers = ({"type": "mcp", **each} for each in runs.servers_of(owner(request)))
+    servers = ({"type": "mcp", **each} for each in runs.intake.servers_of(owner(request)))
     tools: list[Mapping[str, Any]] = [*servers, *HOSTED]
-    lacking = runs.lacking([dict(tool) for tool in tools])
+    lacking = runs.intake.lacking([dict(tool) for tool in tools])
     data = []
     for index, tool in enumerate(tools):
         scope = tool_scope(tool)

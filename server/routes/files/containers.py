@@ -63,7 +63,7 @@ _PAGE = ("limit", "order", "after")
 @router.post("", **documented("Container", "containers.write", body="CreateContainer"))
 async def create_container(request: Request) -> Response:
     """Make a container, with copies of files that were uploaded before, where a sandbox runs code."""
-    if (why := context(request).runs.lacking([{"type": "code_interpreter"}]).get(0)) is not None:
+    if (why := context(request).runs.intake.lacking([{"type": "code_interpreter"}]).get(0)) is not None:
         raise ApiError(400, f"This server makes no containers: {why}.", code="unsupported_tool")
     body = await read_body(request)
     unread(body, _FIELDS)

@@ -73,11 +73,11 @@ async def _fed(connection: Session, body: dict[str, Any]) -> str | None:
     with _words_of_input():
         outputs = await aside(in_large_request(), partial(parse_tool_outputs, new_id=new_id), given)
         try:
-            stored, _ = await runs.pending(who.owner, response_id)
+            stored, _ = await runs.tool_outputs.pending(who.owner, response_id)
             if stored.status in TERMINAL:
                 return "response_already_completed"
             limited(asked, stored.model)
-            await runs.feed_outputs(who, stored, outputs.items, by=actor(asked))
+            await runs.tool_outputs.feed(who, stored, outputs.items, by=actor(asked))
         except NotFound as unknown:
             if unknown.kind != "response":
                 raise

@@ -158,7 +158,7 @@ class Turn:
             self._connection.close(SERVICE_RESTART, resumable)
             return
         if parsed.store:
-            await self._here.runs.get(owner(asked), started.response_id)  # NotFound when it was deleted
+            await self._here.runs.views.get(owner(asked), started.response_id)  # NotFound when it was deleted
         raise interrupted(started.response_id)
 
     async def _send(self, events: Sequence[tuple[int, bytes]], headers: dict[str, str]) -> None:

@@ -91,7 +91,7 @@ async def test_a_reader_whose_log_is_pruned_under_it_is_cut(tmp_path: Path) -> N
         done = await Api(client).create("count 20")
         storage = server.context.storage
         storage.records = partial(storage.records, limit_bytes=1)  # a page is one record
-        reader, stored = await server.context.runs.follow("local", done["id"])
+        reader, stored = await server.context.runs.views.follow("local", done["id"])
         assert stored.log_erased_at is None
         events, stream = reader.events(ended=True), _frames(reader, View("openai"), True, False)
         await anext(events)

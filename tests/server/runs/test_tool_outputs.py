@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
-from server.runs import runner
-from server.runs.runner import Runs
+from server.runs import takeover
+from server.runs.takeover import Takeover
 from storage import StorageUnavailable, StoredItem
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app, running_app
@@ -309,12 +309,12 @@ async def test_outputs_that_came_before_a_crash_are_not_lost(
 ) -> None:
     """All outputs are stored, and the server stops before it takes the run up: the next one does."""
 
-    async def stopped(self: Runs, response_id: str) -> None:
+    async def stopped(self: Takeover, response_id: str) -> None:
         return None
 
     async with stopping(tmp_path, call()) as (api, live, [call_id]):
         with monkeypatch.context() as patched:
-            patched.setattr(Runs, "_claim", stopped)
+            patched.setattr(Takeover, "claim", stopped)
             await api.outputs(live.id, {call_id: "rainy"})
     async with live_app(tmp_path) as server, http_client(server) as client:
         done = await Api(client).ended(live.id)
@@ -336,7 +336,7 @@ async def test_a_run_is_taken_up_as_soon_as_the_database_can_be_read(
             raise failure
         return await waiting_inputs(response_id)
 
-    monkeypatch.setattr(runner, "RETRY_S", 0.001)
+    monkeypatch.setattr(takeover, "RETRY_S", 0.001)
     monkeypatch.setattr(storage, "waiting_inputs", flaky)
     async with waiting(api, call()) as (live, [call_id]):
         await api.outputs(live.id, {call_id: "rainy"})

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from engine import ScriptedEngine
-from server.runs import Runs
+from server.runs.tool_outputs import ToolOutputs
 from tests.support import wire
 from tests.support.lines import ENDS, Line, line
 from tests.support.running import Running, http_client, live_app
@@ -200,15 +200,15 @@ async def test_outputs_are_injected_into_a_response_that_waits(live_server: Runn
 async def test_outputs_are_acknowledged_before_what_comes_of_them(
     live_server: Running, live_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = Runs.feed_outputs
+    feed = ToolOutputs.feed
 
-    async def feed_and_finish(runs: Runs, who: Any, stored: Any, outputs: Any, *, by: Any) -> Any:
+    async def feed_and_finish(taker: ToolOutputs, who: Any, stored: Any, outputs: Any, *, by: Any) -> Any:
         """Feed, and come back only once the response has gone on to its end."""
-        fed = await feed(runs, who, stored, outputs, by=by)
+        fed = await feed(taker, who, stored, outputs, by=by)
         await Api(live_client).ended(stored.id)
         return fed
 
-    monkeypatch.setattr(Runs, "feed_outputs", feed_and_finish)
+    monkeypatch.setattr(ToolOutputs, "feed", feed_and_finish)
     async with line(live_server.base_url) as socket:
         await socket.ask(call(), tools=[WEATHER], await_tool_outputs=True)
         item = (await socket.until("response.output_item.done"))["item"]

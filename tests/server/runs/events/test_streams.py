@@ -140,7 +140,7 @@ async def test_a_slow_reader_falls_back_to_the_log(tmp_path: Path, monkeypatch: 
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create("hi", background=True)
-        reader, _ = await server.context.runs.follow("local", begun["id"])
+        reader, _ = await server.context.runs.views.follow("local", begun["id"])
         events = reader.events()
         seen = [*(await anext(events)).bodies]
         gate.release.set()

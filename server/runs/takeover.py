@@ -1,0 +1,196 @@
+"""Takes up runs that nobody carries on: queued ones, those of processes that have ended, and those whose
+clients have answered, or have not in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from engine import EngineUnavailable
+from server.clock import now_us
+from server.items import asks_approval, is_output, key_of, load_item
+from server.runs.events import RETRY_S
+from server.runs.execution import MAX_STRIKES, Loop, Restorer, Run, RunTasks
+from server.runs.planning import pending_calls
+from storage import NotFound, OfModels, RunClaim, StorageUnavailable
+
+if TYPE_CHECKING:
+    from server.model_registry import Models
+    from storage import Storage
+
+log = logging.getLogger("antiphon.runs")
+
+TAKE_UP_AT_ONCE = 8
+"""Runs whose records are read side by side."""
+
+UNSERVED_S = 600.0
+"""For how long no process of a database serves the model of a run, before the run is ended."""
+
+
+class Takeover:
+    """Claims runs of the database for this process. want: has the queue looked at. elsewhere: the models that
+    other processes of the database serve."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        models: Models,
+        restorer: Restorer,
+        loop: Loop,
+        tasks: RunTasks,
+        *,
+        want: Callable[[], None],
+        elsewhere: Callable[[], Collection[str]],
+    ) -> None:
+        self._storage = storage
+        self._models = models
+        self._restorer = restorer
+        self._loop = loop
+        self._tasks = tasks
+        self._want = want
+        self._elsewhere = elsewhere
+        # Held from the claim of a run until the run is at work or has ended. In between, the run is claimed
+        # but not yet among the tasks, so whoever looks for it has to wait.
+        self._claiming = asyncio.Lock()
+        self._unserved: dict[str, float] = {}  # models of runs that no process serves, and since when
+        self._stopped = False
+
+    def stop(self) -> None:
+        """No run is claimed any more, whatever becomes runnable."""
+        self._stopped = True
+
+    async def find(self, response_id: str) -> Run | None:
+        """A run that is at work here, once no run is about to be."""
+        async with self._claiming:
+            return self._tasks.get(response_id)
+
+    async def claim(self, response_id: str) -> None:
+        """Take up a run that nobody carries on, if it is one."""
+        async with self._claiming:
+            models = self._of_models()
+            claim = None if self._stopped else await self._storage.claim(response_id, models)
+            if claim is not None:
+                await self._take_up([claim])
+            elif models is not None:  # its model may have to be loaded
+                self._want()
+
+    async def _take_up(self, claims: Sequence[RunClaim]) -> None:
+        """Set claimed runs to work, or end them where that is what is left."""
+        at_once = asyncio.Semaphore(TAKE_UP_AT_ONCE)
+
+        async def one(claim: RunClaim) -> None:
+            async with at_once:
+                run = await self._restored(claim)
+            if run is not None:
+                await self._tasks.settle(run)
+
+        await asyncio.gather(*map(one, claims))
+
+    async def _restored(self, claim: RunClaim) -> Run | None:
+        """A claimed run at work again, or with its end written.
+
+        None for one that was deleted meanwhile, or that cannot be read.
+        """
+        while True:
+            try:
+                run = await self._restorer.run(claim)
+                inputs = await self._storage.waiting_inputs(claim.response_id)
+                break
+            except (StorageUnavailable, EngineUnavailable) as error:
+                log.warning("run %s waits: %s", claim.response_id, error)
+                await asyncio.sleep(RETRY_S)
+            except NotFound:
+                return None
+            except Exception:  # it must not keep the others, or the server, down
+                log.exception("run %s cannot be taken up", claim.response_id)
+                return None
+        # What its limits have counted already: all that it had used when it parked the last time.
+        answers = [index for index, item in enumerate(run.assembler.output) if is_output(item)]
+        if claim.state == "waiting" or inputs:
+            run.counted = run.progress.num_limited
+        elif run.plan.waits and answers:
+            run.counted = run.progress.limited_before(answers[-1])
+        if claim.cancel_requested:
+            self._loop.cancel(run)
+        elif claim.state == "waiting":
+            self._loop.fail(run, f"{_not_answered(run)} came within {run.plan.tool_timeout_s:g} s.")
+        elif claim.strikes >= MAX_STRIKES:
+            self._loop.fail(
+                run, f"This response stopped the engine {claim.strikes} times; it is not tried again."
+            )
+        elif run.served.info.fingerprint != run.plan.fingerprint:
+            self._loop.fail(run, f"The model '{run.plan.model}' has changed since this response began.")
+        elif run.gone is not None:
+            self._loop.fail(run, run.gone.message, code="invalid_prompt", why=run.gone)
+        else:
+            if run.queued:
+                self._loop.started(run)
+            elif run.claim is not None:
+                self._loop.resumed(run)
+            self._loop.received(run, [load_item(item.body, item.private) for item in inputs])
+            self._tasks.spawn(run)
+        return run
+
+    async def take(self, limit: int) -> int:
+        """Take up the next runs of the queue; returns how many they were. Models that runs wait for are
+        loaded meanwhile."""
+        async with self._claiming:
+            claims = await self._storage.take(limit, await self._goes_on_with())
+            await self._take_up(claims)
+        return len(claims)
+
+    async def _goes_on_with(self) -> OfModels | None:
+        """The same as `_of_models`, once what runs wait for has been looked at: their models are loaded."""
+        now, later = self._models.claimable
+        if not self._storage.shared and not later:
+            return None
+        free = await self._storage.free_models()
+        for name in later:
+            if name in free:
+                self._models.want(name)
+        unserved = set(free) - {*now, *later} - set(self._elsewhere())
+        clock = asyncio.get_running_loop().time()
+        self._unserved = {name: self._unserved.get(name, clock) for name in unserved}
+        return self._of_models()
+
+    def _of_models(self) -> OfModels | None:
+        """The runs that this process can go on with now, by their models; None: whatever there is.
+
+        Alone on its database it also ends those of models that it does not serve at all. Where others are,
+        these are theirs, until for `UNSERVED_S` nobody has served them.
+        """
+        now, later = self._models.claimable
+        if not self._storage.shared:
+            return OfModels(tuple(later), others=True) if later else None
+        clock = asyncio.get_running_loop().time()
+        left = [name for name, since in self._unserved.items() if clock - since >= UNSERVED_S]
+        return OfModels((*now, *left))
+
+    async def end_due(self) -> None:
+        """End waiting runs whose deadline has passed, or that were cancelled."""
+        async with self._claiming:
+            await self._take_up(await self._storage.claim_due(now_us()))
+
+    async def orphan(self, owner: str, response_id: str) -> Run | None:
+        """A foreground run that a process left and nobody has taken up yet, taken up."""
+        try:
+            stored = await self._storage.get_response(owner, response_id)
+        except NotFound:
+            return None
+        left = stored.run is not None and stored.run.state == "running" and stored.run.runner is None
+        if left and not stored.background:
+            await self.claim(response_id)
+        return await self.find(response_id)
+
+
+def _not_answered(run: Run) -> str:
+    """What a client did not send to a run that has waited for it, as the subject of a sentence."""
+    waiting = pending_calls(run.assembler.output)
+    asking = {key_of(item) for item in run.assembler.output if asks_approval(item)}
+    approvals = [f"{name} ({key})" for key, name in waiting.items() if key in asking]
+    if not approvals:
+        return "No tool outputs"
+    answers = f"answer to the request for approval of {', '.join(approvals)}"
+    return f"No {answers}" if len(approvals) == len(waiting) else f"No tool outputs and no {answers}"
