@@ -12,11 +12,20 @@ from contextlib import suppress
 NICENESS = 12
 """Of a processor that both want, such a process gets a fifteenth of what the server gets."""
 
+OOM_SCORE = 900
+"""Of 1000, which is added to how much of the machine's memory such a process has (proc(5), oom_score_adj)."""
+
 
 def stand_back() -> None:
     """Be as nice as that, with the session of this process and all that it will start."""
     os.nice(NICENESS)
     let_session_stand_back("self")
+
+
+def end_first(process: int | str = "self") -> None:
+    """Have a process, and what it will start, end before others where the machine's memory runs out."""
+    with suppress(OSError), open(f"/proc/{process}/oom_score_adj", "w") as adjust:
+        adjust.write(str(OOM_SCORE))
 
 
 def let_session_stand_back(process: int | str) -> None:

@@ -388,7 +388,7 @@ async def _sandbox(config: Config) -> Finding:
             return "note", f"no code is run, because no sandbox works here: {found.told}"
         return ("ok" if config.sandbox == "off" else "FAIL"), found.told
     return ("note" if found.passed_over else "ok"), "; ".join(
-        [f"code runs by {found.told}", *found.passed_over]
+        [f"code runs by {found.for_operators}", *found.passed_over]
     )
 
 

@@ -11,6 +11,7 @@ import binascii
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -22,7 +23,7 @@ Output = dict[str, Any]
 PROGRAM = (files("server.containers") / "shell_program.py").read_text()
 
 MAX_BYTES = 512 * 1024
-"""Of the output of all commands of one call; more is thrown away."""
+"""Of the output of all commands of one call, of which each may have its share; more is thrown away."""
 MAX_CHARACTERS = 32 * 1024
 """Of the output of one command, where the model has not asked for less or more."""
 SPARE_S = 2.0
@@ -55,24 +56,42 @@ class Commands:
             outputs[-1]["stderr"] += notes
         return outputs
 
-    def _output(self, stdout: bytes, stderr: bytes, code: int | None) -> Output:
-        out, err = (text.decode("utf-8", "replace") for text in (stdout, stderr))
+    def _output(self, stdout: _Said, stderr: _Said, code: int | None) -> Output:
+        out, err = stdout.text, stderr.text
         of_err = min(len(err), max(self._most - len(out), self._most // 2))
         outcome: Output = {"type": "timeout"} if code is None else {"type": "exit", "exit_code": code}
-        return {"stdout": _cut(out, self._most - of_err), "stderr": _cut(err, of_err), "outcome": outcome}
+        return {
+            "stdout": _cut(out, self._most - of_err, more=stdout.more),
+            "stderr": _cut(err, of_err, more=stderr.more),
+            "outcome": outcome,
+        }
 
 
-def _cut(text: str, most: int) -> str:
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a command wrote to one stream. more: there was more of it, which was not kept."""
+
+    text: str
+    more: bool
+
+    @classmethod
+    def of(cls, kept: str, more: bool) -> _Said:
+        return cls(base64.b64decode(kept).decode("utf-8", "replace"), bool(more))
+
+
+def _cut(text: str, most: int, *, more: bool = False) -> str:
     """The first characters of a text, and a note where there were more."""
-    return text if len(text) <= most else f"{text[:most]}\n[cut: these are the first {most} characters]"
+    if len(text) <= most and not more:
+        return text
+    return f"{text[:most]}\n[cut: these are the first {min(len(text), most)} characters]"
 
 
-def _read(line: str) -> list[tuple[bytes, bytes, int | None]] | None:
+def _read(line: str) -> list[tuple[_Said, _Said, int | None]] | None:
     try:
         told = json.loads(line)
         return [
-            (base64.b64decode(out), base64.b64decode(err), None if code is None else int(code))
-            for out, err, code in told
+            (_Said.of(out, out_more), _Said.of(err, err_more), None if code is None else int(code))
+            for out, out_more, err, err_more, code in told
         ]
     except (ValueError, TypeError, binascii.Error, RecursionError):
         return None

@@ -19,12 +19,26 @@ from typing import IO, Any
 SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 
-def drain(pipe: IO[bytes], kept: bytearray, room: list[int]) -> None:
-    """Reads to the end, and keeps as much as there is room for in all."""
-    while piece := os.read(pipe.fileno(), 65536):
-        taken = piece[: room[0]]
-        room[0] -= len(taken)
-        kept += taken
+class Stream:
+    """What a command writes, of which the first `most` bytes are kept. size: of all of it."""
+
+    def __init__(self, pipe: IO[bytes], most: int) -> None:
+        self._pipe = pipe
+        self._most = most
+        self.kept = bytearray()
+        self.size = 0
+        self.reader = threading.Thread(target=self._drain, daemon=True)
+        self.reader.start()
+
+    def _drain(self) -> None:
+        while piece := os.read(self._pipe.fileno(), 65536):
+            self.size += len(piece)
+            self.kept += piece[: self._most - len(self.kept)]
+
+    def told(self) -> list[Any]:
+        """What was kept, and whether there was more."""
+        kept = bytes(self.kept)
+        return [base64.b64encode(kept).decode(), self.size > len(kept)]
 
 
 def begin(command: str) -> subprocess.Popen[bytes]:
@@ -45,20 +59,15 @@ def begin(command: str) -> subprocess.Popen[bytes]:
         return shell(apart=False)
 
 
-def run(command: str, until: float, room: list[int], begun: list[int]) -> tuple[bytes, bytes, int | None]:
-    """What a command wrote to standard output and error, and its exit code; None where its time was over."""
-    kept = bytearray(), bytearray()
+def run(command: str, until: float, most: int, begun: list[int]) -> tuple[list[Stream], int | None]:
+    """Standard output and error of a command, of each at most so many bytes, and its exit code; None where
+    its time was over, and nothing where that was so before it began."""
     if time.monotonic() >= until:
-        return b"", b"", None
+        return [], None
     process = begin(command)
     begun.append(process.pid)
     assert process.stdout is not None and process.stderr is not None, "they are pipes"
-    readers = [
-        threading.Thread(target=drain, args=(process.stdout, kept[0], room), daemon=True),
-        threading.Thread(target=drain, args=(process.stderr, kept[1], room), daemon=True),
-    ]
-    for reader in readers:
-        reader.start()
+    streams = [Stream(pipe, most) for pipe in (process.stdout, process.stderr)]
     code: int | None = None
     try:
         code = process.wait(max(0.0, until - time.monotonic()))
@@ -67,22 +76,30 @@ def run(command: str, until: float, room: list[int], begun: list[int]) -> tuple[
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
-    for reader in readers:  # what it has left running may hold the pipes
-        reader.join(0.5)
-    return bytes(kept[0]), bytes(kept[1]), code if code is None or code >= 0 else 128 - code
+    for stream in streams:  # what it has left running may hold the pipes
+        stream.reader.join(0.5)
+    return streams, code if code is None or code >= 0 else 128 - code
 
 
 def answer(asked: dict[str, Any]) -> bytes:
     """The line that tells of all commands."""
-    until, room = time.monotonic() + asked["seconds"], [asked["bytes"]]
+    until, room = time.monotonic() + asked["seconds"], asked["bytes"]
     begun: list[int] = []
-    told = []
+    told = list[list[Any]]()
     for command in asked["commands"]:
+        # Of what is left, so that no command takes the room of those behind it, nor one stream the other's.
+        most = room // (len(asked["commands"]) - len(told)) // 2
         try:
-            out, err, code = run(command, until, room, begun)
+            streams, code = run(command, until, most, begun)
         except (OSError, ValueError) as fault:
-            out, err, code = b"", f"{fault}\n".encode("utf-8", "replace"), 126
-        told.append((base64.b64encode(out).decode(), base64.b64encode(err).decode(), code))
+            why = base64.b64encode(f"{fault}\n".encode("utf-8", "replace")).decode()
+            told.append(["", False, why, False, 126])
+            continue
+        room -= sum(len(stream.kept) for stream in streams)
+        if not streams:
+            told.append(["", False, "", False, None])
+        else:
+            told.append([*streams[0].told(), *streams[1].told(), code])
     for pid in begun:
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)

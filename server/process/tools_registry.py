@@ -77,7 +77,7 @@ async def look_for_sandbox(config: Config) -> Found:
     for why in found.passed_over:
         log.warning("no sandbox by %s", why)
     if found.sandbox is not None:
-        log.info("code runs in a sandbox: %s", found.told)
+        log.info("code runs in a sandbox: %s", found.for_operators)
     return found
 
 

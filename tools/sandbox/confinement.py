@@ -101,9 +101,9 @@ class Confinement:
 
     @property
     def told(self) -> str:
-        """How code is confined, for an operator."""
+        """How code is confined, for whoever uses it."""
         version = f" {landlock_version()}" if self.tier == "landlock" else ""
-        return f"{self.tier}{version}, Python {self.python.version} at {self.python.path}"
+        return f"{self.tier}{version}, Python {self.python.version}"
 
     def require_hidden(self, paths: Iterable[Path]) -> None:
         """Raises SandboxError where code could read one of these paths, because it lies in a folder that code
@@ -212,7 +212,8 @@ class Confinement:
         for path in _SEEN:
             argv += [*_above(path), "--ro-bind-try", path, path]
         scratch = str(limits.scratch_bytes)
-        argv += ["--proc", "/proc", "--dev", "/dev"]
+        # What can be written there is other processes' memory, and what holds code back behind the server.
+        argv += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"]
         argv += ["--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
         argv += ["--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"]
         for folder in self.python.folders:  # which may lie in the /tmp outside

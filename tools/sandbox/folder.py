@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +25,9 @@ MAX_NAME = 255
 """Bytes of one name in a path, as file systems have it."""
 
 Mark = tuple[int, int, int]
-"""By what a file is known to be unchanged: size in bytes, time of its last change, number of its inode."""
+"""By what a file is known to be unchanged: size in bytes, time of the last change of its bytes or of what is
+known of it, which code cannot set, and number of its inode. What is written through a mapping in memory may
+change none of them."""
 
 Folder = Path | int
 
@@ -65,7 +67,7 @@ def scan(folder: Folder, unkept: list[str] | None = None) -> dict[str, Mark]:
                 elif entry.is_file(follow_symlinks=False):
                     with suppress(OSError):
                         told = entry.stat(follow_symlinks=False)
-                        found[path] = (told.st_size, told.st_mtime_ns, told.st_ino)
+                        found[path] = (told.st_size, told.st_ctime_ns, told.st_ino)
 
     top = _open(folder)
     try:
@@ -96,7 +98,12 @@ def open_file(folder: Folder, path: str) -> int:
             os.close(at)
             at = below
         # Without waiting for whoever would write into a pipe of that name.
-        found = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            found = os.open(name, flags, dir_fd=at)
+        except PermissionError:  # code has made it so, as the server's own user
+            _let_in(name, at, 0o600, stat.S_ISREG)
+            found = os.open(name, flags, dir_fd=at)
     finally:
         os.close(at)
     if not stat.S_ISREG(os.fstat(found).st_mode):
@@ -210,12 +217,18 @@ def _open_shut(name: str, at: int) -> int:
     try:
         return os.open(name, _FOLDER, dir_fd=at)
     except PermissionError:
-        held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-        try:
-            os.chmod(f"/proc/self/fd/{held}", 0o700)
-            return os.open(f"/proc/self/fd/{held}", _FOLDER & ~os.O_NOFOLLOW)
-        finally:
-            os.close(held)
+        _let_in(name, at, 0o700, stat.S_ISDIR)
+        return os.open(name, _FOLDER, dir_fd=at)
+
+
+def _let_in(name: str, at: int, mode: int, is_kind: Callable[[int], bool]) -> None:
+    """Give what is in a folder a mode, where it is of a kind: what a link leads to is not."""
+    held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        if is_kind(os.fstat(held).st_mode):
+            os.chmod(f"/proc/self/fd/{held}", mode)
+    finally:
+        os.close(held)
 
 
 def remove(folder: Path) -> None:

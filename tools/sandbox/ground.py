@@ -18,6 +18,7 @@ from tools.sandbox.folder import remove
 
 PREFIX = "antiphon-cells-"
 LOCK = "lock"
+_UNLOCKED = "unlocked"
 _NEW_S = 60.0
 """Age of a folder in seconds, before which it may have no lock yet."""
 
@@ -34,8 +35,9 @@ class Ground:
         """Make one, and remove those whose processes have ended."""
         _sweep()
         root = Path(tempfile.mkdtemp(prefix=PREFIX))
-        held = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held = os.open(root / _UNLOCKED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(held, fcntl.LOCK_EX)
+        (root / _UNLOCKED).rename(root / LOCK)  # so it is never there without being held
         root.chmod(0o711)  # sessions of other users find their folders in it
         return cls(root, held)
 

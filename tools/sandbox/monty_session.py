@@ -7,6 +7,7 @@ given from outside, so it then comes out the same.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import datetime
 import hashlib
@@ -31,6 +32,9 @@ MAX_STATE = 8 * 1024 * 1024
 
 MAX_DRAWN = 1024 * 1024
 """Random bytes that a cell may ask for at once."""
+
+_LAST = "_"
+"""The name under which the value of a cell's last expression is until it has been shown."""
 
 LACKS = (
     "The interpreter knows a part of Python only: there are no third-party packages, no generators, and of "
@@ -129,7 +133,8 @@ class MontyInterpreter:
             host_path=data, virtual_path=DATA, mode="read-write", write_bytes_limit=limits.data_bytes
         )
         error: str | None = None
-        value: Any = None
+        value: str | None = None
+        code, shows = _keeping_last(code)
         try:
             with folder, session:
                 try:
@@ -141,15 +146,20 @@ class MontyInterpreter:
                         session.load_session(state)
                     try:
                         world = _world(moment)
-                        value = session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
+                        session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
+                        if shows:  # as text, which is cut there: here it could take any amount of memory
+                            said = f"None if {_LAST} is None else repr({_LAST})[:{limits.log_bytes}]"
+                            value = session.feed_run(said, mount=folder, cwd=DATA, os=world)
                     except (monty.MontyRuntimeError, monty.MontySyntaxError) as fault:
-                        error = fault.display()
+                        error = _bounded(fault.display(), limits.log_bytes)
                         if _is_flood(fault, limits.log_bytes):
                             error = (
                                 f"[cut: the code printed more than {limits.log_bytes} bytes, and was stopped]"
                             )
                         if _is_end(fault):
                             return _stopped(logs.output, error, state)
+                    if shows:
+                        session.feed_run(f"{_LAST} = None")  # it would be stored with the session
                     kept = session.dump()
                 finally:
                     held.leave()  # before the process is another cell's
@@ -159,8 +169,8 @@ class MontyInterpreter:
         if len(kept) > MAX_STATE:
             error = f"The variables have become too large: {len(kept)} bytes, and {MAX_STATE} can be kept."
             return _stopped(logs.output, error, state)
-        shown = logs.output if value is None else f"{logs.output}{value!r}\n"
-        return CellResult(shown + (error or ""), error is None, state=kept)
+        shown = logs.output if value is None else f"{logs.output}{value}\n"
+        return CellResult(_bounded(shown + (error or ""), limits.log_bytes), error is None, state=kept)
 
 
 class _Held:
@@ -189,6 +199,29 @@ class _Held:
             if self._process is not None:
                 with suppress(ProcessLookupError):
                     os.kill(self._process, signal.SIGKILL)
+
+
+def _keeping_last(code: str) -> tuple[str, bool]:
+    """A cell with the value of its last expression under a name of its own, and whether there is one that is
+    to be shown."""
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the interpreter says what is wrong
+        return code, False
+    if not body or not isinstance(body[-1], ast.Expr) or code.rstrip().endswith(";"):
+        return code, False
+    lines = code.encode().splitlines(keepends=True)  # columns are counted in bytes
+    row, column = body[-1].lineno - 1, body[-1].col_offset
+    lines[row] = lines[row][:column] + f"{_LAST} = ".encode() + lines[row][column:]
+    return b"".join(lines).decode(), True
+
+
+def _bounded(text: str, most: int) -> str:
+    """A text of at most so many bytes, with a note where there was more."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= most:
+        return text
+    return f"{encoded[:most].decode('utf-8', 'ignore')}\n[cut: these are the first {most} bytes]"
 
 
 def _world(moment: Moment) -> OsHandler:

@@ -23,12 +23,18 @@ Wanted = Literal["auto", "bubblewrap", "landlock", "monty", "command", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found. sandbox: None where there is none. told: how it is, or why there is none, as a line for
-    an operator. passed_over: why tiers before it were not taken."""
+    """What was found. sandbox: None where there is none. told: how it is, or why there is none. passed_over:
+    why tiers before it were not taken."""
 
     sandbox: Sandbox | None
     told: str
     passed_over: tuple[str, ...] = ()
+
+    @property
+    def for_operators(self) -> str:
+        """The same, and where its Python lies."""
+        confinement = None if self.sandbox is None else self.sandbox.confinement
+        return self.told if confinement is None else f"{self.told} at {confinement.python.path}"
 
 
 async def find_sandbox(

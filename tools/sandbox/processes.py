@@ -61,6 +61,15 @@ def memory_of(processes: Iterable[int], most: int) -> int:
     return resident if resident <= most else sum(_proportional(process) for process in listed)
 
 
+def inodes_mapped_by(process: int) -> frozenset[int]:
+    """The inodes of files that a process can write to as if they were memory."""
+    with suppress(OSError, ValueError):
+        maps = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
+        told = (line.split(maxsplit=5) for line in maps)
+        return frozenset(int(inode) for _, access, _, _, inode, *_ in told if access[1::2] == "ws")
+    return frozenset()
+
+
 def go_on(processes: Iterable[int]) -> None:
     """Let processes go on that were stopped."""
     for process in processes:

@@ -19,6 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from tools.priority import end_first, let_session_stand_back
 from tools.sandbox.cells import DATA, CellLimits, CellResult, SandboxError
 from tools.sandbox.confinement import SCRATCH_NAME, Confinement
 from tools.sandbox.folder import MAX_ENTRIES, Folder, TooMuch, remove, space_taken
@@ -26,6 +27,7 @@ from tools.sandbox.processes import (
     below,
     descriptors_of,
     go_on,
+    inodes_mapped_by,
     kill,
     lives,
     memory_of,
@@ -74,6 +76,8 @@ class PythonSession:
         self._write_at = 0.0  # when nothing of what it may write is used
         self._held = False  # it has written too much, and is stopped for a while
         self._ending = False  # the cell is to end, and is not stopped any more
+        self._mapped = frozenset[int]()  # inodes of files that could be written as memory when a cell ended
+        self.touched = frozenset[int]()  # those that the last cell may have written so
 
     @property
     def alive(self) -> bool:
@@ -103,6 +107,7 @@ class PythonSession:
             if ready is not None:
                 self._folder = data if started.channel is None else _shown(started.channel)
                 await asyncio.to_thread(self._confinement.give, self.folder, self.slot)
+                await asyncio.to_thread(self._hold_back)
         except (TimeoutError, OSError):
             ready = None
         except BaseException:
@@ -118,6 +123,14 @@ class PythonSession:
             await self.close()
             self.release()
             raise SandboxError(f"the sandbox did not start: {said[-1] if said else 'it said nothing'}")
+
+    def _hold_back(self) -> None:
+        """Have the worker, which cannot write to `/proc` itself under bubblewrap, stand back behind the
+        server."""
+        own = self._processes()
+        if self._confinement.alone and len(own) >= (place := self._confinement.num_own):
+            end_first(own[place - 1])
+            let_session_stand_back(own[place - 1])
 
     def _make_folders(self, place: Path) -> Path:
         place.chmod(0o711)  # the user that code runs as finds its folders in it
@@ -226,12 +239,14 @@ class PythonSession:
             await self.close()  # nobody knows what of the cell is still to come
             raise
         finally:
-            if self._output >= 0:
-                loop.remove_reader(self._output)
+            self._hear_no_more()
         self._take_output()
         stops = said is not None and self._confinement.tier != "command"
         if stops and not await asyncio.to_thread(self._settle):
             said = None  # it starts processes faster than they can be stopped
+        reported = frozenset() if said is None else said["mapped"]
+        before, self._mapped = self._mapped, self._map()
+        self.touched = before | self._mapped | reported
         if said is None:
             await self.close()
             notes.append("The session was ended: its variables are gone.")
@@ -241,6 +256,15 @@ class PythonSession:
         shown = tuple(said["images"]) if said is not None else ()
         logs = "\n".join([*filter(None, [text.rstrip("\n") if notes else text]), *notes])
         return CellResult(logs, said is not None and said["ok"] and not notes, shown, lost=said is None)
+
+    def _hear_no_more(self) -> None:
+        if self._output >= 0:
+            asyncio.get_running_loop().remove_reader(self._output)
+
+    def _map(self) -> frozenset[int]:
+        """The inodes of files that the worker has mapped into its memory, and can write."""
+        own = self._processes()[: self._confinement.num_own]
+        return inodes_mapped_by(own[-1]) if own else frozenset()
 
     def _why_stopped(self) -> str:
         if self._cut.is_set():
@@ -299,7 +323,13 @@ class PythonSession:
         images = said.get("images")
         if not isinstance(images, list) or not all(isinstance(name, str) for name in images):
             images = []
-        return {"ok": said.get("ok") is True, "images": images[: self._limits.images]}
+        mapped = said.get("mapped")
+        inodes = mapped if isinstance(mapped, list) else []
+        return {
+            "ok": said.get("ok") is True,
+            "images": images[: self._limits.images],
+            "mapped": frozenset(each for each in inodes if isinstance(each, int)),
+        }
 
     def _take_output(self) -> None:
         """Take what was printed; what is beyond the limit is thrown away."""
@@ -310,7 +340,8 @@ class PythonSession:
                 return
             if not piece:
                 if self._output >= 0 and not self.alive:
-                    asyncio.get_running_loop().remove_reader(self._output)
+                    # Not at once: uvloop then calls what it has just let go of.
+                    asyncio.get_running_loop().call_soon(self._hear_no_more)
                 return
             room = self._limits.log_bytes - len(self._logs)
             self._logs += piece[: max(room, 0)]

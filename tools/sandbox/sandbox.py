@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tools.sandbox.cells import CellLimits, CellResult, Fetch, Load, Moment, SandboxError, Tier, Workspace
 from tools.sandbox.confinement import USERS, Confinement
@@ -50,6 +51,8 @@ WATCH_S = 0.2
 """Seconds between two looks at how much the memory and the files of a running cell take."""
 WATCHERS = 4
 """Threads for these looks."""
+TURN_S = 90.0
+"""Seconds that a cell waits where all sessions that there may be are at work."""
 
 LOST = "[the session has ended since the last cell: its variables are gone, the files are there]"
 
@@ -90,6 +93,8 @@ class Sandbox:
         self._ground: Ground | None = None
         self._starts = Starts()
         self._slots = set[int]()
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of owners whose cells wait for a session
+        self._rested = asyncio.Event()  # for those who wait; see `_wake`
         # Of their own: what else the server does on threads must not keep the watch from its look.
         self._watchers = ThreadPoolExecutor(WATCHERS, thread_name_prefix="sandbox-watch")
         self._starting = asyncio.Lock()
@@ -254,6 +259,8 @@ class Sandbox:
         unkept: list[str] = []
         marks = await asyncio.to_thread(scan, room.folder, unkept)
         changed, removed = differences(room.marks, marks)
+        if room.session is not None and (touched := room.session.touched):
+            changed = [*{*changed, *(path for path, mark in marks.items() if mark[2] in touched)}]
         shown = tuple(path for path in result.images if path in marks)
         new = sorted({*unkept} - room.unkept)
         room.marks, room.whole, room.unkept = marks, True, frozenset(unkept)
@@ -349,30 +356,42 @@ class Sandbox:
             room.session = room.folder = None
         session.release()
         self._slots.discard(session.slot)
+        self._wake()
 
     async def _open(self, room: _Room, memory: int) -> None:
         """Start a session in a room, in the place of the one that was least recently used where there are
-        enough. Raises SandboxError."""
+        enough; where all of them are at work, once one is not. Raises SandboxError."""
         assert self.confinement is not None, "this tier starts processes"
-        while True:
-            live = [other for other in self._rooms.values() if other.session is not None]
-            own = [other for other in live if other.owner == room.owner]
-            if len(own) < self.limits.per_owner and len(live) < self.limits.live:
-                break
-            idle = [o for o in (own if len(own) >= self.limits.per_owner else live) if not o.busy.locked()]
-            if not idle:
-                raise SandboxError("too many sessions run code just now; try again later")
-            await self._end_session(min(idle, key=lambda other: other.used))
-        if len(self._slots) >= USERS:
-            raise SandboxError("too many sessions are about to end; try again later")
-        slot = next(number for number in _IN_TURN if number not in self._slots)
-        self._slots.add(slot)
-        room.session = PythonSession(self.confinement, room.place, self.limits, slot)
+        if (turns := self._turns.get(room.owner)) is None:
+            turns = self._turns[room.owner] = asyncio.Lock()
+        try:
+            async with asyncio.timeout(TURN_S), turns:
+                await self._make_place(room.owner)
+                if len(self._slots) >= USERS:
+                    raise SandboxError("too many sessions are about to end; try again later")
+                slot = next(number for number in _IN_TURN if number not in self._slots)
+                self._slots.add(slot)
+                room.session = PythonSession(self.confinement, room.place, self.limits, slot)
+        except TimeoutError:
+            raise SandboxError("too many sessions run code just now; try again later") from None
         try:
             await room.session.start(memory)
         except BaseException:
             await self._end_session(room)
             raise
+
+    async def _make_place(self, owner: str) -> None:
+        """Wait until an owner may have one session more, and end another one for it if need be."""
+        while True:
+            live = [other for other in self._rooms.values() if other.session is not None]
+            own = [other for other in live if other.owner == owner]
+            if len(own) < self.limits.per_owner and len(live) < self.limits.live:
+                return
+            idle = [o for o in (own if len(own) >= self.limits.per_owner else live) if not o.busy.locked()]
+            if idle:
+                await self._end_session(min(idle, key=lambda other: other.used))
+            else:
+                await self._rested.wait()
 
     def _leave(self, room: _Room) -> None:
         if room.session is not None and room.session.closed:  # what is left of it takes memory
@@ -380,6 +399,12 @@ class Sandbox:
         room.users -= 1
         room.used = asyncio.get_running_loop().time()
         room.busy.release()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have those look again who wait for a session to end, or to have nothing to do."""
+        self._rested.set()
+        self._rested = asyncio.Event()
 
     async def forget(self, key: str) -> None:
         """Let go of a container that is no more."""

@@ -27,14 +27,18 @@ from types import CodeType
 from typing import Any
 
 DATA = "/mnt/data"
+MAX_MAPPED = 1000
+"""Files that a cell's answer names which were mapped into memory."""
+_ANYHOW, _TO_WRITE = 0, 2
+"""What `mmap` is asked for where no access is named, and where it is `ACCESS_WRITE`."""
 
 
 def confine(limits: dict[str, Any]) -> None:
     """Limits that hold for this process and all that it starts; the user comes late, because none may raise
     them, and what the kernel is to refuse comes last."""
-    # Should the machine's memory run out, this goes before the server.
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as adjust:
-        adjust.write("900")
+    # Where `/proc` cannot be written, whoever has started this process sees to both.
+    priority = _module(limits["priority"])
+    priority["end_first"]()
     given = limits["rlimits"]
     if limits.get("shared") and not limits.get("uid"):  # what the user runs besides counts, too
         given["RLIMIT_NPROC"] += _tasks_of(os.getuid())
@@ -43,7 +47,7 @@ def confine(limits: dict[str, Any]) -> None:
         there = resource.getrlimit(kind)[1]  # which only root may raise
         most = most if there == resource.RLIM_INFINITY else min(most, there)
         resource.setrlimit(kind, (most, most))
-    _module(limits["priority"])["stand_back"]()
+    priority["stand_back"]()
     os.umask(0o077)
     if limits.get("uid"):
         os.setgroups([])
@@ -129,19 +133,24 @@ class Cells:
         self._shown: list[str] = []
         self._num_unshown = 0
         self._globals["display"] = self._display
+        self._mapped = set[int]()
+        sys.addaudithook(self._note_mapping)
 
     def run(self, code: str) -> dict[str, Any]:
         """Runs one; returns what is to be said of it besides what it printed."""
         self._count += 1
         self._shown, self._num_unshown = [], 0
+        self._mapped.clear()
         if self._data != DATA:  # it has another name here
             code = code.replace(DATA, self._data)
         ok = False
         try:
             self._run(code)
             ok = True
-        except SystemExit:
+        except SystemExit as end:
             ok = True
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
         except BaseException:
             self._tell_error()
         try:
@@ -155,7 +164,14 @@ class Cells:
         if self._alone:  # what the cell has left running; the first process of all is none of ours
             with suppress(OSError):
                 os.kill(-1, signal.SIGKILL)
-        return {"ok": ok, "images": self._shown}
+        return {"ok": ok, "images": self._shown, "mapped": [*self._mapped][:MAX_MAPPED]}
+
+    def _note_mapping(self, event: str, told: tuple[Any, ...]) -> None:
+        """Remember the inode of a file that is mapped into memory to be written there: neither its time nor
+        its size tells of that. Others find what is mapped still when the cell has ended."""
+        if event == "mmap.__new__" and told[0] != -1 and told[2] in (_ANYHOW, _TO_WRITE):
+            with suppress(OSError):
+                self._mapped.add(os.fstat(told[0]).st_ino)
 
     def _run(self, code: str) -> None:
         name = f"<cell {self._count}>"
@@ -243,24 +259,33 @@ def _has_figures(value: Any) -> bool:
     return type(value).__module__.startswith("matplotlib")
 
 
-_COMMAND = re.compile(r"^([ \t]*)!(.*)$", re.MULTILINE)
-_MAGIC = re.compile(r"^[ \t]*%.*$", re.MULTILINE)
+_NOTEBOOK = re.compile(r"([ \t]*)(!|%)(.*?)([\r\n]*)", re.DOTALL)
 
 
 def _parsed(code: str, name: str) -> ast.Module:
-    """The syntax tree of a cell; lines of notebooks that are no Python, `!command` and `%magic`, are read
-    where nothing else can be."""
-    try:
-        return ast.parse(code, name)
-    except SyntaxError:
-        plain = _MAGIC.sub("pass", _COMMAND.sub(_as_call, code))
-        if plain == code:
-            raise
-        return ast.parse(plain, name)
+    """The syntax tree of a cell. Lines of notebooks, `!command` and `%magic`, are read where Python finds
+    nothing that it knows: never inside of a text, where it does not stumble over them."""
+    lines = code.splitlines(keepends=True)
+    while True:
+        try:
+            return ast.parse("".join(lines), name)
+        except SyntaxError as fault:
+            place = (fault.lineno or 0) - 1
+            found = _NOTEBOOK.fullmatch(lines[place]) if 0 <= place < len(lines) else None
+            if found is None:
+                raise
+            lines[place] = _as_python(found)
 
 
-def _as_call(found: re.Match[str]) -> str:
-    return f"{found[1]}__import__('subprocess').run({found[2]!r}, shell=True) and None"
+def _as_python(found: re.Match[str]) -> str:
+    """A line of a notebook as Python: a command is run, and a magic, but for plots, is told to be none."""
+    indent, kind, rest, end = found.groups()
+    if kind == "!":
+        return f"{indent}__import__('subprocess').run({rest!r}, shell=True) and None{end}"
+    if rest.startswith("matplotlib"):  # figures are shown in any case
+        return f"{indent}pass{end}"
+    note = f"[not run: %{rest.strip()}. There are no magic commands here, and packages cannot be installed.]"
+    return f"{indent}print({note!r}){end}"
 
 
 def main() -> None:

@@ -41,3 +41,15 @@ async def test_output_that_is_cut_says_so(tier: Tier) -> None:
         ("", "1\n2\n3\n"[:5] + f"\n{note}"),
         (f"short\n{note}", ""),
     ]
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_no_command_takes_the_room_of_the_others_nor_one_stream_the_others(tier: Tier) -> None:
+    flood = "head -c 600000 /dev/zero | tr '\\0' a"
+    async with box(tier, replace(LIMITS, cell_s=30, log_bytes=1 << 20)) as kept:
+        commands = Commands([f"{flood}; echo no >&2", "echo important", "ls /nope", flood], 10.0, 1_000_000)
+        first, second, third, last = commands.outputs(await kept.run(commands.code))
+    assert first["stdout"].endswith(f"a\n[cut: these are the first {512 * 1024 // 8} characters]")
+    assert (first["stderr"], second["stdout"]) == ("no\n", "important\n")
+    assert "/nope" in third["stderr"] and third["outcome"] == {"type": "exit", "exit_code": 2}
+    assert len(last["stdout"]) > 200_000 and "[cut: these are the first" in last["stdout"]

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sandboxes import FILES, LIMITS, Box, box
-from tools.priority import NICENESS, let_stand_back
+from tools.priority import NICENESS, OOM_SCORE, let_stand_back
 from tools.sandbox import (
     MIB,
     Moment,
@@ -33,6 +33,8 @@ from tools.sandbox import (
     starts,
 )
 from tools.sandbox import processes as processes_module
+from tools.sandbox import sandbox as sandbox_module
+from tools.sandbox.folder import open_file
 from tools.sandbox.monty_session import LACKS
 from tools.sandbox.processes import lives
 
@@ -52,6 +54,70 @@ async def test_variables_and_files_are_kept_from_cell_to_cell(tier: Tier) -> Non
         assert (last.logs, last.removed, kept.fetched) == ("5\n", ("out.txt",), 1)
         bad = await kept.run("def f(:")
         assert not bad.ok and "SyntaxError" in bad.logs and "worker" not in bad.logs
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_what_is_written_through_a_mapping_in_memory_is_kept(tier: Tier) -> None:
+    """Neither the time nor the size of a file tells of it, whether it is still mapped at the end or not."""
+    async with box(tier) as kept:
+        await kept.run("import mmap\nfile = open('a', 'w+b')\nfile.write(bytes(4096))\nfile.flush()")
+        assert (await kept.run("m = mmap.mmap(file.fileno(), 0)\nm[:1] = b'1'")).changed == ("a",)
+        assert (await kept.run("m[:1] = b'2'")).changed == ("a",)
+        assert (await kept.run("m[:1] = b'3'\nm.close()")).changed == ("a",)
+        assert (await kept.run("x = 1")).changed == ()
+        code = "with mmap.mmap(file.fileno(), 0) as m: m[:1] = b'4'"
+        assert (await kept.run(code)).changed == ("a",)
+        assert (await kept.run("mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)[:1]")).changed == ()
+
+
+async def test_a_file_is_another_one_also_where_code_sets_its_time_back() -> None:
+    async with box("bubblewrap") as kept:
+        await kept.run("import os\nopen('a', 'w').write('1')\ntold = os.stat('a')")
+        code = "open('a', 'w').write('2')\nos.utime('a', ns=(told.st_atime_ns, told.st_mtime_ns))"
+        assert (await kept.run(code)).changed == ("a",)
+
+
+def test_a_file_that_lets_nobody_in_is_read_where_it_is_the_servers_own(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("shut")
+    (tmp_path / "to").symlink_to("a")
+    (tmp_path / "a").chmod(0)
+    user, folder = os.geteuid(), os.open(tmp_path, os.O_RDONLY)
+    if user == 0:  # whom no mode keeps out
+        os.chown(tmp_path / "a", 65534, 65534)
+        os.chown(tmp_path, 65534, 65534)
+        os.seteuid(65534)
+    try:
+        with pytest.raises(OSError):
+            os.close(open_file(folder, "to"))
+        with open(open_file(folder, "a")) as file:
+            assert file.read() == "shut"
+    finally:
+        os.seteuid(user)
+        os.close(folder)
+
+
+NOTEBOOK = """
+%matplotlib inline
+text = '''
+% a comment
+!echo told
+'''
+!echo run
+%pip install x
+print(text)
+"""
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_lines_of_notebooks_are_read_outside_of_texts_alone(tier: Tier) -> None:
+    async with box(tier) as kept:
+        result = await kept.run(NOTEBOOK)
+        assert result.ok and result.logs.startswith("run\n[not run: %pip install x. There are no"), (
+            result.logs
+        )
+        assert result.logs.endswith("\n% a comment\n!echo told\n\n")
+        assert (await kept.run("import sys\nsys.exit('no input')")).logs == "no input\n"
+        assert "SyntaxError" in (await kept.run("!ls\ndef f(:")).logs
 
 
 BAD_NAMES = r"""
@@ -131,6 +197,23 @@ async def test_a_stopped_cell_of_monty_leaves_the_variables_of_the_one_before() 
         flood = await kept.run("while True: print('a' * 1000)")
         assert not flood.ok and len(flood.logs) < LIMITS.log_bytes + 1000
         assert (await kept.run("x")).logs == "1\n"
+
+
+async def test_what_a_cell_of_monty_shows_is_bounded_and_costs_it_nothing() -> None:
+    """A value is told as text by the interpreter, which may refuse to; the cell has been run all the same."""
+    async with box("monty") as kept:
+        for code in ("'a' * 3_000_000", "[1] * 100_000", "raise ValueError('e' * 3_000_000)"):
+            shown = await kept.run(f"x = 7\n{code}")
+            assert len(shown.logs) < LIMITS.log_bytes + 100, code
+            assert shown.logs.endswith(f"[cut: these are the first {LIMITS.log_bytes} bytes]"), code
+        assert (await kept.run("x")).logs == "7\n"
+        state = kept.space.state
+        assert state is not None and len(state) < 100_000, "a value that was shown is not stored"
+        untold = await kept.run("import math\nopen('r.txt', 'w').write('r')\ny = 8\nmath.factorial(2000)")
+        assert not untold.ok and "ValueError" in untold.logs and untold.changed == ("r.txt",)
+        assert (await kept.run("class P: pass\nprint(y); P()")).logs.startswith("8\n<P object")
+        assert (await kept.run("(1,\n 2); 'é', y")).logs == "('é', 8)\n"
+        assert (await kept.run("y;")).logs == ""
 
 
 ESCAPES = {
@@ -767,9 +850,14 @@ async def test_figures_beyond_the_limit_are_told() -> None:
 async def test_code_leaves_the_processor_to_the_server(tier: Tier) -> None:
     async with box(tier) as kept:
         assert (await kept.run("import os\nos.getpriority(0, 0)")).logs == f"{os.nice(0) + NICENESS}\n"
+        if tier == "bubblewrap":
+            assert (await kept.run("open('/proc/self/oom_score_adj').read()")).logs == f"'{OOM_SCORE}\\n'\n"
         if tier == "bubblewrap" and Path("/proc/self/autogroup").exists():
             group = (await kept.run("open('/proc/self/autogroup').read()")).logs
             assert f"nice {NICENESS}" in group, group
+        for name in ("self/oom_score_adj", "self/autogroup", "1/mem"):
+            refused = await kept.run(f"open('/proc/{name}', 'r+b')")
+            assert not refused.ok and "Error" in refused.logs, name
 
 
 async def test_a_cell_of_monty_leaves_the_processor_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -835,6 +923,30 @@ async def test_an_owner_whose_containers_are_built_again_and_again_waits_and_no_
     turns.tidy()
     await turns.turn("ann")
     assert waits[-1] == 0.6, "what has been used is not forgotten"
+
+
+async def test_cells_wait_where_all_sessions_of_their_owner_are_at_work() -> None:
+    async with box("bubblewrap", replace(LIMITS, cell_s=10)) as one:
+        boxes = [Box(one.sandbox) for _ in range(5)]
+        for number, each in enumerate(boxes):
+            each.space = replace(each.space, key=f"c{number}")
+        code = "import time\ntime.sleep(0.3)\n'done'"
+        results = await asyncio.gather(*(each.run(code) for each in boxes))
+        assert [result.logs for result in results] == ["'done'\n"] * 5
+        assert one.sandbox.num_live == one.sandbox.limits.per_owner == 2
+
+
+async def test_a_cell_that_waits_too_long_for_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module, "TURN_S", 0.05)
+    async with box("bubblewrap", replace(LIMITS, per_owner=1, cell_s=10)) as one:
+        other = Box(one.sandbox)
+        other.space = replace(other.space, key="c2")
+        busy = asyncio.create_task(one.run("import time\ntime.sleep(1)"))
+        while one.sandbox.num_live == 0:
+            await asyncio.sleep(0.01)
+        with pytest.raises(SandboxError, match="too many sessions run code just now"):
+            await other.run("1")
+        assert (await busy).ok and (await other.run("1")).logs == "1\n"
 
 
 async def test_sessions_end_where_an_owner_has_enough() -> None:
