@@ -351,7 +351,9 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         lambda e: f"{e.limit} of your responses are queued already. Try again once some have begun.",
         _SOON,  # whoever knows how fast they begin says it better
     ),
-    BlobTooLarge: _Row(413, "request_too_large", lambda e: f"A file is larger than {e.limit} bytes."),
+    BlobTooLarge: _Row(
+        413, "request_too_large", lambda e: f"A file, or a part of one, may have {e.limit} bytes."
+    ),
     ContainerFull: _Row(413, "request_too_large", str),
     PathTaken: _Row(
         400,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,8 @@ class InputLines:
             if not any(fault["code"] == "too_many_requests" for fault in self.faults):
                 self._fault("too_many_requests", f"A batch has at most {MAX_LINES} requests.", None)
             return
+        if self._number == 1 and line.startswith(BOM_UTF8):
+            line, start = line.removeprefix(BOM_UTF8), start + len(BOM_UTF8)
         try:
             asked = orjson.loads(line)
         except orjson.JSONDecodeError:

@@ -234,7 +234,7 @@ async def body_chunks(request: Request, limit: int, param: str | None = None) ->
 
 def too_large(limit: int, param: str | None = None) -> ApiError:
     """The 413 of a body with more than `limit` bytes."""
-    message = f"The request's body is larger than {limit} bytes."
+    message = f"The request's body is larger than {limit} bytes. Files can be sent to /v1/files, and named."
     return ApiError(413, message, code="request_too_large", param=param)
 
 

@@ -262,6 +262,9 @@ def check_sizes(
             path = f"{param}[{index}]"
             what = "an item" if most == limit else "the output of a tool"
             message = f"Invalid '{path}': {what} may have {most} bytes as JSON, this one has {num_bytes}."
+            parts = item.get("content")
+            if isinstance(parts, list) and any(part.get("file_data") for part in parts):
+                message += " Upload its file to /v1/files, and send the file's id as `file_id`."
             refuse(path, message, "item_too_large")
         total += num_bytes
     return total

@@ -320,7 +320,8 @@ class Ingester:
     async def _ingested(self, job: FileClaim, pace: Pace) -> tuple[str, str] | None:
         """Store the chunks of a file; what is wrong with it, as code and message. None: nothing."""
         if job.attempt > MAX_ATTEMPTS:
-            return "server_error", _GIVEN_UP
+            log.error("file %s was begun %d times without an end", job.file_id, MAX_ATTEMPTS)
+            return "server_error", _CUT_OFF
         embedder = self._embedder_of(job)
         with pace.apart():  # a process of a lower priority does most of it
             chunks = await self._read(job)
@@ -387,6 +388,10 @@ async def _embedded(
         return await embedder.embed(texts, "document", payer=payer)
 
 
+_CUT_OFF = (
+    f"The server ended {MAX_ATTEMPTS} times while it read this file, so it does not begin again by itself: "
+    "add the file to the store once more."
+)
 _GIVEN_UP = f"Reading this file has failed {MAX_ATTEMPTS} times. The server's log says more."
 
 

@@ -47,6 +47,18 @@ async def test_an_item_has_a_bounded_size_wherever_it_is_stored(tmp_path: Path) 
             assert (refused["code"], refused["param"]) == ("item_too_large", param)
 
 
+async def test_a_file_that_is_too_large_for_an_item_is_to_be_uploaded(tmp_path: Path) -> None:
+    async with running_app(tmp_path, max_item_bytes=2000) as server, http_client(server) as client:
+        file = {
+            "type": "input_file",
+            "filename": "a.txt",
+            "file_data": "data:text/plain;base64," + "YQ" * 2000,
+        }
+        body = {"input": [{"role": "user", "content": [file]}]}
+        refused = error(await client.post("/v1/responses", json=body), 400)
+        assert refused["code"] == "item_too_large" and "/v1/files" in refused["message"]
+
+
 async def test_a_conversation_has_a_bounded_number_of_items(tmp_path: Path) -> None:
     async with running_app(tmp_path, max_items_per_conversation=4) as server, http_client(server) as client:
         items = [said(str(number)) for number in range(3)]

@@ -75,11 +75,12 @@ _STORE = {"name": label(0, 1024), "expires_after": _EXPIRES, "metadata": mapping
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The body of a request: its members, and which of them must be there. Others are refused, as by the
-    official schemas of this family."""
+    """The body of a request: its members, and which of them must be there, of these `nullable` also as null.
+    Others are refused, as by the official schemas of this family."""
 
     members: Mapping[str, Shape]
     required: tuple[str, ...] = ()
+    nullable: frozenset[str] = frozenset()
 
     def read(self, body: Mapping[str, Any]) -> Json:
         """The members that are there and not null. Raises ApiError 400."""
@@ -91,7 +92,7 @@ class Body:
                 "unknown_parameter",
             )
         for name in self.required:
-            if body.get(name) is None:
+            if name not in body or (body[name] is None and name not in self.nullable):
                 missing(name)
         return {name: self.members[name](value, name) for name, value in body.items() if value is not None}
 
@@ -111,7 +112,7 @@ CREATE_STORE = Body(
 CHANGE_STORE = Body(_STORE)
 _CHOICES = {"chunking_strategy": _CUTTING, "attributes": attributes}
 ADD_FILE = Body({"file_id": _ID, **_CHOICES}, ("file_id",))
-CHANGE_FILE = Body({"attributes": attributes})
+CHANGE_FILE = Body({"attributes": attributes}, ("attributes",), frozenset({"attributes"}))
 _BATCHED = exactly({"file_id": _ID}, _CHOICES)
 ADD_BATCH = Body({**_CHOICES, "file_ids": array(_ID, 1, 2000), "files": array(_BATCHED, 1, 2000)})
 SEARCH = Body(

@@ -1,5 +1,8 @@
-"""The words of chunks on SQLite: an FTS5 table without the texts. How rare a word is, FTS5 counts over the
-chunks of all stores.
+"""The words of chunks on SQLite: an FTS5 table without the texts.
+
+FTS5 counts how rare a word is over the chunks of all stores, of whatever owner. So each word is looked for by
+itself, and what FTS5 makes of it is divided by FTS5's rarity and multiplied by that within the store: what
+others store is not to be told by scores. The mean length of a chunk alone is of all stores.
 
 Each transaction leaves the index a segment, and a search looks into all segments. To merge them is half of
 the work of indexing, so FTS5 does not do it while it commits: `merge` does, when there is time for it.
@@ -64,17 +67,23 @@ class SqliteWords:
     ) -> list[tuple[int, float]]:
         first, last = of_store(wanted.store)
         values: dict[str, Any] = {"first": first, "last": last, "most": wanted.most}
-        values["words"] = " OR ".join(map(_phrase, words))
         within = ""
         if wanted.files:
             values["files"] = json.dumps(sorted(wanted.files))
             chosen = "IN" if wanted.only else "NOT IN"
             within = f" AND (rowid >> {POSITION_BITS}) {chosen} (SELECT value FROM json_each(:files))"
-        where = f"vector_words MATCH :words AND rowid BETWEEN :first AND :last{within}"
-        scored = "SELECT rowid AS id, bm25(vector_words) AS cost FROM vector_words"
-        ranked = f"{scored} WHERE {where} LIMIT {share}"
-        rows = conn.execute(text(f"SELECT id, cost FROM ({ranked}) ORDER BY cost, id LIMIT :most"), values)
-        return [(id, -cost) for id, cost in rows.all()]
+        where = f"rowid BETWEEN :first AND :last{within} LIMIT {share}"
+        ranked = []
+        for n, (word, rarity) in enumerate(zip(words, counted.rarities(), strict=True)):
+            values[f"word{n}"], values[f"rarity{n}"] = _phrase(word), rarity
+            matches = f"FROM vector_words WHERE vector_words MATCH :word{n}"
+            # As if the word was all of a chunk: what is left of its score is its rarity as FTS5 has it.
+            of_all = f"(SELECT bm25(vector_words, 1e12) {matches} LIMIT 1)"
+            score = f"bm25(vector_words) * :rarity{n} / {of_all}"
+            ranked.append(f"SELECT * FROM (SELECT rowid AS id, {score} AS score {matches} AND {where})")
+        best = "GROUP BY id ORDER BY total DESC, id LIMIT :most"
+        query = f"SELECT id, sum(score) AS total FROM ({' UNION ALL '.join(ranked)}) {best}"
+        return [(id, score) for id, score in conn.execute(text(query), values)]
 
     def words_in(self, conn: Connection, chunks: Sequence[int], words: Sequence[str]) -> dict[int, list[int]]:
         has: dict[int, list[int]] = {id: [] for id in chunks}

@@ -101,6 +101,17 @@ async def test_responses_are_made_and_stay(running: Running, client: httpx.Async
     assert await tokens_of_batches(running, client) == batch["usage"]["total_tokens"]
 
 
+async def test_an_input_may_begin_with_a_mark_of_its_encoding(
+    running: Running, client: httpx.AsyncClient
+) -> None:
+    """As programs on Windows write it."""
+    storage = running.context.storage
+    first, *others = responses(2)
+    file_id = await input_file(storage, [f"\ufeff{first}", *others])
+    batch = await ended(client, (await begun(client, file_id, "/v1/responses"))["id"])
+    assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 2), batch["errors"]
+
+
 async def test_a_fault_in_the_midst_computes_no_line_twice(
     running: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -355,16 +355,17 @@ async def test_a_file_waits_for_limits_and_for_room_in_the_queue_of_a_model(
     assert not busy and model.payers[0].counted
 
 
-async def test_a_file_that_ends_its_process_is_given_up(storage: Storage) -> None:
+async def test_a_file_that_ends_its_process_is_given_up(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
     await store_with_a_file(storage)
     for _ in range(3):
         await storage.vector_stores.claim(now_us())
         await storage.vector_stores.free_all()
     file = await read_by(storage, Ingester(storage, reading, room))
-    assert file.error == (
-        "server_error",
-        "Reading this file has failed 3 times. The server's log says more.",
-    )
+    assert file.error is not None and file.error[0] == "server_error"
+    assert file.error[1].startswith("The server ended 3 times while it read this file")
+    assert f"file {file.file_id} was begun 3 times without an end" in caplog.text
 
 
 async def test_a_database_that_is_away_is_waited_for(

@@ -101,6 +101,10 @@ async def test_files_are_read_shown_searched_and_taken_out(
         http, "POST", f"{path}/files/{file}", "VectorStoreFileObject", json={"attributes": {"year": 2025}}
     )
     assert changed["attributes"] == {"year": 2025}
+    nothing = await http.post(f"/v1/vector_stores{path}/files/{file}", json={})
+    assert nothing.status_code == 400 and nothing.json()["error"]["code"] == "missing_required_parameter"
+    kept = await ask(http, "GET", f"{path}/files/{file}", "VectorStoreFileObject")
+    assert kept["attributes"] == {"year": 2025}
     listed = await ask(
         http, "GET", f"{path}/files", "ListVectorStoreFilesResponse", params={"filter": "completed"}
     )

@@ -152,6 +152,21 @@ async def test_a_search_sees_the_chunks_of_its_store_and_of_its_owner_alone(stor
     assert unknown.value.kind == "vector store"
 
 
+async def test_scores_tell_nothing_of_what_others_store(storage: Storage) -> None:
+    """How rare a word is counts within a store; what another owner writes about gulls is that owner's own."""
+    texts = ["gull one two three", "tern one two three", *(f"auk {n} two three" for n in range(20))]
+    await filled(storage, texts=texts)
+    number = (await storage.vector_stores.searched(OWNER, ["vs_1"], now()))[0].number
+    search = partial(storage.vector_stores.search, [number], "gull tern", files=(), only=False, most=10)
+    before = await search()
+    assert len(before.hits) == 2 and before.hits[0][1] == pytest.approx(before.hits[1][1])
+    await storage.vector_stores.create(new_store("vs_2", OTHER), [new_file()])
+    await read(storage, [f"gull {n} two three" for n in range(200)])
+    after = await search()
+    assert [id for id, _ in after.hits] == [id for id, _ in before.hits] and after.fit == before.fit
+    assert [score for _, score in after.hits] == pytest.approx([score for _, score in before.hits])
+
+
 async def test_files_can_be_chosen_and_left_out(storage: Storage) -> None:
     stores = storage.vector_stores
     await stores.create(new_store(), [new_file("file-1", attributes=b'{"n":1}'), new_file("file-2")])
