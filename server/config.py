@@ -677,7 +677,9 @@ class Config(BaseModel):
         "what runs the code of the code interpreter: auto takes bubblewrap where that works, or else monty",
     )
     sandbox_python: File | None = _setting(
-        None, "the Python that runs code under bubblewrap and landlock; default: the server's own"
+        None,
+        "the Python that runs code under bubblewrap and landlock; default: that of `antiphon sandbox "
+        "install`, or else the server's own",
     )
     sandbox_command: str | None = _setting(
         None, "with sandbox=command: what a Python is started by; {data} is the folder of its files"
@@ -970,6 +972,18 @@ class Config(BaseModel):
         if self.db_file == self.data / "antiphon.db":
             return told
         return f"{told} --db {shlex.quote(masked(self.db))}"
+
+    @property
+    def installed_python(self) -> Path:
+        """The Python that `antiphon sandbox install` makes."""
+        return self.data / "sandbox-python" / "bin" / "python"
+
+    @property
+    def code_python(self) -> Path | None:
+        """The Python that runs code of models; None: the server's own."""
+        if self.sandbox_python is not None:
+            return self.sandbox_python
+        return self.installed_python if self.installed_python.exists() else None
 
     @property
     def loopback(self) -> bool:

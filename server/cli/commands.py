@@ -348,6 +348,25 @@ def _doctor(options: argparse.Namespace) -> int:
     return examine(loaded.config)
 
 
+def _add_sandbox(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="install", required=True)
+    install = verbs.add_parser("install", help="make it, or add packages to it, by pip")
+    install.add_argument(
+        "--package",
+        action="append",
+        metavar="NAME",
+        help="in the place of numpy, pandas, matplotlib (repeatable)",
+    )
+    _add_storage_settings(install)
+
+
+def _sandbox(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    from server.cli import sandbox
+
+    return _print(sandbox.run(loaded.config, options))
+
+
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     from server.bench import add_arguments
 
@@ -803,6 +822,12 @@ COMMANDS = {
         "check that this machine can serve, and change nothing",
         _doctor,
         examples=("antiphon doctor", "antiphon doctor --model /models/Qwen3-0.6B --port 8123"),
+    ),
+    "sandbox": Command(
+        "make the Python that runs code of models",
+        _sandbox,
+        _add_sandbox,
+        ("antiphon sandbox install", "antiphon sandbox install --package scipy --package pillow"),
     ),
     "bench": Command(
         "measure an engine in this process, or servers over HTTP",

@@ -70,7 +70,7 @@ async def look_for_sandbox(config: Config) -> Found:
     found = await find_sandbox(
         config.sandbox,
         cell_limits(config),
-        python=config.sandbox_python,
+        python=config.code_python,
         command=config.sandbox_command,
         hidden=[path for path in _secrets(config) if path is not None],
     )
