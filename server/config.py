@@ -39,6 +39,7 @@ from server.settings import (
     Bytes,
     ModelEntry,
     ModelsFile,
+    Seconds,
     entries_beside,
     nearest,
     read_entries,
@@ -340,13 +341,13 @@ class Config(BaseModel):
         "(slower); the end of a response survives both",
     )
 
-    retention_s: float = _setting(
+    retention_s: Seconds = _setting(
         30 * 86400.0,
         "a stored response or chat completion is kept this long after its end; 0: until deleted",
         unit="s",
         ge=0,
     )
-    event_retention_s: float = _setting(
+    event_retention_s: Seconds = _setting(
         7 * 86400.0, "its stream can be resumed this long; 0: as long as it is kept", unit="s", ge=0
     )
     max_responses_per_owner: int | None = _setting(
@@ -368,7 +369,7 @@ class Config(BaseModel):
         unit="bytes",
         gt=0,
     )
-    conversation_retention_s: float = _setting(
+    conversation_retention_s: Seconds = _setting(
         0.0, "a conversation that nobody has used for this long goes; 0: kept until deleted", unit="s", ge=0
     )
     max_identifiers_per_hour: int = _setting(
@@ -378,7 +379,7 @@ class Config(BaseModel):
         unit="persons",
         ge=0,
     )
-    identifier_usage_s: float = _setting(
+    identifier_usage_s: Seconds = _setting(
         90 * 86400.0, "what each of them used is kept this long; 0: for ever", unit="s", ge=0
     )
 
@@ -402,7 +403,7 @@ class Config(BaseModel):
         unit="bytes",
         gt=0,
     )
-    model_load_s: float = _setting(
+    model_load_s: Seconds = _setting(
         60.0, "a request waits this long for its model to be loaded before 503", unit="s", gt=0
     )
     max_waiting_for_load: int = _setting(
@@ -624,14 +625,14 @@ class Config(BaseModel):
         None, "the model's name there; default: the first that they list", engines=_UPSTREAM
     )
     upstream_api_key: SecretStr | None = _setting(None, "key to send to them", engines=_UPSTREAM)
-    upstream_timeout_s: float = _setting(
+    upstream_timeout_s: Seconds = _setting(
         60.0,
         "an upstream that is silent for this long in an answer counts as down",
         unit="s",
         gt=0,
         engines=_UPSTREAM,
     )
-    upstream_patience_s: float = _setting(
+    upstream_patience_s: Seconds = _setting(
         30.0,
         "a request waits this long for an upstream that is up before 503",
         unit="s",
@@ -684,7 +685,7 @@ class Config(BaseModel):
     sandbox_command: str | None = _setting(
         None, "with sandbox=command: what a Python is started by; {data} is the folder of its files"
     )
-    sandbox_cell_s: float = _setting(60.0, "how long one call may run code", unit="s", gt=0, le=3600)
+    sandbox_cell_s: Seconds = _setting(60.0, "how long one call may run code", unit="s", gt=0, le=3600)
     sandbox_memory_bytes: Bytes = _setting(
         1 << 30,  # numpy, pandas and matplotlib want more than half of that as addresses
         "most memory that code of a container may have; a container may ask for less",
@@ -714,7 +715,7 @@ class Config(BaseModel):
         unit="bytes",
         gt=0,
     )
-    max_audio_s: float = _setting(
+    max_audio_s: Seconds = _setting(
         3600.0,
         "longest sound for /v1/audio; an hour is 110 MiB of samples in memory, of four requests at once",
         unit="s",
@@ -798,58 +799,62 @@ class Config(BaseModel):
     )
 
     # How long it waits
-    request_timeout_s: float | None = _setting(
+    request_timeout_s: Seconds | None = _setting(
         None,
         "one generation may take this long, its turn in the queue included; default: for ever",
         unit="s",
         gt=0,
     )
-    resume_grace_s: float = _setting(60.0, "a stored run goes on this long without a reader", unit="s", ge=0)
-    tool_timeout_s: float = _setting(600.0, "a run waits this long for tool outputs", unit="s", gt=0)
-    idempotency_ttl_s: float = _setting(
+    resume_grace_s: Seconds = _setting(
+        60.0, "a stored run goes on this long without a reader", unit="s", ge=0
+    )
+    tool_timeout_s: Seconds = _setting(600.0, "a run waits this long for tool outputs", unit="s", gt=0)
+    idempotency_ttl_s: Seconds = _setting(
         86400.0, "an Idempotency-Key and its reply are remembered this long", unit="s", gt=0
     )
-    keepalive_s: float = _setting(10.0, "silence on a stream before a comment is sent", unit="s", gt=0)
-    send_timeout_s: float = _setting(30.0, "a client that takes nothing for this long is cut", unit="s", gt=0)
-    head_timeout_s: float = _setting(
+    keepalive_s: Seconds = _setting(10.0, "silence on a stream before a comment is sent", unit="s", gt=0)
+    send_timeout_s: Seconds = _setting(
+        30.0, "a client that takes nothing for this long is cut", unit="s", gt=0
+    )
+    head_timeout_s: Seconds = _setting(
         15.0, "a request's line and headers may take this long to arrive before 408", unit="s", gt=0
     )
-    body_timeout_s: float = _setting(
+    body_timeout_s: Seconds = _setting(
         30.0,
         "a request body may take this long, and a second for every 32 KiB of it, before 408",
         unit="s",
         gt=0,
     )
-    idle_timeout_s: float = _setting(
+    idle_timeout_s: Seconds = _setting(
         75.0,
         "a connection without a request is kept this long; longer than clients keep theirs",
         unit="s",
         gt=0,
     )
-    websocket_s: float = _setting(
+    websocket_s: Seconds = _setting(
         3600.0,  # the official limit
         "a WebSocket lasts this long, and then until nothing is under way on it",
         unit="s",
         gt=0,
     )
-    step_timeout_s: float = _setting(
+    step_timeout_s: Seconds = _setting(
         10.0,
         "an engine that computes one step for longer than this counts as dead, and the server ends",
         unit="s",
         gt=0,
         engines=_LOCAL,
     )
-    tick_s: float = _setting(
+    tick_s: Seconds = _setting(
         0.0, "pause between chunks of the scripted engine", unit="s", ge=0, engines=_SCRIPTED
     )
-    lease_s: float = _setting(
+    lease_s: Seconds = _setting(
         10.0,
         "of several servers on one database: when one dies, the others take up its runs after this long; "
         "give all of them the same value",
         unit="s",
         gt=0,
     )
-    drain_grace_s: float = _setting(30.0, "work in flight may take this long at SIGTERM", unit="s", ge=0)
+    drain_grace_s: Seconds = _setting(30.0, "work in flight may take this long at SIGTERM", unit="s", ge=0)
 
     # What it costs
     price: Prices = _setting(
@@ -860,7 +865,7 @@ class Config(BaseModel):
     currency: Annotated[str, AfterValidator(_currency)] = _setting("usd", "currency of these prices")
 
     # What it hands out sealed
-    sealing_key_s: float = _setting(
+    sealing_key_s: Seconds = _setting(
         30 * 86400.0,
         "a key that the database holds seals reasoning this long; it opens what it sealed for ever",
         unit="s",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from server.settings.table import Bytes, SettingsTable, read_table
+from server.settings.table import Bytes, Seconds, SettingsTable, read_table
 
 FILE_NAME = "models.toml"
 TABLE = "models"
@@ -59,7 +59,7 @@ class ModelEntry(SettingsTable):
     default: bool = False
     preload: bool = False
     pin: bool = False
-    idle_s: float | None = Field(None, gt=0)
+    idle_s: Seconds | None = Field(None, gt=0)
     memory_bytes: Bytes | None = Field(None, gt=0)
     fallback: tuple[str, ...] = ()
     canary: Canary | None = None

@@ -39,6 +39,23 @@ def _bytes(value: Any) -> Any:
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 """A number of bytes, also written as 64K, 2M, 4G or 1T."""
 
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def _seconds(value: Any) -> Any:
+    """A number of seconds may be written in minutes, hours, days or weeks."""
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    if (written := _SPAN.fullmatch(value.strip())) is None:
+        raise ValueError(f"{value!r} is no time, such as 90, 30s, 5m, 12h, 7d or 2w")
+    return float(written[1]) * _SECONDS[written[2]]
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+"""A number of seconds, also written as 30s, 5m, 12h, 7d or 2w."""
+
 Address = Annotated[str, AfterValidator(_address)]
 """A server's, with its scheme."""
 

@@ -83,6 +83,29 @@ def test_what_is_no_number_of_bytes_is_refused_with_an_example(env: dict[str, st
         load({"kv_cache_bytes": written}, env)
 
 
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("90", 90), ("1.5", 1.5), ("30s", 30), ("5m", 300), ("0.5h", 1800), ("1 h", 3600)],
+)
+def test_a_time_may_have_a_unit(env: dict[str, str], written: str, seconds: float) -> None:
+    times = [row.name for row in settings() if row.unit == "s"]
+    assert "retention_s" in times and "request_timeout_s" in times
+    for name in times:
+        try:
+            config = load({name: written}, env).config
+        except ConfigError as refused:  # it is out of the bounds of this one
+            assert "no time" not in str(refused)
+        else:
+            assert getattr(config, name) == seconds, name
+    assert load({}, {**env, "ANTIPHON_RETENTION_S": "7d"}).config.retention_s == 7 * 86400
+
+
+@pytest.mark.parametrize("written", ["4x", "d", "", "-1d", "four", "1d2h", "inf"])
+def test_what_is_no_time_is_refused_with_an_example(env: dict[str, str], written: str) -> None:
+    with pytest.raises(ConfigError, match=r"retention_s \(flag --retention-s\).*5m, 12h"):
+        load({"retention_s": written}, env)
+
+
 def test_lists_come_as_repeated_flags_or_with_commas(env: dict[str, str]) -> None:
     assert load({"served_model_name": ["a", "b"]}, env).config.served_model_name == ("a", "b")
     from_env = load({}, {**env, "ANTIPHON_SERVED_MODEL_NAME": "a, b,"}).config
