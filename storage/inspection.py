@@ -51,16 +51,18 @@ def _state(looked_at: Database, connection: Connection, blobs: bool) -> Database
     if present != HEAD:
         return state("older" if is_known(present) else "newer", None)
     num_keys = sum(key.revoked_at is None for key in api_keys.list_(connection))
-    # What is not shared is a file, and shown by its path.
-    missing = _lacking(Path(looked_at.shown), connection) if blobs and not looked_at.shared else None
+    missing = lacking_blobs(looked_at, connection) if blobs else None
     return replace(state("current", num_keys), limits=owners.limits(connection), missing=missing)
 
 
-def _lacking(file: Path, connection: Connection) -> str | None:
-    """The folder of the blobs of a file, where it lacks one that a row names."""
-    folder = blob_folder(file)
+def lacking_blobs(looked_at: Database, connection: Connection, most: int | None = None) -> str | None:
+    """The folder of the blobs of a database that is a file, where it lacks one that a row names. most: of so
+    many rows of each table."""
+    if looked_at.shared:
+        return None
+    folder = blob_folder(Path(looked_at.shown))  # what is not shared is a file, and shown by its path
     for column in blob_columns():
-        named = connection.execute(select(column).where(column.is_not(None)).distinct()).scalars()
-        if not all((folder / digest).exists() for digest in named):
+        query = select(column).where(column.is_not(None)).distinct().limit(most)
+        if not all((folder / digest).exists() for digest in connection.execute(query).scalars()):
             return str(folder)
     return None

@@ -24,6 +24,7 @@ from storage.containers import Containers
 from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
 from storage.files import Blobs, Files
 from storage.importing import Imports
+from storage.inspection import lacking_blobs
 from storage.migrate import migrated
 from storage.prompts import Prompts
 from storage.queries import (
@@ -100,6 +101,9 @@ from storage.records import (
 from storage.vector_stores import VectorStores, remove_from_stores
 
 T = TypeVar("T")
+
+LOOKED_FOR = 100
+"""Contents of files, of each table that names any, that are looked for when a server starts."""
 
 
 class Storage:
@@ -207,6 +211,10 @@ class Storage:
         seen=0, and hand in next time what came back: then no hint falls between two waits.
         """
         return await self._hints.heard(seen, timeout_s)
+
+    async def lacking_blobs(self) -> str | None:
+        """The folder of the contents of files, where it lacks one of some that rows name."""
+        return await self._read(lambda conn: lacking_blobs(self._database, conn, LOOKED_FOR))
 
     def commit_stats(self) -> CommitStats:
         """What the writer did since it was opened."""

@@ -336,6 +336,12 @@ class ServerLifecycle:
         self._storage = await open_storage(
             self.config.db, runner=runner, synced=synced, max_persons=self.config.max_identifiers_per_hour
         )
+        if (folder := await self._storage.lacking_blobs()) is not None:
+            log.error(
+                "the database names contents of files that are not in %s, so those files cannot be read: a "
+                "database and the folder of its blobs belong together",
+                folder,
+            )
         await self._storage.ensure_owners(sorted({LOCAL_OWNER, *self.keys.owners}), now_us())
         self.keys.attach(self._storage)
 

@@ -52,6 +52,8 @@ AHEAD_S = 0.5
 """So many seconds' worth of them may be written at once."""
 ROUNDS = 40
 """Looks for processes that were started while others were being stopped."""
+SETTLE_S = 5.0
+"""Seconds that processes may take to stop or to end, for which each has to get a processor."""
 DATA_NAME = "data"
 """Of the folder of the files, where they are on disk."""
 
@@ -193,14 +195,18 @@ class PythonSession:
     def _settle(self) -> bool:
         """End what a cell has left running, and let the worker not go on before the next one, nor any of its
         threads; whether that is so."""
-        own = self._confinement.num_own
-        for round in range(ROUNDS):
-            time.sleep(0.0002 * round)
+        own, rounds, known = self._confinement.num_own, 0, set[int]()
+        until, pause_s = time.monotonic() + SETTLE_S, 0.0
+        while rounds < ROUNDS and time.monotonic() < until:
+            time.sleep(pause_s)
+            pause_s = min(pause_s + 0.0002, 0.01)
             processes = self._processes()
             if not stop(processes[own - 1 : own]):
                 continue
-            if not kill(processes[own:]):
+            if not kill(left := processes[own:]):
                 return True
+            rounds += not known.issuperset(left)
+            known.update(left)
         return False
 
     async def run(self, code: str) -> CellResult:

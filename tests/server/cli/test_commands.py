@@ -604,6 +604,15 @@ def test_a_backup_says_what_belongs_to_it_and_doctor_misses_it(
     [line] = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
     assert "belong together" in line
 
+    async def lacking() -> str | None:
+        storage = await open_storage(f"sqlite+aiosqlite:///{copy}", runner="test")
+        try:
+            return await storage.lacking_blobs()
+        finally:
+            await storage.close()
+
+    assert asyncio.run(lacking()) == f"{copy}.blobs", "a server says it as it starts"
+
 
 def test_doctor_reads_the_file_of_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -654,6 +655,24 @@ async def _bounded(tier: Tier, name: str, code: str, told: str) -> None:
         after = await kept.run("print(open('in.txt').read())")
         assert after.logs.endswith("hello\n"), "the container is as good as new"
     assert time.monotonic() - begun < 30
+
+
+async def test_a_session_outlives_a_machine_on_which_processes_take_long_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They have to get a processor for it, of which they are left little."""
+    looks = 0
+
+    def late(processes: Iterable[int]) -> bool:
+        nonlocal looks
+        looks += 1
+        return looks % 60 == 0 and processes_module.stop(processes)
+
+    monkeypatch.setattr(python_session, "stop", late)
+    async with box("bubblewrap") as kept:
+        await kept.run("x = 1")
+        assert (await kept.run("x")).logs == "1\n"
+    assert looks >= 120
 
 
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
