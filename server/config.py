@@ -988,7 +988,8 @@ class Config(BaseModel):
         """The Python that runs code of models; None: the server's own."""
         if self.sandbox_python is not None:
             return self.sandbox_python
-        return self.installed_python if self.installed_python.exists() else None
+        # Also one whose own Python has gone: then whoever looks at it says so.
+        return self.installed_python if os.path.lexists(self.installed_python) else None
 
     @property
     def loopback(self) -> bool:

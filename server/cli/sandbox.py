@@ -23,12 +23,12 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon sandbox install`; yields the lines to print. Raises AdminError."""
     python = config.installed_python
     folder, packages = python.parent.parent, options.package or PACKAGES
-    there = folder.exists()
+    there = python.exists()
     yield f"installing {', '.join(packages)} into {folder}"
     try:
         if not there:
             config.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _run([sys.executable, "-m", "venv", str(folder)])
+            _run([sys.executable, "-m", "venv", "--clear", str(folder)])
         _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *packages])
     except BaseException:
         if not there:

@@ -32,6 +32,7 @@ from tools import (
     NO_CODE,
     RUN_CODE,
     RUN_SHELL,
+    TURN_S,
     CellLimits,
     CellResult,
     Moment,
@@ -56,7 +57,7 @@ log = logging.getLogger("antiphon.containers")
 
 PIECE_BYTES = 1 << 20
 STARTING_S = 120.0
-"""Seconds that a call may take besides its cell: to bring the files, and to start a session."""
+"""Seconds that a call may take besides its turn and its cell: to bring the files, and to start a session."""
 WATCH_S = 5.0
 """Seconds after which the session of a container ends at the latest that has expired, or was deleted by
 another process."""
@@ -112,7 +113,7 @@ class Cells:
     def tools(self) -> Registry:
         """What runs cells and, where the sandbox has processes, commands of a shell."""
         common: dict[str, Any] = {
-            "timeout_s": self._sandbox.limits.cell_s + STARTING_S,
+            "timeout_s": TURN_S + STARTING_S + self._sandbox.limits.cell_s,
             "strict": False,
             "stops": True,
         }
@@ -228,8 +229,14 @@ class Cells:
         finally:
             self._at_work[id] -= 1
         [(found, files, state_bytes)] = loaded
+        result = outcome.result
+        if renewed:
+            result = replace(result, logs=f"{RENEWED}\n{result.logs}")
         try:
             change = await self._change(outcome, found, files, state_bytes, moment.seed)
+            new = [file.path for file in change.files if file.path not in result.images]
+            shown, kept = told(result, new)
+            kept = {**self._kept(result, found, files, change), **kept}
             await self._still_there(owner, id, change)
         except BaseException:
             outcome.let_go()
@@ -245,12 +252,6 @@ class Cells:
                 outcome.let_go()
                 self._storage.blobs.let_go()  # its rows may be on their way: a sweep finds what none names
 
-        result = outcome.result
-        if renewed:
-            result = replace(result, logs=f"{RENEWED}\n{result.logs}")
-        new = [file.path for file in change.files if file.path not in result.images]
-        shown, kept = told(result, new)
-        kept = {**self._kept(result, found, files, change), **kept}
         return ToolResult(output=shown, kept=kept, effects=(change,), settle=settle)
 
     # -- what goes in ----------------------------------------------------------------------------------------
@@ -321,7 +322,7 @@ class Cells:
         try:
             for path, size in sizes.items():
                 try:
-                    blob = await self._storage.blobs.put(_pieces(outcome.open(path), size))
+                    blob = await self._storage.blobs.put(_pieces(outcome, path, size))
                 except OSError:
                     continue  # what it has become since is no file of the container
                 said = (path, blob.num_bytes, blob.digest, now, "assistant", call)
@@ -413,8 +414,9 @@ def _sizes(outcome: Outcome, before: Mapping[str, ContainerFile], paths: Sequenc
     return sizes
 
 
-async def _pieces(descriptor: int, size: int) -> AsyncGenerator[bytes]:
-    """The first bytes behind a descriptor, which is closed after them."""
+async def _pieces(outcome: Outcome, path: str, size: int) -> AsyncGenerator[bytes]:
+    """The first bytes of a file. Raises OSError where it is none any more."""
+    descriptor = outcome.open(path)  # here: nobody closes what a generator that never began was given
     try:
         while size > 0 and (piece := await asyncio.to_thread(os.read, descriptor, min(size, PIECE_BYTES))):
             size -= len(piece)

@@ -75,8 +75,15 @@ class _Said:
     more: bool
 
     @classmethod
-    def of(cls, kept: str, more: bool) -> _Said:
-        return cls(base64.b64decode(kept).decode("utf-8", "replace"), bool(more))
+    def of(cls, kept: Any, more: Any) -> _Said:
+        """Raises ValueError or TypeError for what is none."""
+        return cls(base64.b64decode(kept).decode("utf-8", "replace"), more is True)
+
+
+def _exit_code(told: Any) -> int | None:
+    if told is not None and (type(told) is not int or not -255 <= told <= 255):
+        raise ValueError("no exit code")
+    return told
 
 
 def _cut(text: str, most: int, *, more: bool = False) -> str:
@@ -90,7 +97,7 @@ def _read(line: str) -> list[tuple[_Said, _Said, int | None]] | None:
     try:
         told = json.loads(line)
         return [
-            (_Said.of(out, out_more), _Said.of(err, err_more), None if code is None else int(code))
+            (_Said.of(out, out_more), _Said.of(err, err_more), _exit_code(code))
             for out, out_more, err, err_more, code in told
         ]
     except (ValueError, TypeError, binascii.Error, RecursionError):

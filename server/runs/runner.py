@@ -523,8 +523,6 @@ class Runs:
         await self._tasks.over(run)
         return True
 
-    # -- reading ---------------------------------------------------------------------------------------------
-
     # -- cancelling and deleting -----------------------------------------------------------------------------
 
     async def cancel(self, owner: str, response_id: str) -> Snapshot:
@@ -574,9 +572,8 @@ class Runs:
         if (run := await self._takeover.find(response_id)) is not None:
             self._tasks.cancel(run)
             await self._tasks.over(run)
-        await self._takeover.claim(
-            response_id
-        )  # where it is queued, or waits for tool outputs, nobody carries it on
+        # Where it is queued, or waits for tool outputs, nobody carries it on.
+        await self._takeover.claim(response_id)
         if self._storage.shared:
             reader, stored = await self.views.follow(owner, response_id, hidden=hidden)
             try:
@@ -617,10 +614,6 @@ class Runs:
         server. Raises StorageUnavailable."""
         self.saved.stir()  # nobody waits for it: a disk that hangs holds up no sweep
         await self._pasts.forget_gone()
-
-    # -- tool outputs ----------------------------------------------------------------------------------------
-
-    # -- taking up -------------------------------------------------------------------------------------------
 
 
 def _behind(run: Run, status: str) -> Past:

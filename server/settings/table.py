@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 T = TypeVar("T", bound="SettingsTable")
 
@@ -53,7 +53,7 @@ def _seconds(value: Any) -> Any:
     return float(written[1]) * _SECONDS[written[2]]
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(allow_inf_nan=False)]
 """A number of seconds, also written as 30s, 5m, 12h, 7d or 2w."""
 
 Address = Annotated[str, AfterValidator(_address)]

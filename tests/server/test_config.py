@@ -100,7 +100,7 @@ def test_a_time_may_have_a_unit(env: dict[str, str], written: str, seconds: floa
     assert load({}, {**env, "ANTIPHON_RETENTION_S": "7d"}).config.retention_s == 7 * 86400
 
 
-@pytest.mark.parametrize("written", ["4x", "d", "", "-1d", "four", "1d2h", "inf"])
+@pytest.mark.parametrize("written", ["4x", "d", "", "-1d", "four", "1d2h", "inf", "nan"])
 def test_what_is_no_time_is_refused_with_an_example(env: dict[str, str], written: str) -> None:
     with pytest.raises(ConfigError, match=r"retention_s \(flag --retention-s\).*5m, 12h"):
         load({"retention_s": written}, env)

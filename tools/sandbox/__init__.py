@@ -22,7 +22,7 @@ from tools.sandbox.confinement import Confinement
 from tools.sandbox.folder import is_path
 from tools.sandbox.probe import Found, Wanted, find_sandbox
 from tools.sandbox.python import Python, look_at
-from tools.sandbox.sandbox import Outcome, Sandbox
+from tools.sandbox.sandbox import TURN_S, Outcome, Sandbox
 
 __all__ = [
     "DATA",
@@ -30,6 +30,7 @@ __all__ = [
     "NO_CODE",
     "RUN_CODE",
     "RUN_SHELL",
+    "TURN_S",
     "CellLimits",
     "CellResult",
     "Confinement",

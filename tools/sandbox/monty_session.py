@@ -33,8 +33,11 @@ MAX_STATE = 8 * 1024 * 1024
 MAX_DRAWN = 1024 * 1024
 """Random bytes that a cell may ask for at once."""
 
-_LAST = "_"
+_LAST = "__"
 """The name under which the value of a cell's last expression is until it has been shown."""
+
+_SHOWN = f"None if {_LAST} is None else f'{{{_LAST}!r}}'"
+"""That value as a text, by what code cannot name: a `repr` could be its own, and come to anything."""
 
 LACKS = (
     "The interpreter knows a part of Python only: there are no third-party packages, no generators, and of "
@@ -134,41 +137,49 @@ class MontyInterpreter:
         )
         error: str | None = None
         value: str | None = None
-        code, shows = _keeping_last(code)
+        code, shows = _keeping_last(code.removeprefix("\ufeff"))
+        world = _world(moment)
+
+        def feed(code: str) -> Any:
+            return session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
+
+        def stopped(why: str) -> CellResult:
+            told = f"{_bounded(why, limits.log_bytes)}\nThe variables are those of the cell before."
+            return CellResult(f"{logs.output}{told}", ok=False, state=state)
+
         try:
             with folder, session:
                 try:
                     if session.worker_pid is not None:
                         let_stand_back(session.worker_pid)
                     if not held.take(session.worker_pid):
-                        return _stopped("", "The code was stopped before it began.", state)
+                        return stopped("The code was stopped before it began.")
                     if state is not None:
                         session.load_session(state)
                     try:
-                        world = _world(moment)
-                        session.feed_run(code, mount=folder, print_callback=logs, cwd=DATA, os=world)
-                        if shows:  # as text, which is cut there: here it could take any amount of memory
-                            said = f"None if {_LAST} is None else repr({_LAST})[:{limits.log_bytes}]"
-                            value = session.feed_run(said, mount=folder, cwd=DATA, os=world)
+                        feed(code)
+                        if shows:
+                            value = feed(f"{_SHOWN}[:{limits.log_bytes}]")
                     except (monty.MontyRuntimeError, monty.MontySyntaxError) as fault:
-                        error = _bounded(fault.display(), limits.log_bytes)
+                        error = fault.display()
                         if _is_flood(fault, limits.log_bytes):
                             error = (
                                 f"[cut: the code printed more than {limits.log_bytes} bytes, and was stopped]"
                             )
                         if _is_end(fault):
-                            return _stopped(logs.output, error, state)
-                    if shows:
-                        session.feed_run(f"{_LAST} = None")  # it would be stored with the session
-                    kept = session.dump()
+                            return stopped(error)
+                    try:
+                        feed(f"{_LAST} = None")
+                        kept = session.dump()
+                    except monty.MontyRuntimeError as fault:
+                        return stopped(f"The variables cannot be kept: {fault.display()}")
                 finally:
                     held.leave()  # before the process is another cell's
         except monty.MontyCrashedError:
-            error = "The interpreter was ended: the code took too much time or memory."
-            return _stopped(logs.output, error, state)
+            return stopped("The interpreter was ended: the code took too much time or memory.")
         if len(kept) > MAX_STATE:
-            error = f"The variables have become too large: {len(kept)} bytes, and {MAX_STATE} can be kept."
-            return _stopped(logs.output, error, state)
+            has = f"{len(kept)} bytes, and {MAX_STATE} can be kept."
+            return stopped(f"The variables have become too large: {has}")
         shown = logs.output if value is None else f"{logs.output}{value}\n"
         return CellResult(_bounded(shown + (error or ""), limits.log_bytes), error is None, state=kept)
 
@@ -202,14 +213,15 @@ class _Held:
 
 
 def _keeping_last(code: str) -> tuple[str, bool]:
-    """A cell with the value of its last expression under a name of its own, and whether there is one that is
-    to be shown."""
+    """A cell that has no value itself, and has that of its last expression under a name; and whether there is
+    one that is to be shown. What the interpreter made of a value for this process could take any amount of
+    memory and time, whatever the limits of the cell."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the interpreter says what is wrong
-        return code, False
+        body = []
     if not body or not isinstance(body[-1], ast.Expr) or code.rstrip().endswith(";"):
-        return code, False
+        return f"{code}\nNone", False
     lines = code.encode().splitlines(keepends=True)  # columns are counted in bytes
     row, column = body[-1].lineno - 1, body[-1].col_offset
     lines[row] = lines[row][:column] + f"{_LAST} = ".encode() + lines[row][column:]
@@ -258,8 +270,3 @@ def _is_flood(fault: Any, log_bytes: int) -> bool:
     return isinstance(fault.exception(), MemoryError) and str(fault.exception()).endswith(
         f"> {log_bytes} bytes"
     )
-
-
-def _stopped(logs: str, error: str, state: bytes | None) -> CellResult:
-    told = f"{error}\nThe variables are those of the cell before."
-    return CellResult(f"{logs}{told}", ok=False, state=state)

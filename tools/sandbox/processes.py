@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+MAX_MAPS = 1 << 20
+"""Bytes of the list of a process's mappings, which says the path of each, and is as long as code likes."""
+
 
 def below(process: int) -> list[int]:
     """A process and all that descend from it. In a namespace of processes none can get away from that."""
@@ -61,11 +64,13 @@ def memory_of(processes: Iterable[int], most: int) -> int:
     return resident if resident <= most else sum(_proportional(process) for process in listed)
 
 
-def inodes_mapped_by(process: int) -> frozenset[int]:
-    """The inodes of files that a process can write to as if they were memory."""
-    with suppress(OSError, ValueError):
-        maps = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
-        told = (line.split(maxsplit=5) for line in maps)
+def inodes_mapped_by(process: int) -> frozenset[int] | None:
+    """The inodes of files that a process can write to as if they were memory; None where it has so many
+    mappings that they are not read."""
+    with suppress(OSError, ValueError), open(f"/proc/{process}/maps", "rb") as maps:
+        if len(text := maps.read(MAX_MAPS + 1)) > MAX_MAPS:
+            return None
+        told = (line.split(maxsplit=5) for line in text.decode(errors="replace").splitlines())
         return frozenset(int(inode) for _, access, _, _, inode, *_ in told if access[1::2] == "ws")
     return frozenset()
 

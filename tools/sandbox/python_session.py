@@ -78,8 +78,8 @@ class PythonSession:
         self._write_at = 0.0  # when nothing of what it may write is used
         self._held = False  # it has written too much, and is stopped for a while
         self._ending = False  # the cell is to end, and is not stopped any more
-        self._mapped = frozenset[int]()  # inodes of files that could be written as memory when a cell ended
-        self.touched = frozenset[int]()  # those that the last cell may have written so
+        self._mapped: frozenset[int] | None = frozenset()  # inodes of files that could be written as memory
+        self.touched: frozenset[int] | None = frozenset()  # when a cell ended, and by the last one; None: any
 
     @property
     def alive(self) -> bool:
@@ -250,9 +250,10 @@ class PythonSession:
         stops = said is not None and self._confinement.tier != "command"
         if stops and not await asyncio.to_thread(self._settle):
             said = None  # it starts processes faster than they can be stopped
-        reported = frozenset() if said is None else said["mapped"]
-        before, self._mapped = self._mapped, self._map()
-        self.touched = before | self._mapped | reported
+        reported = frozenset[int]() if said is None else said["mapped"]
+        before, now = self._mapped, await asyncio.to_thread(self._map)
+        self._mapped = now
+        self.touched = None if before is None or now is None else before | now | reported
         if said is None:
             await self.close()
             notes.append("The session was ended: its variables are gone.")
@@ -267,8 +268,8 @@ class PythonSession:
         if self._output >= 0:
             asyncio.get_running_loop().remove_reader(self._output)
 
-    def _map(self) -> frozenset[int]:
-        """The inodes of files that the worker has mapped into its memory, and can write."""
+    def _map(self) -> frozenset[int] | None:
+        """The inodes of files that the worker has mapped into its memory, and can write; None: of any."""
         own = self._processes()[: self._confinement.num_own]
         return inodes_mapped_by(own[-1]) if own else frozenset()
 
@@ -278,22 +279,35 @@ class PythonSession:
         return f"[the code was stopped: it may run for {self._limits.cell_s:g} s]"
 
     def end(self) -> None:
-        """Kill it, with all that is in its group; the cell that it runs then ends."""
+        """Kill what is in its group; the cell that it runs then ends, and `close` sees to the rest."""
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            # In a namespace of its own all end with the first one; elsewhere some may have left the group.
-            rounds = 0 if self._confinement.alone else ROUNDS
-            while rounds and kill(self._processes()):
-                rounds -= 1
+
+    def _end_others(self, leader: int) -> None:
+        """Kill what has left the group of the first process. In a namespace of its own all end with that."""
+        rounds = 0 if self._confinement.alone or sys.platform != "linux" else ROUNDS
+        while rounds and kill(of_session(leader)[1:]):
+            rounds -= 1
 
     async def close(self) -> None:
         """End it, with all that it has started, in a bounded time."""
+        self._hear_no_more()
         first = self._processes()[1:2] if self._confinement.alone else []
         self.end()
+        output, self._output = self._output, -1
         process, self._process = self._process, None
-        if process is None:
-            return
+        try:
+            if process is not None:
+                await self._over(process, first)
+        finally:
+            if output >= 0:
+                os.close(output)
+
+    async def _over(self, process: asyncio.subprocess.Process, first: list[int]) -> None:
+        """Wait until a process that was killed has ended, with all that it has started. first: see
+        `_uncounted`."""
+        await asyncio.to_thread(self._end_others, process.pid)
         # Whoever waits for a process waits for the end of what it has said, too; and what an operator's
         # command has put elsewhere may keep that open.
         assert process.stdout is not None, "it is a pipe"
@@ -306,9 +320,6 @@ class PythonSession:
         except TimeoutError:
             log.warning("a process that the sandbox has started outlives its end, out of reach")
             process._transport.close()  # type: ignore[attr-defined]  # there is no public way
-        if self._output >= 0:
-            os.close(self._output)
-            self._output = -1
 
     async def _uncounted(self, first: list[int]) -> None:
         """Wait until the kernel has taken notice of the ends of all processes, because until then they count

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -259,8 +261,10 @@ class Sandbox:
         unkept: list[str] = []
         marks = await asyncio.to_thread(scan, room.folder, unkept)
         changed, removed = differences(room.marks, marks)
-        if room.session is not None and (touched := room.session.touched):
-            changed = [*{*changed, *(path for path, mark in marks.items() if mark[2] in touched)}]
+        if room.session is not None:
+            touched = room.session.touched
+            also = (path for path, mark in marks.items() if touched is None or mark[2] in touched)
+            changed = [*{*changed, *also}]
         shown = tuple(path for path in result.images if path in marks)
         new = sorted({*unkept} - room.unkept)
         room.marks, room.whole, room.unkept = marks, True, frozenset(unkept)
@@ -298,8 +302,7 @@ class Sandbox:
         try:
             for path, (digest, _) in space.files.items():
                 if is_path(path):
-                    descriptor = await asyncio.to_thread(create_file, room.folder, path)
-                    with open(descriptor, "wb") as file:
+                    with await asyncio.to_thread(_new_file, room.folder, path) as file:
                         await fetch(digest, file.write)
         except OSError as fault:
             raise SandboxError(f"the container's files cannot be brought to it: {fault.strerror}") from None
@@ -433,6 +436,11 @@ class Sandbox:
                 if not room.users and room.used < since:
                     with suppress(OSError):
                         await self.forget(key)
+
+
+def _new_file(folder: Folder, path: str) -> BufferedWriter:
+    """See `create_file`; a file that nobody waits for any more is closed."""
+    return os.fdopen(create_file(folder, path), "wb")
 
 
 def _not_kept(paths: Sequence[str]) -> str:

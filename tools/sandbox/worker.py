@@ -49,13 +49,14 @@ def confine(limits: dict[str, Any]) -> None:
         resource.setrlimit(kind, (most, most))
     priority["stand_back"]()
     os.umask(0o077)
+    needed = [os.path.dirname(os.__file__), *filter(os.path.isdir, sys.path)]
     if limits.get("uid"):
         os.setgroups([])
         os.setresgid(*[limits["uid"]] * 3)
         os.setresuid(*[limits["uid"]] * 3)
-    library = os.path.dirname(os.__file__)
-    if not os.access(library, os.R_OK | os.X_OK):
-        sys.exit(f"the user {os.getuid()}, whom code runs as, cannot read {library}")
+    for folder in needed:  # the packages may lie elsewhere than the rest
+        if not os.access(folder, os.R_OK | os.X_OK):
+            sys.exit(f"the user {os.getuid()}, whom code runs as, cannot read {folder}")
     if restrictions := limits.get("restrictions"):
         _restrict(restrictions)
 
@@ -259,13 +260,15 @@ def _has_figures(value: Any) -> bool:
     return type(value).__module__.startswith("matplotlib")
 
 
+_LINE_ENDS = re.compile(r"(?<=\n)|(?<=\r)(?!\n)")
+"""What ends a line for Python; `splitlines` knows others, too."""
 _NOTEBOOK = re.compile(r"([ \t]*)(!|%)(.*?)([\r\n]*)", re.DOTALL)
 
 
 def _parsed(code: str, name: str) -> ast.Module:
     """The syntax tree of a cell. Lines of notebooks, `!command` and `%magic`, are read where Python finds
     nothing that it knows: never inside of a text, where it does not stumble over them."""
-    lines = code.splitlines(keepends=True)
+    lines = _LINE_ENDS.split(code)
     while True:
         try:
             return ast.parse("".join(lines), name)

@@ -679,7 +679,7 @@ class Loop:
             "safety_identifier": plan.end_user,
             "status": status,
             "finish_reason": reason or progress.ended,
-            "cancel_reason": run.cancel_reason,
+            "cancel_reason": run.cancel_reason if status == "cancelled" else None,
             "error_code": None if error is None else error["code"],
             "prompt_tokens": progress.input_tokens,
             "cached_tokens": progress.cached_tokens,

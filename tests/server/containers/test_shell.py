@@ -8,7 +8,7 @@ import pytest
 
 from server.containers.shell import Commands
 from tests.support.sandboxes import LIMITS, box
-from tools.sandbox import Tier
+from tools.sandbox import CellResult, Tier
 from tools.sandbox.processes import lives
 
 
@@ -53,3 +53,15 @@ async def test_no_command_takes_the_room_of_the_others_nor_one_stream_the_others
     assert (first["stderr"], second["stdout"]) == ("no\n", "important\n")
     assert "/nope" in third["stderr"] and third["outcome"] == {"type": "exit", "exit_code": 2}
     assert len(last["stdout"]) > 200_000 and "[cut: these are the first" in last["stdout"]
+
+
+@pytest.mark.parametrize("code", ["Infinity", "1e3", "true", "12345678901234567890123", '"0"', "256"])
+def test_an_exit_code_that_is_none_is_no_answer(code: str) -> None:
+    """What comes back is the word of code in the container, which may have replaced what makes it."""
+    commands = Commands(["x"], 3.0, None)
+    said = CellResult(f'\n{commands._mark}[["", false, "", false, {code}]]\n', True)
+    [output] = commands.outputs(said)
+    assert output["outcome"] == {"type": "timeout"}
+    whole = CellResult(f'\n{commands._mark}[["aGk=", false, "", true, 3]]\n', True)
+    [output] = commands.outputs(whole)
+    assert (output["stdout"], output["outcome"]) == ("hi", {"type": "exit", "exit_code": 3})

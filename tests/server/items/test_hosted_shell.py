@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from engine import ScriptedEngine
 from server.items import ITEM_TYPES
 from server.runs.events.assembler import fold
@@ -113,3 +115,18 @@ def test_a_call_that_a_crash_cut_short_has_its_commands() -> None:
     }
     events = [{**event, "output_index": 0} for event in call.whole.events(item)]
     assert fold([added, *events]) == ([item], {0})
+
+
+async def test_a_fault_in_telling_a_call_leaves_its_container_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OverflowError
+
+    engine = ScriptedEngine(turns(shell("echo 1"), "one", shell("echo 2"), "two"))
+    async with coding(tmp_path, engine, "bubblewrap") as (_, api):
+        with monkeypatch.context() as patched:
+            patched.setattr("server.containers.cells.Commands.outputs", fail)
+            first = await api.create("one", tools=[SHELL])
+        again = await api.create("two", tools=[SHELL], previous_response_id=first["id"])
+        assert again["output"][1]["output"][0]["stdout"] == "2\n"

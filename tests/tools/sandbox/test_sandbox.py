@@ -71,6 +71,31 @@ async def test_what_is_written_through_a_mapping_in_memory_is_kept(tier: Tier) -
         assert (await kept.run("mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)[:1]")).changed == ()
 
 
+async def test_of_more_mappings_than_are_read_any_file_may_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list says the path of each, so code decides how long it is."""
+    async with box("bubblewrap") as kept:
+        await kept.run("open('a', 'w').write('a')")
+        assert (await kept.run("x = 1")).changed == ()
+        monkeypatch.setattr(processes_module, "MAX_MAPS", 100)
+        assert set((await kept.run("x = 2")).changed) == {"a", "in.txt"}
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_a_cell_that_is_cancelled_leaves_no_descriptor_and_none_that_is_watched(tier: Tier) -> None:
+    async with box(tier, replace(LIMITS, cell_s=20)) as kept:
+        await kept.run("x = 1")
+        [room] = kept.sandbox._rooms.values()
+        assert room.session is not None
+        output, before = room.session._output, len(os.listdir("/proc/self/fd"))
+        code = "import subprocess, time\nsubprocess.Popen(['sleep', '9'])\ntime.sleep(9)"
+        cell = asyncio.create_task(kept.run(code))
+        await asyncio.sleep(0.3)
+        cell.cancel()
+        await asyncio.wait({cell})
+        assert not asyncio.get_running_loop().remove_reader(output)
+        assert len(os.listdir("/proc/self/fd")) < before
+
+
 async def test_a_file_is_another_one_also_where_code_sets_its_time_back() -> None:
     async with box("bubblewrap") as kept:
         await kept.run("import os\nopen('a', 'w').write('1')\ntold = os.stat('a')")
@@ -214,6 +239,14 @@ async def test_what_a_cell_of_monty_shows_is_bounded_and_costs_it_nothing() -> N
         assert not untold.ok and "ValueError" in untold.logs and untold.changed == ("r.txt",)
         assert (await kept.run("class P: pass\nprint(y); P()")).logs.startswith("8\n<P object")
         assert (await kept.run("(1,\n 2); 'é', y")).logs == "('é', 8)\n"
+        assert (await kept.run("def repr(x): return [[0] * 100_000] * 1000\n_ = 5\ny")).logs == "8\n"
+        assert (await kept.run("_ + 1")).logs == "6\n", "it is the code's own name"
+        said = await kept.run(
+            "class Q:\n    def __repr__(self):\n        print('told')\n        return 'Q'\nQ()"
+        )
+        assert said.logs == "told\nQ\n"
+        large = await kept.run("z = 'q' * 60_000_000\n1")
+        assert not large.ok and large.logs.endswith("The variables are those of the cell before.")
         assert (await kept.run("y;")).logs == ""
 
 
