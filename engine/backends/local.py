@@ -379,8 +379,8 @@ class LocalEngine(WithTexts):
         matcher = None
         if request.constraint is not None:
             matcher, stopped = await self._matcher(request, request.constraint)
-            if stopped and end is None:
-                end = Done("stop")
+            if stopped and (end is None or end.reason == "length"):
+                end = Done("stop")  # what is complete was not cut, also where its last token was the last one
         banned = None
         if texts := request.sampling.bad_words:
             banned = await self._in_pool(partial(self._tokenizer.banning, texts))
@@ -416,7 +416,7 @@ class LocalEngine(WithTexts):
             place.begin()
         if outputs[-1].finish is not None or outputs[-1].error is not None:
             self._mailboxes.pop(handle, None)  # the engine thread has dropped it already
-        elif mailbox.num_uncredited >= CREDIT_STEP:
+        elif mailbox.num_uncredited >= min(CREDIT_STEP, max(1, self._config.max_undelivered // 2)):
             self._inbox.put(Credit(handle, mailbox.num_uncredited))
             mailbox.num_uncredited = 0
         return outputs

@@ -32,6 +32,9 @@ from engine.core.tiering import Owned, Room, Tiering
 from engine.step import Ints, token_array
 from engine.types import CACHED_TOKEN, GenerateRequest
 
+MAX_ASIDE = 8
+"""Sequences that wait for what others compute and are looked past in one step, such as a prompt's choices."""
+
 LONG = 2
 """A prompt is long while more tokens of it are left than so many full steps compute."""
 
@@ -85,6 +88,7 @@ class Filling:
     newest: int | None = None  # prompts with handles above this one are late; None: nothing decodes
     long: frozenset[int] = frozenset()  # handles of long prompts,
     last: int = -1  # which are late as well where one that came later, up to this one, decodes
+    scored: int = PROMPT_LOGPROBS_CHUNK  # tokens of prompts whose log probabilities are wanted
     halved: frozenset[int] = frozenset()  # those of them that leave half of their room to shorter prompts
     chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
 
@@ -96,6 +100,8 @@ class Filling:
         """Add a sequence, or more tokens of it."""
         self.chosen[sequence.handle] = (sequence, self.chosen.get(sequence.handle, (None, 0))[1] + count)
         self.left -= count
+        if sequence.wants_prompt_logprobs and count > 1:
+            self.scored -= count
         if self._is_late(sequence):
             self.beside -= count
 
@@ -154,6 +160,7 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self.pace = Pace(max_num_batched_tokens)
         self._newest = -1  # the highest handle so far
+        self._aside: list[Sequence] = []  # of this step: they wait for blocks that others compute
         self._budget = self._most = max_num_batched_tokens  # tokens of the next step, and of any
         self._max_model_len = max_model_len
         self._max_undelivered = max_undelivered
@@ -320,6 +327,13 @@ class Scheduler:
         called again: what was done for others is no more than they need.
         """
         self.considered = None
+        try:
+            return self._filled()
+        finally:
+            while self._aside:
+                self.waiting.push(self._aside.pop(), front=True)
+
+    def _filled(self) -> Batch | None:
         slots = np.fromiter((sequence.slot for sequence in self.running), np.int64, len(self.running))
         remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
         begun = list(zip(self.running, remaining, strict=True))
@@ -328,6 +342,10 @@ class Scheduler:
             decodes.sort(key=lambda row: self.waiting.rank(row[0]))
         prefills = [(sequence, wanted) for sequence, wanted in begun if wanted != 1]
         prefills.sort(key=lambda row: self.waiting.rank(row[0]))
+        while prefills and (head := self.waiting.peek()) is not None and not head.late:
+            self.considered = head
+            if not self._waits_for_another(head):
+                break
         newcomer = self.waiting.peek() if prefills else None
         before = None if newcomer is None else self.waiting.rank(newcomer)
         later = [row for row in prefills if before is not None and self.waiting.rank(row[0]) > before]
@@ -384,7 +402,7 @@ class Scheduler:
                 continue
             room = filling.room(sequence)
             count = self._chunk(
-                sequence, wanted, -(-room // 2) if sequence.handle in filling.halved else room
+                filling, sequence, wanted, -(-room // 2) if sequence.handle in filling.halved else room
             )
             if count and self._grow(sequence, count, filling):
                 filling.put(sequence, count)
@@ -412,8 +430,10 @@ class Scheduler:
                 filling.put(sequence, drafts)
                 left -= drafts
 
-    def _chunk(self, sequence: Sequence, wanted: int, room: int) -> int:
-        return min(wanted, room, PROMPT_LOGPROBS_CHUNK if sequence.wants_prompt_logprobs else room)
+    def _chunk(self, filling: Filling, sequence: Sequence, wanted: int, room: int) -> int:
+        """Of a prompt; all whose scores are wanted share what a step may score."""
+        is_scored = sequence.wants_prompt_logprobs and wanted > 1
+        return min(wanted, room, filling.scored if is_scored else room)
 
     def _grow(self, sequence: Sequence, count: int, filling: Filling) -> bool:
         """Find blocks for `count` more tokens, at the cost of the last in `running`; False: it was itself the
@@ -503,14 +523,19 @@ class Scheduler:
             held_back = self._held_back == (sequence.handle, self.kv.num_releases)
             if yields is None and (held_back or not self.rows.num_free):
                 break
-            self._hasher.extend(sequence.chain, sequence.root, sequence.tokens, _media(sequence.request))
-            # the last token is always computed: its logits are wanted
-            limit = 0 if sequence.wants_prompt_logprobs else (len(sequence.tokens) - 1) // self.kv.block_size
-            hit = self.kv.match(sequence.chain, limit)
+            if self._waits_for_another(sequence):
+                continue
+            if sequence.wants_prompt_logprobs and filling.scored <= 0:
+                if len(self._aside) >= MAX_ASIDE:
+                    break
+                self.waiting.pop()
+                self._aside.append(sequence)
+                continue
+            hit, limit = self._hit(sequence)
             if hit.num_blocks < limit and self._is_being_computed(
                 sequence.chain[hit.num_blocks], hit.num_blocks
             ):
-                break  # another sequence computes the same prompt right now: wait for its blocks
+                break  # more of them wait than are looked past
             wanted = min(len(sequence.tokens) + 1, self._max_model_len)
             if not self.rows.num_free or not self.kv.fits(hit, wanted, self._most):
                 if yields is None:
@@ -528,10 +553,31 @@ class Scheduler:
                 continue
             self._start(sequence, hit)
             num_hit = hit.num_blocks * self.kv.block_size
-            count = self._chunk(sequence, len(sequence.tokens) - num_hit, room)
+            count = self._chunk(filling, sequence, len(sequence.tokens) - num_hit, room)
             if self._grow(sequence, count, filling):
                 filling.put(sequence, count)
                 self.waiting.charge(sequence, num_hit + count)
+
+    def _hit(self, sequence: Sequence) -> tuple[Hit, int]:
+        """What a waiting sequence finds in the pool, and how many blocks it could find at most."""
+        self._hasher.extend(sequence.chain, sequence.root, sequence.tokens, _media(sequence.request))
+        # the last token is always computed: its logits are wanted
+        limit = 0 if sequence.wants_prompt_logprobs else (len(sequence.tokens) - 1) // self.kv.block_size
+        return self.kv.match(sequence.chain, limit), limit
+
+    def _waits_for_another(self, sequence: Sequence) -> bool:
+        """Whether the next in the queue waits for blocks that another sequence computes right now. Then it is
+        set aside for this step, so that it does not keep those behind it."""
+        if len(self._aside) >= MAX_ASIDE:
+            return False
+        hit, limit = self._hit(sequence)
+        if hit.num_blocks >= limit or not self._is_being_computed(
+            sequence.chain[hit.num_blocks], hit.num_blocks
+        ):
+            return False
+        self.waiting.pop()
+        self._aside.append(sequence)
+        return True
 
     def _restores(self, sequence: Sequence, hit: Hit, limit: int) -> bool:
         """Whether a sequence waits for the disk from now on."""

@@ -169,6 +169,10 @@ class DiskTier:
         self.limit = limit
         self._block_size = block_size
         self._shelf = Shelf(folder, memory.group_bytes)
+        self._elsewhere: dict[
+            Path, Shelf
+        ] = {}  # what other models and settings have left under the same root
+        self._is_open = False  # what is there was found
         self._state: State = "on"
         self._why = ""
         self._told: State = "on"  # the state that was logged last
@@ -246,12 +250,23 @@ class DiskTier:
         self._copies.put(partial(self._writes.put, function))
 
     def names(self, owner: str | None = None) -> frozenset[str]:
-        """What is on disk under any name, when what crashes have left is swept; on the writing thread."""
+        """What is on disk under any name, also of other models and settings, when what crashes have left is
+        swept; on the writing thread."""
         self._shelf.sweep()
-        names = self._shelf.index.names
-        if owner is None:
-            return frozenset(names)
-        return frozenset(self._shelf.index.names_of(self._shelf.folder.owner(owner)))
+        found = set[str]()
+        for shelf in (self._shelf, *self._others()):
+            names = shelf.index.names
+            found.update(names if owner is None else shelf.index.names_of(shelf.folder.owner(owner)))
+        return frozenset(found)
+
+    def _others(self) -> list[Shelf]:
+        """What other models and settings have left, as it is now."""
+        shelves = {}
+        for folder in self._shelf.folder.others():
+            shelf = shelves[folder.path] = self._elsewhere.get(folder.path) or Shelf(folder, None)
+            shelf.refresh()
+        self._elsewhere = shelves
+        return [*shelves.values()]
 
     def slow(self, why: str) -> None:
         """Leave the disk alone for a while."""
@@ -349,10 +364,9 @@ class DiskTier:
     def _write_all(self) -> None:
         """The thread that writes, and that alone changes the folder and its index."""
         try:
-            self._open()
+            self._upkeep()
         except Exception as error:
-            self._leave("off", f"its folder cannot be used: {error}")
-            self._until = 0.0
+            self._leave("slow", f"its folder cannot be used: {error}")
         self.opened.set()
         due = time.monotonic() + REFRESH_S
         while True:
@@ -370,12 +384,6 @@ class DiskTier:
             if job == self._upkeep:
                 due = time.monotonic() + REFRESH_S
         self._written.set()
-
-    def _open(self) -> None:
-        self._shelf.sweep()
-        self._upkeep()
-        remove_stale(self._shelf.folder)
-        self._measure()
 
     def _measure(self) -> None:
         """See how quick the disk is: data that it has written, and that is in no cache any more."""
@@ -395,16 +403,31 @@ class DiskTier:
             self._disk_failed(error)
 
     def _upkeep(self) -> None:
-        """What is due from time to time: others' files are found, and names end."""
+        """What is due from time to time: others' files are found, and names end. Until it has been done once,
+        nothing of what is there is known."""
+        if not self._is_open:
+            self._shelf.sweep()
         self._shelf.refresh()
         self._shelf.forget(self._shelf.index.expired(time.time()), "expired")
+        forget_elsewhere(
+            self._shelf.folder,
+            [name for shelf in self._others() for name in shelf.index.expired(time.time())],
+        )
         self._shelf.make_room(0, self._room(), self._block_s)
+        if not self._is_open:
+            remove_stale(self._shelf.folder)
+            self._measure()
+            self._is_open = True
 
     def _room(self) -> int:
         """Bytes that may be used: the limit, and never more than half of what the disk has left, which others
         need as well."""
+        return min(self.limit, self._shelf.index.num_bytes + self._free() // 2)
+
+    def _free(self) -> int:
+        """Bytes that the disk has left."""
         status = os.statvfs(self._shelf.folder.path)
-        return min(self.limit, self._shelf.index.num_bytes + status.f_bavail * status.f_frsize // 2)
+        return status.f_bavail * status.f_frsize
 
     def _block_s(self, depth: int) -> float:
         """Seconds to compute a block with so many before it."""
@@ -439,6 +462,8 @@ class DiskTier:
             before = shelf.index.behind(save.blocks[0].key.parent)
         shelf.used(before)
         needed = sum(aligned(len(copy)) for copy in copies) + aligned(len(copies) * 256)
+        if self._free() < needed:  # evicting would help, and take from others what they can use now
+            raise OSError(errno.ENOSPC, "the disk is full")
         if not shelf.make_room(needed, self._room(), self._block_s, before):
             self.refused("room")
             return
@@ -467,9 +492,8 @@ class DiskTier:
         forget_elsewhere(self._shelf.folder, names)
 
     def _forget_owner(self, owner: str) -> None:
-        self._shelf.forget_owner(self._shelf.folder.owner(owner))
-        for other in self._shelf.folder.others():
-            other.remove_owner(other.owner(owner))
+        for shelf in (self._shelf, *self._others()):
+            shelf.forget_owner(shelf.folder.owner(owner))
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class Shelf:
         self._group_bytes = group_bytes
         self._seen: dict[bytes, tuple[int, int]] = {}  # of an owner's two folders: when they last changed
         self._name_files: dict[Path, tuple[str, int]] = {}  # the name, and when it was written
+        self._strange = set[Path]()  # what is no file that can be read, and was told
+        self._left = set[Path]()  # files that are to be removed, and could not be
 
     # -- finding ---------------------------------------------------------------------------------------------
 
@@ -77,7 +79,9 @@ class Shelf:
                     self.forget([name])
 
     def refresh(self) -> None:
-        """See what other processes have written and removed."""
+        """See what other processes have written and removed, and try again to remove what could not be."""
+        for path in list(self._left):
+            self._unlink(path)
         owners = set(self.folder.owners())
         for owner in owners | self._seen.keys() | set(self.index.bytes_of):
             seen = self._changed_at(owner)
@@ -102,17 +106,24 @@ class Shelf:
     def _refresh_files(self, owner: bytes) -> None:
         found = {Path(entry.path): entry for entry in self.folder.files(owner)}
         for path, entry in found.items():
-            if path in self.index.files:
+            if path in self.index.files or path in self._left:
                 continue
             with suppress(FileNotFoundError):
-                stat = entry.stat()
                 try:
+                    stat = entry.stat(follow_symlinks=False)
                     with open_private(path, os.O_RDONLY) as descriptor:
                         rows = self._table(descriptor, owner)
                 except Damaged as error:
                     log.warning("a file of saved KV is of no use, and is removed: %s: %s", path, error)
                     self.evictions["damaged"] += 1
-                    path.unlink()
+                    self._unlink(path)
+                    continue
+                except FileNotFoundError:
+                    raise
+                except OSError as error:  # the others can be used all the same
+                    if path not in self._strange:
+                        log.warning("what looks like a file of saved KV cannot be read: %s", error)
+                        self._strange.add(path)
                     continue
                 file = SavedFile(path, owner, stat.st_size, stat.st_mtime)
                 with self.lock:
@@ -130,7 +141,7 @@ class Shelf:
                 with self.lock:
                     self.index.take(name)
         for path, at in there.items():
-            if path in self._name_files and self._name_files[path][1] == at:
+            if path in self._left or (path in self._name_files and self._name_files[path][1] == at):
                 continue
             found = self.folder.read_name(owner, path)
             if found is not None:
@@ -224,12 +235,12 @@ class Shelf:
         with self.lock:
             self.evictions[cause] += len(file.digests) - file.num_dead
             moved = set(self.index.remove(file))
-        _unlink(file.path)
+        self._unlink(file.path)
         for name in moved:
             path = self.folder.path_of(file.owner, name)
             named = self.index.names.get(name)
             if named is None:
-                _unlink(path)
+                self._unlink(path)
                 self._name_files.pop(path, None)
                 continue
             with suppress(OSError):
@@ -243,7 +254,7 @@ class Shelf:
             if named is None:
                 continue
             path = self.folder.path_of(named.owner, name)
-            _unlink(path)
+            self._unlink(path)
             self._name_files.pop(path, None)
             with self.lock:
                 self.index.take(name)
@@ -252,6 +263,8 @@ class Shelf:
     def forget_owner(self, owner: bytes) -> None:
         """Remove all that is an owner's."""
         self.folder.remove_owner(owner)
+        folder = self.folder.path / owner.hex()
+        self._left.update(path for path in (folder, folder / "names") for path in _files_in(path))
         with self.lock:
             for file in self.index.files_of(owner):
                 self.evictions["forgotten"] += len(file.digests) - file.num_dead
@@ -260,6 +273,17 @@ class Shelf:
                 self.index.take(name)
         folder = self.folder.path / owner.hex() / "names"
         self._name_files = {path: seen for path, seen in self._name_files.items() if path.parent != folder}
+
+    def _unlink(self, path: Path) -> None:
+        """Remove a file; one that cannot be is tried again with each refresh."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            if path not in self._left:
+                log.warning("saved KV could not be removed, and is tried again: %s", error)
+            self._left.add(path)
+        else:
+            self._left.discard(path)
 
     def shrink(self, files: Iterable[SavedFile], cause: str) -> None:
         """Take dead blocks off the disk: the file goes, or is written anew without them."""
@@ -273,7 +297,7 @@ class Shelf:
                 continue
             with self.lock:
                 self.index.remove(file)
-            _unlink(file.path)
+            self._unlink(file.path)
 
     def _copy(self, file: SavedFile, alive: set[bytes]) -> bool:
         """Write the blocks that are alive into a file of their own; False where that failed."""
@@ -315,6 +339,7 @@ def remove_stale(folder: Folder) -> None:
                 other.remove()
 
 
-def _unlink(path: Path) -> None:
+def _files_in(folder: Path) -> list[Path]:
     with suppress(OSError):
-        path.unlink()
+        return [path for path in folder.iterdir() if not path.is_dir()]
+    return []

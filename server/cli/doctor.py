@@ -411,6 +411,9 @@ async def _kv(config: Config) -> Finding:
     """Whether what is computed can be kept on disk, and how much there is room for."""
     folder, limit = config.kv_disk_folder, config.kv_disk_bytes
     if config.engine != "local" or not limit:
+        if folder.exists() and any(folder.rglob("*.kv")):
+            told = f"{folder} has what was computed before, which deletions do not reach: remove it"
+            return "note", f"nothing that is computed is kept on disk, but {told}"
         return "ok", "nothing that is computed is kept on disk"
     there = folder if folder.exists() else next(above for above in folder.parents if above.exists())
     if not os.access(there, os.W_OK | os.X_OK):

@@ -299,6 +299,18 @@ def test_a_prompt_waits_for_one_that_computes_its_prefix() -> None:
     assert bench.sequence(second).cached_tokens == 24
 
 
+def test_a_prompt_that_waits_for_another_holds_up_nobody_behind_it() -> None:
+    """Such as the second choice of a long prompt."""
+    bench = Bench(budget=20, max_len=200)
+    prompt = list(range(1, 151))
+    long = bench.add(prompt)
+    assert bench.step() == {long: 20}
+    twin, short = bench.add(prompt), bench.add(7)
+    assert bench.step() == {long: 13, short: 7}
+    steps = [bench.step() for _ in range(20)]
+    assert any(twin in step for step in steps) and sum(step.get(twin, 0) for step in steps) < 40
+
+
 def test_a_prompt_goes_on_when_the_one_it_waited_for_is_gone() -> None:
     bench = Bench(budget=8)
     prompt = list(range(50, 74))
@@ -360,6 +372,14 @@ def test_prompt_logprobs_take_nothing_from_the_cache_and_small_chunks() -> None:
     assert bench.step()[scored] == 128
     assert bench.step()[scored] == 72
     assert bench.sequence(scored).cached_tokens == 0
+
+
+def test_prompts_whose_scores_are_wanted_share_what_a_step_may_score() -> None:
+    bench = Bench(budget=500, num_blocks=200)
+    scored = [bench.add(100, sampling={"prompt_logprobs": 0}) for _ in range(3)]
+    plain = bench.add(50)
+    assert bench.step() == {scored[0]: 100, scored[1]: 28, plain: 50}
+    assert bench.step() == {scored[0]: 1, scored[1]: 72, scored[2]: 56, plain: 1}
 
 
 def test_what_does_not_fit_waits_and_holds_back_those_behind_it() -> None:

@@ -333,16 +333,83 @@ def test_a_disk_with_little_left_is_not_filled(
     assert not tier.files and tier.disk.stats().saves_refused == {"room": 1}
 
 
-def test_what_cannot_be_opened_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+def test_what_cannot_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Tier(tmp_path / "kv").save("one", "abcd")
+    with monkeypatch.context() as patched:
 
-    monkeypatch.setattr(shelves.Shelf, "sweep", broken)
-    tier = Tier(tmp_path / "kv")
-    assert tier.disk.state == "off" and "Input/output error" in tier.disk.stats().why
-    tier.save("one", "abcd")
-    assert not tier.taken
+        def broken(_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        patched.setattr(shelves.Shelf, "sweep", broken)
+        tier = Tier(tmp_path / "kv")
+        assert tier.disk.state == "slow" and "Input/output error" in tier.disk.stats().why
+        tier.save("two", "wxyz")
+        assert not tier.taken
+    tier.disk.call(tier.disk._upkeep)
+    tier.flush()
+    assert tier.names() == {"one"} and tier.has("abcd") == [True] * 4
     tier.disk.close(WAIT)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_what_is_no_file_costs_nobody_anything(make: Callable[..., Tier], kind: str) -> None:
+    make().save("one", "abcd")
+    tier = make()
+    [file] = tier.files
+    strange = file.with_name(f"{'0' * 32}.kv")
+    {"folder": strange.mkdir, "pipe": lambda: os.mkfifo(strange), "link": lambda: strange.symlink_to("x")}[
+        kind
+    ]()
+    later = make()
+    assert later.disk.state == "on" and later.load("abcd").num_read == 4
+    later.disk.forget(["one"])
+    later.flush()
+    assert not file.exists()
+
+
+def test_what_cannot_be_removed_is_tried_again(
+    make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = make()
+    tier.save("one", "abcd")
+    with monkeypatch.context() as patched:
+
+        def read_only(self: Path, missing_ok: bool = False) -> None:
+            raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+        patched.setattr(Path, "unlink", read_only)
+        tier.disk.forget(["one"])
+        tier.flush()
+        assert tier.files and not tier.names() and "is tried again" in caplog.text
+    tier.disk.call(tier.disk._upkeep)
+    tier.flush()
+    assert not tier.files and not list((tier.folder.path).rglob("names/*"))
+
+
+def test_names_of_other_settings_are_told(make: Callable[..., Tier]) -> None:
+    """So that what was deleted in the database is found there, too."""
+    tier, other = make(), make(identity=b"j" * 16)
+    other.save("one", "abcd")
+    tier.save("two", "wxyz")
+    assert tier.names() == {"one", "two"}
+    tier.disk.forget(["one"])
+    tier.flush()
+    assert tier.names() == {"two"} and len(other.files) == 1
+
+
+def test_a_full_disk_turns_writing_off_and_keeps_what_is_there(
+    make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = make()
+    tier.save("one", "abcd")
+    real = os.statvfs(tier.folder.path)
+    fields = [*real]
+    fields[4] = 0  # f_bavail
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
+    for name, text in (("two", "wxyz"), ("three", "mnop")):
+        tier.save(name, text)
+    assert tier.disk.state == "full" and caplog.text.count("the disk is full") == 1
+    assert tier.names() == {"one"} and tier.load("abcd").num_read == 4
 
 
 def test_closing_writes_what_waits_and_no_longer_than_it_may(make: Callable[..., Tier]) -> None:
