@@ -313,6 +313,10 @@ class Storage:
         """
         await self._write(partial(fleet.release, runner=self.runner, blameless=blameless))
 
+    async def give_back(self, response_ids: Sequence[str]) -> None:
+        """Gives back runs of this process that it does not carry on."""
+        await self._write(partial(fleet.give_back, runner=self.runner, ids=tuple(response_ids)))
+
     async def claim_due(self, now: int) -> tuple[RunClaim, ...]:
         """Takes over every waiting run whose deadline has come, and those that are to be cancelled."""
         return await self._write(partial(runs.claim_due, runner=self.runner, now=now))
@@ -829,10 +833,10 @@ class Storage:
         )
         batches, files = self.batches.purge(owner, now), self.files.purge(owner, now)
         async with aclosing(rows), aclosing(batches), aclosing(files):
+            async for _ in batches:  # first: one at work makes responses
+                yield Purged()
             async for gone in rows:
                 yield gone
-            async for _ in batches:
-                yield Purged()
             async for num in files:
                 yield Purged(files=num)
         async with aclosing(self.prompts.purge(owner, now)) as gone_prompts:

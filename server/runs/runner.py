@@ -219,6 +219,7 @@ class Runs:
             "beats": self._fleet.beat(),
             "watch": self._fleet.watch(),
             "saved names": self.saved.run(),
+            "lost runs": self._takeover.watch(),
         }
         for name, chore in chores.items():
             task = asyncio.create_task(chore, name=name)

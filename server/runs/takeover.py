@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from engine import EngineUnavailable
@@ -24,6 +25,13 @@ log = logging.getLogger("antiphon.runs")
 
 TAKE_UP_AT_ONCE = 8
 """Runs whose records are read side by side."""
+
+AGAIN_S = 1.0
+"""After this the queue is looked at again where the model of a run was away."""
+
+LOST_S = 30.0
+"""How often runs are looked for that are this process's and that nothing here carries on: of a start that was
+given up while it was written, say, or of a claim that could not be restored."""
 
 UNSERVED_S = 600.0
 """For how long no process of a database serves the model of a run, before the run is ended."""
@@ -55,6 +63,7 @@ class Takeover:
         # but not yet among the tasks, so whoever looks for it has to wait.
         self._claiming = asyncio.Lock()
         self._unserved: dict[str, float] = {}  # models of runs that no process serves, and since when
+        self._without = set[str]()  # runs of this process that nothing here carried on, at the last look
         self._stopped = False
 
     def stop(self) -> None:
@@ -93,17 +102,24 @@ class Takeover:
 
         None for one that was deleted meanwhile, or that cannot be read.
         """
+        ends = claim.cancel_requested or claim.state == "waiting"  # then no engine is asked for anything
         while True:
             try:
-                run = await self._restorer.run(claim)
+                run = await self._restorer.run(claim, ends=ends)
                 inputs = await self._storage.waiting_inputs(claim.response_id)
                 break
-            except (StorageUnavailable, EngineUnavailable) as error:
+            except StorageUnavailable as error:
                 log.warning("run %s waits: %s", claim.response_id, error)
                 await asyncio.sleep(RETRY_S)
+            except EngineUnavailable as error:  # others, whose models are there, are not to wait for it
+                log.warning("run %s is given back, and waits: %s", claim.response_id, error)
+                with suppress(StorageUnavailable):  # `find_lost` does it later
+                    await self._storage.give_back([claim.response_id])
+                asyncio.get_running_loop().call_later(AGAIN_S, self._want)
+                return None
             except NotFound:
                 return None
-            except Exception:  # it must not keep the others, or the server, down
+            except Exception:  # it must not keep the others, or the server, down; `find_lost` gives it back
                 log.exception("run %s cannot be taken up", claim.response_id)
                 return None
         # What its limits have counted already: all that it had used when it parked the last time.
@@ -167,6 +183,34 @@ class Takeover:
         clock = asyncio.get_running_loop().time()
         left = [name for name, since in self._unserved.items() if clock - since >= UNSERVED_S]
         return OfModels((*now, *left))
+
+    async def watch(self) -> None:
+        """Give back what is lost, for as long as the process lives."""
+        while True:
+            await asyncio.sleep(LOST_S)
+            try:
+                await self.find_lost()
+            except StorageUnavailable:
+                continue
+            except Exception:  # the next look tries again
+                log.exception("runs that nothing carries on could not be looked for")
+
+    async def find_lost(self) -> None:
+        """Give back the runs that the database says are this process's and that had nothing here that carries
+        them on, now and at the look before: whoever looks at the queue next goes on with them."""
+        async with self._claiming:
+            mine = [
+                id
+                for id, glance in (await self._storage.run_status([])).items()
+                if glance.runner == self._storage.runner
+            ]
+            without = {id for id in mine if self._tasks.get(id) is None}
+            lost = without & self._without
+            self._without = without - lost
+            if lost:
+                log.warning("runs that nothing carried on are given back: %s", ", ".join(sorted(lost)))
+                await self._storage.give_back(sorted(lost))
+                self._want()
 
     async def end_due(self) -> None:
         """End waiting runs whose deadline has passed, or that were cancelled."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from server.access import Actor, Principal
+from server.access import Actor, Principal, require_use
 from server.clock import now_us
 from server.errors import to_api_error
 from server.items import (
@@ -95,13 +95,15 @@ class ToolOutputs:
         """Give tool outputs to a waiting run; returns the Response as it then stands.
 
         The same output again changes nothing. by: whom the audit log names for approvals. Raises NotFound,
-        NotWaiting, UnknownCall, OutputConflict, and ApiError 429 where the request is one too many.
+        NotWaiting, UnknownCall, OutputConflict, and ApiError: 403 where the principal may not use the model
+        or a tool of the run, which goes on with them; 429 where the request is one too many.
         """
         owner = principal.owner
+        served = self._models.standing_in(stored.model)
+        require_use(principal, served.allowed_as, RunPlan.load(stored.plan).tools)
         if stored.waiting:
             (await self._limiter.enter(principal.subjects, stored.model)).leave()
         num_bytes, new = await aside(in_large_request(), _new_outputs, stored, outputs, self._config)
-        served = self._models.standing_in(stored.model)
         require_readable(outputs, served, "tool_outputs")
         items = await self._outputs_read(stored, new, served)
         num_bytes += await aside(in_large_request(), private_bytes, items, SEEN)

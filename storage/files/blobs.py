@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Column, Connection, select
 
-from storage.drivers import PART_BYTES, BlobStore, Database, Run, unavailable
+from storage.drivers import PART_BYTES, BlobStore, Database, OpenBlob, Run, unavailable
 from storage.files.records import Blob, BlobTooLarge, SweptFiles
 from storage.records import UNSURE, NotFound, StorageUnavailable
 from storage.tables import NAMES_BLOB, metadata
@@ -166,7 +166,7 @@ class Blobs:
 
         NotFound("blob"), with the first step. Close it where it is not read to its end.
         """
-        content = await self._step(partial(self._store.open, digest))
+        content = await self._step(partial(self._store.open, digest), _close)
         if content is None:
             raise NotFound("blob", digest)
         try:
@@ -222,9 +222,9 @@ class Blobs:
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._store.close)
 
-    async def _step(self, job: Callable[[], T]) -> T:
+    async def _step(self, job: Callable[[], T], undo: Callable[[T], None] = lambda _: None) -> T:
         """What `job` returns or raises, in a thread. Where the caller is cancelled the job still ends first,
-        so that no other step meets it."""
+        so that no other step meets it; `undo` is given what it comes to."""
         if self._closed:
             raise StorageUnavailable("storage is closed")
         step = asyncio.get_running_loop().run_in_executor(self._threads, job)
@@ -232,6 +232,8 @@ class Blobs:
             return await asyncio.shield(step)
         except asyncio.CancelledError:
             await asyncio.wait([step])
+            if step.exception() is None:
+                undo(step.result())
             raise
         except Exception as error:
             if isinstance(error, OSError) or self._database.trouble(error) is not None:
@@ -246,3 +248,8 @@ def _named(conn: Connection, digests: Sequence[str]) -> set[str]:
         query: Any = select(column).where(column.in_(digests)).distinct()
         named.update(conn.execute(query).scalars())
     return named
+
+
+def _close(content: OpenBlob | None) -> None:
+    if content is not None:
+        content.close()

@@ -37,7 +37,8 @@ class FileCounts:
 @dataclass(frozen=True, slots=True)
 class NewVectorStore:
     """A store that is to be made. Times are microseconds; metadata is a JSON object. expires_after: how long
-    after its last use it expires. embedding, dimensions: the model that its vectors are to be of."""
+    after its last use it expires. embedding, dimensions: the model that its vectors are to be of.
+    last_active_at: its last use, where that is not its beginning."""
 
     id: str
     owner: str
@@ -48,6 +49,7 @@ class NewVectorStore:
     expires_after: int | None = None
     embedding: str | None = None
     dimensions: int | None = None
+    last_active_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

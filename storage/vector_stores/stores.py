@@ -58,7 +58,7 @@ def create(conn: Connection, new: NewVectorStore, files: Sequence[NewStoreFile])
             description=new.description,
             metadata=new.metadata,
             expires_after=new.expires_after,
-            last_active_at=new.created_at,
+            last_active_at=new.created_at if new.last_active_at is None else new.last_active_at,
             next_file=0,
             embedding=new.embedding,
             dimensions=new.dimensions,

@@ -395,6 +395,7 @@ def _store(line: Line, owner: str, there: Mapping[str, str]) -> tuple[NewVectorS
         shown["description"],
         orjson.dumps(shown["metadata"]),
         None if expiry is None else int(expiry["days"]) * DAY_US,
+        last_active_at=now_us(),  # it is of use from now on, and would otherwise be gone before it was used
     )
     files = []
     for file in line["files"]:

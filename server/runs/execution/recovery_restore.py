@@ -56,15 +56,17 @@ class Restorer:
         self._registry = registry
         self._directory = directory
 
-    async def run(self, claim: RunClaim) -> Run:
-        """A run that this process has claimed. Raises NotFound for a deleted one."""
-        run = await self.again(claim.owner, claim.response_id, claim.fence)
+    async def run(self, claim: RunClaim, *, ends: bool = False) -> Run:
+        """A run that this process has claimed. ends: it is only to be ended. Raises NotFound for a deleted
+        one."""
+        run = await self.again(claim.owner, claim.response_id, claim.fence, ends=ends)
         if claim.state == "running":
             run.claim, run.restarts = claim, run.restarts + 1
         return run
 
-    async def again(self, owner: str, response_id: str, fence: int) -> Run:
-        """A run of this process as its log has it. Raises NotFound for a deleted one."""
+    async def again(self, owner: str, response_id: str, fence: int, *, ends: bool = False) -> Run:
+        """A run of this process as its log has it. ends: it is only to be ended, for which its engine, which
+        may be away, is not asked. Raises NotFound for a deleted one."""
         stored = await self._storage.get_response(owner, response_id, hidden=True)
         plan = RunPlan.load(stored.plan)
         history = await self._storage.history(
@@ -84,7 +86,8 @@ class Restorer:
             functions = plan.functions(self._registry, [*past, *output])
         except ApiError as why:  # the operator has taken a tool away, or named one as the client's
             functions, gone = Functions((), {}), why
-        functions = await enforced(functions, served, owner)
+        if not ends:
+            functions = await enforced(functions, served, owner)
         seals = await Seals.of(plan, self._sealing)
         run = Run.of(plan, served, functions, context, seals, output, unfinished)
         run.reach = await self._reach(plan)

@@ -211,7 +211,7 @@ class RunTasks:
         log.error("run %s could not be stored", run.plan.response_id, exc_info=why)
         plan, channel = run.plan, run.entry.channel
         if plan.store:
-            run = await self._restorer.again(plan.owner, plan.response_id, run.entry.fence)
+            run = await self._restorer.again(plan.owner, plan.response_id, run.entry.fence, ends=True)
         else:
             run.entry = self._journal.resume(channel, run.entry.fence, channel.next_seq or 0)
         run.entry.on_lost = lambda why: channel.stop()

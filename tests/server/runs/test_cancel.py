@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine import ScriptedEngine
+from engine import EngineUnavailable, ScriptedEngine
+from server.runs.execution import RunTasks
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app
 from tests.support.talk import WEATHER, Api, Gate, call, gated, text
@@ -195,3 +196,39 @@ async def test_cancel_races_completion_and_one_terminal_event_comes(tmp_path: Pa
             assert await api.get(live.id) == done
         types = [event["type"] for event in wire.events(await api.replay(live.id))]
         assert types == [event["type"] for event in live.events]
+
+
+async def test_a_run_that_nothing_carries_on_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a start that was given up while it was written: its row is this process's, and no task is."""
+    async with live_app(tmp_path, ScriptedEngine()) as server, http_client(server) as client:
+        runs, api = server.context.runs, Api(client)
+        with monkeypatch.context() as patched:
+            patched.setattr(RunTasks, "spawn", lambda self, run: None)
+            begun = await api.create("say hi", background=True)
+        runs.feed.release(begun["id"])
+        await runs._takeover.find_lost()
+        assert (await api.get(begun["id"]))["status"] == "in_progress", "it may be about to begin"
+        await runs._takeover.find_lost()
+        done = await api.ended(begun["id"])
+        assert (done["status"], text(done)) == ("completed", "hi")
+
+
+async def test_what_is_to_be_cancelled_does_not_wait_for_an_engine_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do others: they are taken up one after the other."""
+
+    async def away(*_: object) -> None:
+        raise EngineUnavailable("away")
+
+    async with live_app(tmp_path, ScriptedEngine()) as server, http_client(server) as client:
+        api = Api(client)
+        waiting = await api.create(call(), tools=[WEATHER], background=True, await_tool_outputs=True)
+        async with asyncio.timeout(10):
+            while not (await api.get(waiting["id"])).get("pending_tool_calls"):
+                await asyncio.sleep(0.005)
+        monkeypatch.setattr("server.runs.execution.recovery_restore.enforced", away)
+        async with asyncio.timeout(10):
+            assert (await api.cancel(waiting["id"]))["status"] == "cancelled"
