@@ -384,9 +384,15 @@ def _near(scope: Scope) -> str:
     return ""
 
 
+LONGEST_COMPARED = 200
+"""Characters of a path that is compared with those of the routes."""
+
+
 def _spelled_nearly(path: str, own_paths: Iterable[str]) -> str | None:
     """The path of a route whose words are nearly those of this path, with the ids of this path; None where
-    there is none."""
+    there is none, and for a path that is too long to be compared: what that takes grows with its square."""
+    if len(path) > LONGEST_COMPARED:
+        return None
     asked = path.rstrip("/").split("/")
     near = []
     for own_path in own_paths:

@@ -60,6 +60,9 @@ T = TypeVar("T")
 
 router = APIRouter(prefix="/v1/conversations", tags=["Conversations"])
 
+_ROW_BYTES = 256
+"""What storage counts of a conversation besides its metadata and its title."""
+
 MAX_ITEMS = 20
 """Items that one request may add."""
 
@@ -141,7 +144,9 @@ async def fork_conversation(request: Request, conversation_id: str) -> Response:
     """Make a conversation that begins as this one does, up to an item or as a whole (extension)."""
     wanted = await read_as(request, partial(parse_fork, at_event=False), allow_empty=True)
     metadata = None if wanted.metadata is None else orjson.dumps(wanted.metadata)
-    await require_stored_bytes(request, len(metadata or b""))
+    parent = await context(request).storage.get_conversation(owner(request), conversation_id)
+    inherited = len((metadata or parent.metadata) + (parent.title or "").encode())
+    await require_stored_bytes(request, _ROW_BYTES + inherited)
     new = NewFork(new_id("conv_"), now_us(), wanted.after, metadata)
     with asked_by("after"):
         stored = await context(request).storage.fork_conversation(

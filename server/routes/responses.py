@@ -289,13 +289,15 @@ async def _again(request: Request, response_id: str, *, stream: bool, pads: bool
             if response["status"] == "failed" and not response["background"]:
                 _require_begun(response)
         return _reply(request, found)
+    profile = _profile(request)  # refused before there is a reader
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
         reader, stored = await runs.views.follow(who, response_id, hidden=True)
+        stack.callback(reader.close)
         _require_events(reader, stored)
         headers = context(request).models.headers(stored.model)
         ended = stored.status in TERMINAL
-        view = View(_profile(request), rates=_rates(request), key=_secret(stored) if pads else None)
+        view = View(profile, rates=_rates(request), key=_secret(stored) if pads else None)
         return _stream(request, reader, stack.pop_all(), view, ended=ended, headers=headers)
 
 
@@ -444,13 +446,10 @@ async def _resumed(request: Request, response_id: str, held: ExitStack, *, pads:
         headers = context(request).models.headers(run.plan.model)
         return _stream(request, runs.feed.join(response_id), held.pop_all(), view, headers=headers)
     reader, stored = await runs.views.rejoin(owner(request), response_id)
+    held.callback(reader.close)
     ended = stored.status in TERMINAL
     _require_events(reader, stored)
-    try:
-        await _require_event(request, stored, after)
-    except BaseException:
-        reader.close()
-        raise
+    await _require_event(request, stored, after)
     view = View(profile, after=after, rates=_rates(request), key=_secret(stored) if pads else None)
     headers = context(request).models.headers(stored.model)
     return _stream(request, reader, held.pop_all(), view, ended=ended, headers=headers)

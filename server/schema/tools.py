@@ -389,7 +389,9 @@ def parse_tool_choice(
     kind: str = member(value, "type", STRING, param)
     if kind == "allowed_tools":
         return _allowed(value, param, on)
-    if kind not in tool_shapes() and kind != "computer_use":
+    if kind == "computer_use":  # an older name of it, of choices alone
+        kind, value = "computer", {**value, "type": "computer"}
+    if kind not in tool_shapes():
         _refuse_kind(kind, f"{param}.type", on, "allowed_tools")
     if kind in ("function", "custom"):
         _require_nested(value, kind, param, on)

@@ -6,7 +6,6 @@ here, and a whole message is folded from the same events.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -360,7 +359,7 @@ def _input(arguments: str) -> Json:
     """The input of a call. What is no JSON object, as of a call that was cut off, is kept as a text in one:
     clients take nothing else."""
     try:
-        found = json.loads(arguments or "{}")
+        found = orjson.loads(arguments or "{}")  # what this does not read, the reply could not say
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"INVALID_JSON": arguments}

@@ -51,6 +51,11 @@ MAX_COMPLAINT = 500
 CONNECTION_CLOSED = (-32000, "Connection closed")
 """The SDK's code and words for a request whose connection is gone; the code alone may be a server's own."""
 
+INVALID = re.compile(r"\d+ validation errors? for ")
+"""How the SDK begins what it says of a reply that is none of the protocol; parts of it follow."""
+
+NOT_UNDERSTOOD = "its answer could not be understood"
+
 NO_ANSWER = re.compile(
     r"SSE stream (ended|failed)|server answered a request with 202 "
     r"|Unexpected content type|Failed to parse JSON"
@@ -161,6 +166,7 @@ class Connection:
         from mcp import Client
 
         why: BaseException | None = None
+        status: int | None = None  # of the first way, which is the one that most servers have
         for way in self._ways():
             try:
                 async with asyncio.timeout(CONNECT_S) as limit, Client(way(), cache=None) as client:
@@ -171,10 +177,13 @@ class Connection:
                     await self._closing.wait()
                 return
             except Exception as exc:
-                why = why or exc
+                if why is None:
+                    why, status = exc, self.status
                 if self._client.done() or self.status in (401, 403) or isinstance(exc, TimeoutError):
                     break
         assert why is not None, "there is a way to each server"
+        if self.status not in (401, 403):
+            self.status = status
         if _is_closed(_first(why)):
             self._tell_lost()
         raise why
@@ -280,6 +289,8 @@ def failure(exc: BaseException, status: int | None, *, begun: bool = False) -> T
     if isinstance(cause, httpx2.HTTPStatusError):
         return _refusal(cause.response.status_code, begun)
     if isinstance(cause, MCPError):
+        if INVALID.match(cause.message):
+            return ToolResult(error=NOT_UNDERSTOOD, source="protocol", code=cause.code, uncertain=begun)
         if NO_ANSWER.match(cause.message):  # whatever was answered to a try to read on
             told = cause.message[:1000]
             return ToolResult(error=told, source="protocol", code=cause.code, uncertain=begun)
@@ -290,8 +301,7 @@ def failure(exc: BaseException, status: int | None, *, begun: bool = False) -> T
         what = "it broke off" if begun else "it could not be reached"
         return ToolResult(error=f"{what} ({_said(cause)})", source="http", code=502, uncertain=begun)
     log.warning("an MCP server failed: %r", exc)
-    told = "its answer could not be understood"
-    return ToolResult(error=told, source="protocol", code=-32700, uncertain=begun)
+    return ToolResult(error=NOT_UNDERSTOOD, source="protocol", code=-32700, uncertain=begun)
 
 
 def _refusal(status: int, begun: bool) -> ToolResult:

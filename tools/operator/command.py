@@ -17,6 +17,7 @@ from typing import IO, Any
 from tools.spec import Function, ToolError
 
 MAX_KEPT = 1 << 20
+NOTE = b"\n[cut: the output had %d characters]"
 """Bytes of each of its outputs that are kept; of these the model is shown what the runtime allows."""
 
 MAX_WRITTEN = 16 << 20
@@ -117,7 +118,7 @@ async def _read(pipe: asyncio.StreamReader) -> bytes:
             told = f"the program wrote more than {MAX_WRITTEN} bytes and was stopped"
             raise ToolError(told, uncertain=True)
         kept += part[: MAX_KEPT - len(kept)]
-    return bytes(kept)
+    return bytes(kept) if written <= MAX_KEPT else bytes(kept) + NOTE % written
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

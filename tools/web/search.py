@@ -116,8 +116,11 @@ def _plain(text: Any, most: int) -> str:
     return one_line(bare, most)
 
 
-async def search_all(web: Searching, queries: Sequence[Query], count: int) -> list[Hit]:
-    """The best results of several queries in turn, each URL once, within the queries' domains.
+async def search_all(
+    web: Searching, queries: Sequence[Query], count: int
+) -> tuple[list[Hit], dict[str, str]]:
+    """The best results of several queries in turn, each URL once, within the queries' domains; and the
+    queries that were not answered, with why.
 
     Raises the first query's ToolError where none was answered.
     """
@@ -126,16 +129,20 @@ async def search_all(web: Searching, queries: Sequence[Query], count: int) -> li
         if isinstance(answer, BaseException) and not isinstance(answer, ToolError):
             raise answer
     lists = [answer for answer in answers if not isinstance(answer, BaseException)]
-    if not lists:
-        first = answers[0]
-        assert isinstance(first, ToolError)
-        log.warning("a search failed: %s %s", first, getattr(first, "hint", ""))
-        raise first
+    failed = {
+        query.text: answer
+        for query, answer in zip(queries, answers, strict=True)
+        if isinstance(answer, ToolError)
+    }
+    for fault in failed.values():
+        log.warning("a search failed: %s %s", fault, getattr(fault, "hint", ""))
+        if not lists:
+            raise fault
     found: dict[str, Hit] = {}
     for hit in (hit for turn in zip_longest(*lists) for hit in turn if hit is not None):
         if is_within(hit.url, queries[0].domains, queries[0].blocked):
             found.setdefault(key(hit.url), hit)
-    return [*found.values()][:count]
+    return [*found.values()][:count], {query: str(fault) for query, fault in failed.items()}
 
 
 async def search_once(web: Searching) -> int:

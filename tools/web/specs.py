@@ -45,7 +45,8 @@ def _tools(web: Searching, reading: Reading | None, open: Literal["seen", "any"]
         queries: list[str], count: int, domains: list[str], blocked: list[str], country: str | None = None
     ) -> str:
         asked = [Query(text, count, _bare(domains), country, _bare(blocked)) for text in queries]
-        return _json([asdict(hit) for hit in await search_all(web, asked, count)])
+        found, failed = await search_all(web, asked, count)
+        return _json({"results": [asdict(hit) for hit in found], "failed": failed})
 
     async def page(url: str, domains: list[str], blocked: list[str], seen: list[str]) -> str:
         assert reading is not None

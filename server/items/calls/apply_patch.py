@@ -14,7 +14,7 @@ from server.items.calls.function_tools import CALLERS
 from server.items.item_type import Call, Item, ItemType, Tool, Whole, flat_function, with_call_id
 from server.items.parts import CALLER, call_shape, item_shape, read_arguments
 from server.items.transcript import Transcript
-from server.shapes import NAME, STRING, record, tagged
+from server.shapes import NAME, STRING, one_of, record, tagged
 from tools import Registry
 
 _DIFF = {"path": NAME, "diff": STRING}
@@ -131,7 +131,10 @@ ROWS = (
     ItemType(
         "apply_patch_call_output",
         "apco_",
-        item_shape(call_shape(), {**CALLER, "output": STRING}, statuses=("completed", "failed")),
+        # Without it an error would count as success.
+        item_shape(
+            call_shape(status=one_of("completed", "failed")), {**CALLER, "output": STRING}, statuses=()
+        ),
         _say_output,
         answers="apply_patch_call",
         of_text=_applied,

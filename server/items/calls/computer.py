@@ -157,6 +157,9 @@ def _of_text(_text: str) -> Item:
     refuse("tool_outputs", "A call of the computer is answered by a screenshot: 'computer_call_output'.")
 
 
+MAX_SIDE = 32_768
+"""Pixels along a side of a screen."""
+
 ROWS = (
     ItemType(
         "computer_call",
@@ -170,7 +173,11 @@ ROWS = (
         tools={
             "computer": record({}),
             "computer_use_preview": record(
-                {"environment": STRING, "display_width": whole(), "display_height": whole()}
+                {
+                    "environment": one_of("windows", "mac", "linux", "ubuntu", "browser"),
+                    "display_width": whole(1, MAX_SIDE),
+                    "display_height": whole(1, MAX_SIDE),
+                }
             ),
         },
         call=Call(with_call_id, whole=Whole(_read), offers=_offers, lacks=_lacks),

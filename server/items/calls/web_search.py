@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+from server.ignored import ignore
 from server.items.item_type import Call, Execution, Item, ItemType, Scene, Tool
 from server.items.parts import PLACE, SEARCHING, item_shape
 from server.items.private_half import Private, private_of
@@ -58,17 +59,25 @@ _LOCATION = record(
     {}, {"country": STRING, "region": STRING, "city": STRING, "timezone": STRING}, type="approximate"
 )
 _CONTEXT_SIZE = one_of("low", "medium", "high")
-_TOOL = exactly(
-    {},
-    {
-        "external_web_access": boolean,
-        "filters": exactly({}, {"allowed_domains": array(_domain), "blocked_domains": array(_domain)}),
-        "user_location": _LOCATION,
-        "search_context_size": _CONTEXT_SIZE,
-    },
-    "type",
-)
-_PREVIEW = record({}, {"user_location": _LOCATION, "search_context_size": _CONTEXT_SIZE})
+
+
+def _unused(value: Any, path: str) -> Any:
+    """What official clients send that changes nothing here: a reply names it."""
+    ignore(path)
+    return value
+
+
+described(_unused, dict)
+
+_MEMBERS = {
+    "filters": exactly({}, {"allowed_domains": array(_domain), "blocked_domains": array(_domain)}),
+    "user_location": _LOCATION,
+    "search_context_size": _CONTEXT_SIZE,
+    "search_content_types": _unused,
+    "image_settings": _unused,
+}
+_TOOL = exactly({}, {"external_web_access": boolean, **_MEMBERS}, "type")
+_PREVIEW = exactly({}, _MEMBERS, "type")
 _TOOLS = {
     "web_search": _TOOL,
     "web_search_2025_08_26": _TOOL,
@@ -261,11 +270,13 @@ async def _search(action: Item, tool: Tool, registry: Registry, sources: Sources
     answer = await execute(registry[SEARCH], json.dumps(asked))
     if answer.output is None:
         return answer
-    results = json.loads(answer.output)
+    answered = json.loads(answer.output)
+    results = answered["results"]
     numbered = [(sources.of(found["url"], found["title"]), found) for found in results]
     shown = [f"【{s.number}】 {s.title}\n{s.url}\n{found['snippet']}".strip() for s, found in numbered]
     kept = {"sources": [_told(source) for source, _ in numbered], "results": results}
-    return ToolResult(output="\n\n".join(shown) or "Nothing was found.", kept=kept)
+    failed = [f"[not searched: {query!r}, because {why}]" for query, why in answered["failed"].items()]
+    return ToolResult(output="\n\n".join([*(shown or ["Nothing was found."]), *failed]), kept=kept)
 
 
 async def _page(

@@ -274,8 +274,8 @@ WORDS: dict[str, list[tuple[list[Json], list[Any]]]] = {
             [called("apply_patch", type="delete_file", path="p"), f"apply_patch: {told}"],
         )
         for more, told in (
-            ({}, "The patch was applied."),
-            ({"output": "done"}, "done"),
+            ({"status": "completed"}, "The patch was applied."),
+            ({"status": "completed", "output": "done"}, "done"),
             ({"status": "failed", "output": "no file"}, "error: no file"),
             ({"status": "failed"}, "error: The patch could not be applied."),
         )
@@ -403,7 +403,9 @@ async def test_an_item_without_words_that_is_stored_already_is_refused_where_it_
 
 async def test_an_output_needs_its_call_whatever_its_type(tmp_path: Path) -> None:
     async with running_app(tmp_path) as running, http_client(running) as client:
-        error = await Api(client).refused(400, [{"type": "apply_patch_call_output", "call_id": "c"}])
+        error = await Api(client).refused(
+            400, [{"type": "apply_patch_call_output", "call_id": "c", "status": "completed"}]
+        )
     assert error["param"] == "input[0].call_id"
 
 

@@ -67,7 +67,10 @@ def objects(value: Any, path: Path = ()) -> Iterator[Path]:
             yield from objects(element, (*path, index))
 
 
-CLOSED = {"file_search", "mcp", "web_search", "web_search_2025_08_26"}
+CLOSED = {
+    *("file_search", "mcp", "web_search", "web_search_2025_08_26"),
+    *("web_search_preview", "web_search_preview_2025_03_11"),
+}
 """Tools of which a misspelt member would have a model see or do more than was meant: it is refused."""
 
 

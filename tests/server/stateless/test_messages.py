@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from engine import Chunk, Done, Fail, LocalEngine, QueueFull, Say, ScriptedEngine, Text
-from server.stateless.messages import MessageWriter
+from server.stateless.messages import MessageWriter, _input
 from tests.server.stateless.test_chat_ends import Gated, idle, live
 from tests.support.libraries import put_file
 from tests.support.running import Running, http_client, live_app, running_app
@@ -129,6 +129,13 @@ async def test_why_an_answer_stops(
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
     kinds = [block["type"] for block in message["content"]]
     assert kinds.count("tool_use") == int("tools" in fields and reason != "end_turn")
+
+
+@pytest.mark.parametrize("arguments", [r'{"x": "\ud800"}', "[1]", '{"x'])
+def test_arguments_that_no_reply_can_say_are_a_text_in_an_object(arguments: str) -> None:
+    assert _input(arguments) == {"INVALID_JSON": arguments}
+    assert _input("") == {} and _input('{"x": 1}') == {"x": 1}
+    orjson.dumps(_input('{"x": 123456789012345678901234567890}'))
 
 
 async def test_a_call_that_is_cut_off_is_a_text_in_an_object(client: httpx.AsyncClient) -> None:

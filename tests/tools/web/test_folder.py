@@ -56,7 +56,7 @@ async def test_documents_are_opened_where_they_were_seen(documents: Path) -> Non
     assert "was not seen before" in str((await execute(tools[PAGE], json.dumps(asked))).error)
     wanted = {"queries": ["tide", "buoy"], "count": 8, "domains": [], "blocked": []}
     found = await execute(tools[SEARCH], json.dumps(wanted))
-    assert [hit["url"][-5:] for hit in json.loads(found.output or "")] == ["es.md", "s.TXT"]
+    assert [hit["url"][-5:] for hit in json.loads(found.output or "")["results"]] == ["es.md", "s.TXT"]
 
 
 async def test_a_folder_without_documents_is_refused(tmp_path: Path) -> None:

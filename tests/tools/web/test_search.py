@@ -118,9 +118,9 @@ async def test_queries_take_turns_and_a_url_comes_once() -> None:
     def urls(hits: list[Hit]) -> list[str]:
         return [hit.url.removeprefix("https://") for hit in hits]
 
-    found = await search_all(Both(), [Query("a", 9), Query("b", 9), Query("down", 9)], 9)
-    assert urls(found) == ["a.org/1", "b.org/1", "Same.org/x", "c.org"]
-    only = await search_all(Both(), [Query("a", 9, ("same.org", "b.org"))], 9)
+    found, failed = await search_all(Both(), [Query("a", 9), Query("b", 9), Query("down", 9)], 9)
+    assert urls(found) == ["a.org/1", "b.org/1", "Same.org/x", "c.org"] and failed == {"down": "no"}
+    only, _ = await search_all(Both(), [Query("a", 9, ("same.org", "b.org"))], 9)
     assert urls(only) == ["Same.org/x"]
     with pytest.raises(SearchFailed):
         await search_all(Both(), [Query("down", 9)], 9)
