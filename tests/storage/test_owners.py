@@ -47,8 +47,8 @@ VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
 }
 
 UNSCOPED = {
-    "admit", "append", "claim", "claim_due", "free_all", "mark_watched", "release", "release_runs",
-    "run_status", "take", "watched", "response_is_known", "free_models",
+    "admit", "append", "claim", "claim_due", "free_all", "give_back", "mark_watched", "release",
+    "release_runs", "run_status", "take", "watched", "response_is_known", "free_models",
     "log_end", "records", "response_input", "waiting_inputs",
     "claim_deliveries", "disable_webhook", "due_deliveries", "settle_delivery",
 }  # fmt: skip
@@ -57,7 +57,7 @@ UNSCOPED = {
 ELSEWHERE = {
     "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_bytes_by_owner",
     "num_live_runs", "conversation_epochs", "forget_shares", "gone_responses",
-    "shrunk_conversations", "open", "ready",  # of no owner
+    "shrunk_conversations", "lacking_blobs", "open", "ready",  # of no owner
     "create_key", "find_key", "key_hash", "list_keys", "revoke_key",  # the administrator's
     "any_key", "change_key", "get_key", "key_family", "page_of_keys", "rotate_key", "touch_keys",
     "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",

@@ -97,8 +97,17 @@ async def test_an_answer_under_way_is_followed_after_the_servers_end(
             made = (await client.post("/v1/responses", json=body)).json()["id"]
             await gate.reached.wait()
         await server.life.drain(0)
-    async with live_app(tmp_path, ScriptedEngine()) as server:
+    again = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated_at(again, "hold"))) as server:
+
+        async def go_on_once_it_is_read() -> None:
+            while not server.context.runs.feed.total_readers:
+                await asyncio.sleep(0.005)
+            again.release.set()
+
+        reading = asyncio.create_task(go_on_once_it_is_read())
         printed = await talk(server, argv=("--resume", body.get("conversation", made)))
+        await reading
     assert printed.endswith("one two\n")
 
 
