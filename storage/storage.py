@@ -313,9 +313,10 @@ class Storage:
         """
         await self._write(partial(fleet.release, runner=self.runner, blameless=blameless))
 
-    async def give_back(self, response_ids: Sequence[str]) -> None:
-        """Gives back runs of this process that it does not carry on."""
-        await self._write(partial(fleet.give_back, runner=self.runner, ids=tuple(response_ids)))
+    async def give_back(self, response_ids: Sequence[str], *, blameless: bool) -> None:
+        """Gives back runs of this process that it does not carry on. blameless: none of them can be why."""
+        ids = tuple(response_ids)
+        await self._write(partial(fleet.give_back, runner=self.runner, ids=ids, blameless=blameless))
 
     async def claim_due(self, now: int) -> tuple[RunClaim, ...]:
         """Takes over every waiting run whose deadline has come, and those that are to be cancelled."""

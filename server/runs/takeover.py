@@ -114,7 +114,7 @@ class Takeover:
             except EngineUnavailable as error:  # others, whose models are there, are not to wait for it
                 log.warning("run %s is given back, and waits: %s", claim.response_id, error)
                 with suppress(StorageUnavailable):  # `find_lost` does it later
-                    await self._storage.give_back([claim.response_id])
+                    await self._storage.give_back([claim.response_id], blameless=True)
                 asyncio.get_running_loop().call_later(AGAIN_S, self._want)
                 return None
             except NotFound:
@@ -209,7 +209,7 @@ class Takeover:
             self._without = without - lost
             if lost:
                 log.warning("runs that nothing carried on are given back: %s", ", ".join(sorted(lost)))
-                await self._storage.give_back(sorted(lost))
+                await self._storage.give_back(sorted(lost), blameless=False)
                 self._want()
 
     async def end_due(self) -> None:

@@ -93,11 +93,12 @@ def _free(conn: Connection, ids: Sequence[str]) -> None:
     )
 
 
-def give_back(conn: Connection, runner: str, ids: Sequence[str]) -> None:
-    """Some runs of a process are nobody's any more, and none of them is to blame."""
+def give_back(conn: Connection, runner: str, ids: Sequence[str], *, blameless: bool) -> None:
+    """Some runs of a process are nobody's any more. blameless: none of them can be why."""
     owned = (runs.c.runner == runner, runs.c.response_id.in_(list(ids)))
     held = conn.execute(select(runs.c.response_id).where(*owned).with_for_update()).scalars().all()
-    conn.execute(update(runs).where(*owned).values(strikes=0, admitted_seq=runs.c.next_seq))
+    if blameless:
+        conn.execute(update(runs).where(*owned).values(strikes=0, admitted_seq=runs.c.next_seq))
     _free(conn, held)
 
 
