@@ -87,6 +87,18 @@ async def test_a_repeat_of_a_stream_is_that_stream(tmp_path: Path) -> None:
         assert len(here.engine.requests) == 1
 
 
+async def test_a_repeat_that_is_refused_reads_nothing(tmp_path: Path) -> None:
+    """A reader that nobody closes would keep the response in memory, and its run at work, for good."""
+    async with held(tmp_path) as here:
+        here.gate.release.set()
+        asked = {"stream": True, "cache_salt": "x"}
+        assert (await here.respond(**asked)).status_code == 200
+        wrong = {**KEY, "x-antiphon-profile": "bogus"}
+        again = await here.http.post("/v1/responses", json={"input": "hi", **asked}, headers=wrong)
+        assert again.status_code == 400
+        assert here.server.context.runs.feed.total_readers == 0
+
+
 async def test_a_repeat_of_a_stream_under_way_joins_it_from_its_first_event(tmp_path: Path) -> None:
     async with held(tmp_path) as here:
         first = asyncio.create_task(here.respond(stream=True))

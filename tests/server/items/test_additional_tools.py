@@ -143,6 +143,27 @@ async def test_a_key_without_the_scope_cannot_use_what_another_has_added(tmp_pat
         assert (await client.post("/v1/responses", json=body)).status_code == 200
 
 
+async def test_a_key_without_the_scope_answers_no_run_that_has_the_tool(tmp_path: Path) -> None:
+    """It would have the tool run, by an approval or by what the run does next."""
+    async with live_app(tmp_path, ScriptedEngine()) as server, http_client(server) as client:
+        api = Api(client)
+        everything = await key_with(client, server, "all")
+        keyed = await key_with(client, server, "responses", "tool:function")
+        client.headers.update(everything)
+        begun = await api.create(call(), tools=[WEATHER, BUILTIN], background=True, await_tool_outputs=True)
+        async with asyncio.timeout(10):
+            while not (now := await api.get(begun["id"])).get("pending_tool_calls"):
+                await asyncio.sleep(0.005)
+        body = {"tool_outputs": [answer(now["pending_tool_calls"][0]["call_id"], "wet")]}
+        client.headers.update(keyed)
+        path = f"/v1/responses/{begun['id']}/tool_outputs"
+        error = await api.fails(403, "POST", path, json=body)
+        assert error["code"] == "insufficient_permissions" and "tool:mcp" in error["message"]
+        client.headers.update(everything)
+        assert (await client.post(path, json=body)).status_code == 200
+        assert (await api.ended(begun["id"]))["status"] == "completed"
+
+
 async def test_deferred_tools_are_searched(tmp_path: Path) -> None:
     """The search may be the request's, and the deferred tools an item's."""
     engine = ScriptedEngine()

@@ -65,6 +65,8 @@ async def test_unknown_urls_and_methods(client: httpx.AsyncClient) -> None:
     ):
         error = (await client.post(path)).json()["error"]
         assert error["message"] == f"Invalid URL (POST {path}): did you mean {meant}?"
+    long = f"/v1/respones/{'a' * 200}/cancel"  # to compare it would take long
+    assert (await client.post(long)).json()["error"]["message"] == f"Invalid URL (POST {long})"
     told = "the endpoints are under /v1, and the page /docs lists them."
     for method, path in (("GET", "/v1"), ("POST", "/v1")):
         reply = await client.request(method, path)
