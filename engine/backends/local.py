@@ -81,6 +81,7 @@ class LocalEngine(WithTexts):
         elif settings:
             raise TypeError(f"the configuration has its settings already: {', '.join(settings)}")
         self._config = config
+        self._credit_step = min(CREDIT_STEP, max(1, config.max_undelivered // 2))
         self._inbox: Inbox = SimpleQueue()
         self._thread = EngineThread(
             "engine", "the engine", lambda: self._inbox.put(Close()), ended=self._end_requests
@@ -416,7 +417,7 @@ class LocalEngine(WithTexts):
             place.begin()
         if outputs[-1].finish is not None or outputs[-1].error is not None:
             self._mailboxes.pop(handle, None)  # the engine thread has dropped it already
-        elif mailbox.num_uncredited >= min(CREDIT_STEP, max(1, self._config.max_undelivered // 2)):
+        elif mailbox.num_uncredited >= self._credit_step:
             self._inbox.put(Credit(handle, mailbox.num_uncredited))
             mailbox.num_uncredited = 0
         return outputs

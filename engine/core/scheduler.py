@@ -88,8 +88,8 @@ class Filling:
     newest: int | None = None  # prompts with handles above this one are late; None: nothing decodes
     long: frozenset[int] = frozenset()  # handles of long prompts,
     last: int = -1  # which are late as well where one that came later, up to this one, decodes
-    scored: int = PROMPT_LOGPROBS_CHUNK  # tokens of prompts whose log probabilities are wanted
-    halved: frozenset[int] = frozenset()  # those of them that leave half of their room to shorter prompts
+    halved: frozenset[int] = frozenset()  # those of `long` that leave half of their room to shorter ones
+    scored: int = PROMPT_LOGPROBS_CHUNK  # tokens left for prompts whose log probabilities are wanted
     chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
 
     def room(self, sequence: Sequence) -> int:
@@ -160,7 +160,7 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self.pace = Pace(max_num_batched_tokens)
         self._newest = -1  # the highest handle so far
-        self._aside: list[Sequence] = []  # of this step: they wait for blocks that others compute
+        self._aside: list[Sequence] = []  # of this step: see `_set_aside`
         self._budget = self._most = max_num_batched_tokens  # tokens of the next step, and of any
         self._max_model_len = max_model_len
         self._max_undelivered = max_undelivered
@@ -334,6 +334,7 @@ class Scheduler:
                 self.waiting.push(self._aside.pop(), front=True)
 
     def _filled(self) -> Batch | None:
+        """The next step, or None where nobody can go on; what it passes over lies in `_aside` afterwards."""
         slots = np.fromiter((sequence.slot for sequence in self.running), np.int64, len(self.running))
         remaining = (self.rows.num_tokens[slots] - self.rows.num_computed[slots]).tolist()
         begun = list(zip(self.running, remaining, strict=True))
@@ -344,7 +345,7 @@ class Scheduler:
         prefills.sort(key=lambda row: self.waiting.rank(row[0]))
         while prefills and (head := self.waiting.peek()) is not None and not head.late:
             self.considered = head
-            if not self._waits_for_another(head):
+            if not (self._waits_for_another(head, *self._hit(head)) and self._set_aside(head)):
                 break
         newcomer = self.waiting.peek() if prefills else None
         before = None if newcomer is None else self.waiting.rank(newcomer)
@@ -523,19 +524,12 @@ class Scheduler:
             held_back = self._held_back == (sequence.handle, self.kv.num_releases)
             if yields is None and (held_back or not self.rows.num_free):
                 break
-            if self._waits_for_another(sequence):
-                continue
-            if sequence.wants_prompt_logprobs and filling.scored <= 0:
-                if len(self._aside) >= MAX_ASIDE:
-                    break
-                self.waiting.pop()
-                self._aside.append(sequence)
-                continue
             hit, limit = self._hit(sequence)
-            if hit.num_blocks < limit and self._is_being_computed(
-                sequence.chain[hit.num_blocks], hit.num_blocks
-            ):
-                break  # more of them wait than are looked past
+            cannot_score = sequence.wants_prompt_logprobs and filling.scored <= 0
+            if cannot_score or self._waits_for_another(sequence, hit, limit):
+                if self._set_aside(sequence):
+                    continue
+                break
             wanted = min(len(sequence.tokens) + 1, self._max_model_len)
             if not self.rows.num_free or not self.kv.fits(hit, wanted, self._most):
                 if yields is None:
@@ -565,15 +559,16 @@ class Scheduler:
         limit = 0 if sequence.wants_prompt_logprobs else (len(sequence.tokens) - 1) // self.kv.block_size
         return self.kv.match(sequence.chain, limit), limit
 
-    def _waits_for_another(self, sequence: Sequence) -> bool:
-        """Whether the next in the queue waits for blocks that another sequence computes right now. Then it is
-        set aside for this step, so that it does not keep those behind it."""
-        if len(self._aside) >= MAX_ASIDE:
-            return False
-        hit, limit = self._hit(sequence)
-        if hit.num_blocks >= limit or not self._is_being_computed(
+    def _waits_for_another(self, sequence: Sequence, hit: Hit, limit: int) -> bool:
+        """Whether another sequence computes right now the first block that this one does not find."""
+        return hit.num_blocks < limit and self._is_being_computed(
             sequence.chain[hit.num_blocks], hit.num_blocks
-        ):
+        )
+
+    def _set_aside(self, sequence: Sequence) -> bool:
+        """Look past the next in the queue for this step, so that it does not keep those behind it; False
+        where as many have been looked past as may be."""
+        if len(self._aside) >= MAX_ASIDE:
             return False
         self.waiting.pop()
         self._aside.append(sequence)

@@ -28,7 +28,7 @@ from engine.tiers.files import Bytes, Damaged, FileWriter, Key, Name, Row, align
 from engine.tiers.folders import Folder
 from engine.tiers.index import SavedFile
 from engine.tiers.rates import Rates
-from engine.tiers.shelf import Shelf, forget_elsewhere, remove_stale
+from engine.tiers.shelf import Shelf, remove_stale
 from engine.types import TierStats
 
 PIECE = 16 << 20
@@ -169,9 +169,7 @@ class DiskTier:
         self.limit = limit
         self._block_size = block_size
         self._shelf = Shelf(folder, memory.group_bytes)
-        self._elsewhere: dict[
-            Path, Shelf
-        ] = {}  # what other models and settings have left under the same root
+        self._elsewhere: dict[Path, Shelf] = {}  # what other models and settings have left, by its folder
         self._is_open = False  # what is there was found
         self._state: State = "on"
         self._why = ""
@@ -408,11 +406,8 @@ class DiskTier:
         if not self._is_open:
             self._shelf.sweep()
         self._shelf.refresh()
-        self._shelf.forget(self._shelf.index.expired(time.time()), "expired")
-        forget_elsewhere(
-            self._shelf.folder,
-            [name for shelf in self._others() for name in shelf.index.expired(time.time())],
-        )
+        for shelf in (self._shelf, *self._others()):
+            shelf.forget(shelf.index.expired(time.time()), "expired")
         self._shelf.make_room(0, self._room(), self._block_s)
         if not self._is_open:
             remove_stale(self._shelf.folder)
@@ -488,8 +483,8 @@ class DiskTier:
 
     def _forget(self, names: list[str]) -> None:
         self._shelf.refresh()
-        self._shelf.forget(names)
-        forget_elsewhere(self._shelf.folder, names)
+        for shelf in (self._shelf, *self._others()):
+            shelf.forget(names)
 
     def _forget_owner(self, owner: str) -> None:
         for shelf in (self._shelf, *self._others()):

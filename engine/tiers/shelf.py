@@ -264,15 +264,15 @@ class Shelf:
         """Remove all that is an owner's."""
         self.folder.remove_owner(owner)
         folder = self.folder.path / owner.hex()
-        self._left.update(path for path in (folder, folder / "names") for path in _files_in(path))
+        names = folder / "names"
+        self._left.update(path for path in (folder, names) for path in _files_in(path))
         with self.lock:
             for file in self.index.files_of(owner):
                 self.evictions["forgotten"] += len(file.digests) - file.num_dead
                 self.index.remove(file)
             for name in self.index.names_of(owner):
                 self.index.take(name)
-        folder = self.folder.path / owner.hex() / "names"
-        self._name_files = {path: seen for path, seen in self._name_files.items() if path.parent != folder}
+        self._name_files = {path: seen for path, seen in self._name_files.items() if path.parent != names}
 
     def _unlink(self, path: Path) -> None:
         """Remove a file; one that cannot be is tried again with each refresh."""
@@ -317,17 +317,6 @@ class Shelf:
         except (OSError, Damaged):
             return False
         return True
-
-
-def forget_elsewhere(folder: Folder, names: Iterable[str]) -> None:
-    """Forget names in what other models have left under the same root."""
-    names = list(names)
-    for other in folder.others():
-        held = [name for owner in other.owners() for name in names if other.path_of(owner, name).exists()]
-        if held:
-            shelf = Shelf(other, None)
-            shelf.refresh()
-            shelf.forget(held)
 
 
 def remove_stale(folder: Folder) -> None:
