@@ -38,6 +38,7 @@ from storage.private_files import make_private_folder
 from storage.prompts import DefaultVersion, PromptChange, StoredPrompt, StoredPromptVersion
 from storage.records import (
     COMMIT_SECONDS,
+    CONVERSATION_BYTES,
     ECHO_MARK,
     MAX_PERSONS,
     PROGRESS_EVENTS,
@@ -165,6 +166,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMIT_SECONDS",
+    "CONVERSATION_BYTES",
     "ECHO_MARK",
     "MAX_BATCH_ATTEMPTS",
     "MAX_CHUNKS",

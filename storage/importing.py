@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from storage.prompts import StoredPrompt, StoredPromptVersion, put_back
 from storage.queries import items
-from storage.records import TERMINAL_STATUSES, NewItem, StorageError
+from storage.records import CONVERSATION_BYTES, TERMINAL_STATUSES, NewItem, StorageError
 from storage.tables import (
     conversation_items,
     conversations,
@@ -27,9 +27,6 @@ from storage.tables import (
 
 if TYPE_CHECKING:
     from storage.drivers import Run
-
-ROW_BYTES = 256
-"""What a conversation takes beside its metadata and its items."""
 
 _TABLES = {
     "response": responses,
@@ -137,7 +134,7 @@ def put_conversation(conn: Connection, owner: str, new: ImportedConversation) ->
         return False
     ids = [place.item.id for place in new.places]
     items.put(conn, owner, [place.item for place in new.places])
-    size = ROW_BYTES + len(new.metadata) + len((new.title or "").encode())
+    size = CONVERSATION_BYTES + len(new.metadata) + len((new.title or "").encode())
     row = {
         "id": new.id,
         "owner": owner,

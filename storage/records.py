@@ -17,6 +17,9 @@ C = TypeVar("C")
 TERMINAL_STATUSES = ("completed", "failed", "incomplete", "cancelled")
 """The statuses of a response that has ended; it is on its way in every other."""
 
+CONVERSATION_BYTES = 256
+"""What a conversation takes besides its metadata, its title and its items."""
+
 ECHO_MARK = b"\x00"
 """Stands, inside a stored event, for the response's immutable echo (stored once, joined at read). NUL cannot
 occur in JSON text, which escapes it.

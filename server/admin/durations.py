@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from server.admin.database_access import AdminError
 from server.clock import now_us
+from server.settings import UNITS_S
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _DURATION = re.compile(r"([0-9]{1,9})([smhdw])")
 
@@ -19,9 +19,9 @@ MAX_S = 100 * 366 * 86400
 def seconds_of(duration: str) -> int:
     """A duration in seconds. Raises AdminError."""
     found = _DURATION.fullmatch(duration)
-    if found is None or int(found[1]) * _UNITS[found[2]] > MAX_S:
+    if found is None or int(found[1]) * UNITS_S[found[2]] > MAX_S:
         raise AdminError(f"{duration!r} is no duration: write 90d, 12h, 30m or 45s")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(found[1]) * UNITS_S[found[2]]
 
 
 def seconds_until(written: str) -> int:

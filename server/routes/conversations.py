@@ -54,14 +54,11 @@ from server.schema import (
 )
 from server.shapes import label, one_of, refuse
 from server.threads import aside, in_large_request
-from storage import ConversationChange, ItemConflict, NewFork, NewItem, PositionedItem
+from storage import CONVERSATION_BYTES, ConversationChange, ItemConflict, NewFork, NewItem, PositionedItem
 
 T = TypeVar("T")
 
 router = APIRouter(prefix="/v1/conversations", tags=["Conversations"])
-
-_ROW_BYTES = 256
-"""What storage counts of a conversation besides its metadata and its title."""
 
 MAX_ITEMS = 20
 """Items that one request may add."""
@@ -146,7 +143,7 @@ async def fork_conversation(request: Request, conversation_id: str) -> Response:
     metadata = None if wanted.metadata is None else orjson.dumps(wanted.metadata)
     parent = await context(request).storage.get_conversation(owner(request), conversation_id)
     inherited = len((metadata or parent.metadata) + (parent.title or "").encode())
-    await require_stored_bytes(request, _ROW_BYTES + inherited)
+    await require_stored_bytes(request, CONVERSATION_BYTES + inherited)
     new = NewFork(new_id("conv_"), now_us(), wanted.after, metadata)
     with asked_by("after"):
         stored = await context(request).storage.fork_conversation(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from server.settings.models_file import TABLE as MODELS_TABLE
 from server.settings.models_file import Canary, ModelEntry, ModelsFile, entries_beside, read_entries
 from server.settings.sealing_keys import SECRET_BYTES, read_sealing_key_file, read_sealing_keys
-from server.settings.table import Address, Bytes, Seconds, SettingsTable, nearest, read_table
+from server.settings.table import UNITS_S, Address, Bytes, Seconds, SettingsTable, nearest, read_table
 
 __all__ = [
     "MODELS_TABLE",
     "SECRET_BYTES",
+    "UNITS_S",
     "Address",
     "Bytes",
     "Canary",

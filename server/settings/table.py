@@ -41,7 +41,9 @@ Bytes = Annotated[int, BeforeValidator(_bytes)]
 
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+"""Seconds of each unit in which a time is written."""
 
 
 def _seconds(value: Any) -> Any:
@@ -50,7 +52,7 @@ def _seconds(value: Any) -> Any:
         return value
     if (written := _SPAN.fullmatch(value.strip())) is None:
         raise ValueError(f"{value!r} is no time, such as 90, 30s, 5m, 12h, 7d or 2w")
-    return float(written[1]) * _SECONDS[written[2]]
+    return float(written[1]) * UNITS_S[written[2]]
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(allow_inf_nan=False)]

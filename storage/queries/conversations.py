@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, tuple_,
 from storage.lineage import IN_LINEAGE, LINEAGE, lineage_of, sharing, stretches
 from storage.queries import garbage, items
 from storage.records import (
+    CONVERSATION_BYTES,
     ConversationArchived,
     ConversationChange,
     ConversationFull,
@@ -30,9 +31,6 @@ from storage.records import (
 )
 from storage.tables import conversation_items, conversations
 from storage.tables import items as item_rows
-
-ROW_BYTES = 256
-"""What a conversation takes beside its metadata and its items."""
 
 
 def live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:
@@ -213,7 +211,7 @@ def create(
             created_at=created_at,
             metadata=metadata,
             head=0,
-            num_bytes=ROW_BYTES + len(metadata) + _title_bytes(title),
+            num_bytes=CONVERSATION_BYTES + len(metadata) + _title_bytes(title),
             used_at=created_at,
             title=title,
         )
@@ -245,7 +243,7 @@ def fork(conn: Connection, owner: str, id: str, new: NewFork) -> StoredConversat
         "created_at": new.created_at,
         "metadata": metadata,
         "head": head,
-        "num_bytes": ROW_BYTES + len(metadata) + _title_bytes(parent.title),
+        "num_bytes": CONVERSATION_BYTES + len(metadata) + _title_bytes(parent.title),
         "used_at": new.created_at,
         "parent_id": id,
         "parent_head": head,
