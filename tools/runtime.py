@@ -69,6 +69,11 @@ def shortened(result: ToolResult) -> ToolResult:
     return result if result.error is None else replace(result, error=cut(result.error, MAX_OUTPUT))
 
 
+def cut_note(length: int | str) -> str:
+    """What ends an output of which only a part is kept. length: characters that it had."""
+    return f"\n[cut: the output had {length} characters]"
+
+
 def cut(text: str, most: int) -> str:
     """A tool's output, or its first `most` characters with a note that says how many there were: also in an
     output that such a note ends already."""
@@ -76,4 +81,4 @@ def cut(text: str, most: int) -> str:
         return text
     noted = _NOTE.search(text[-80:])
     length = len(text) if noted is None else noted.group(1)
-    return f"{text[:most]}\n[cut: the output had {length} characters]"
+    return f"{text[:most]}{cut_note(length)}"

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from tools.runtime import cut_note
 from tools.spec import Function, ToolError
 
 MAX_KEPT = 1 << 20
-NOTE = b"\n[cut: the output had %d characters]"
 """Bytes of each of its outputs that are kept; of these the model is shown what the runtime allows."""
 
 MAX_WRITTEN = 16 << 20
@@ -118,7 +118,7 @@ async def _read(pipe: asyncio.StreamReader) -> bytes:
             told = f"the program wrote more than {MAX_WRITTEN} bytes and was stopped"
             raise ToolError(told, uncertain=True)
         kept += part[: MAX_KEPT - len(kept)]
-    return bytes(kept) if written <= MAX_KEPT else bytes(kept) + NOTE % written
+    return bytes(kept) if written <= MAX_KEPT else bytes(kept) + cut_note(written).encode()
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

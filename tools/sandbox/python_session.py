@@ -78,8 +78,10 @@ class PythonSession:
         self._write_at = 0.0  # when nothing of what it may write is used
         self._held = False  # it has written too much, and is stopped for a while
         self._ending = False  # the cell is to end, and is not stopped any more
-        self._mapped: frozenset[int] | None = frozenset()  # inodes of files that could be written as memory
-        self.touched: frozenset[int] | None = frozenset()  # when a cell ended, and by the last one; None: any
+        # what the worker had mapped when the last cell ended: see `_map`
+        self._mapped: frozenset[int] | None = frozenset()
+        # inodes of files that the last cell may have written as memory that is mapped; None: of any
+        self.touched: frozenset[int] | None = frozenset()
 
     @property
     def alive(self) -> bool:
@@ -129,10 +131,10 @@ class PythonSession:
     def _hold_back(self) -> None:
         """Have the worker, which cannot write to `/proc` itself under bubblewrap, stand back behind the
         server."""
-        own = self._processes()
-        if self._confinement.alone and len(own) >= (place := self._confinement.num_own):
-            end_first(own[place - 1])
-            let_session_stand_back(own[place - 1])
+        worker = self._worker(self._processes())
+        if self._confinement.alone and worker is not None:
+            end_first(worker)
+            let_session_stand_back(worker)
 
     def _make_folders(self, place: Path) -> Path:
         place.chmod(0o711)  # the user that code runs as finds its folders in it
@@ -191,6 +193,11 @@ class PythonSession:
         if process is None or sys.platform != "linux":
             return []
         return below(process.pid) if self._confinement.alone else of_session(process.pid)
+
+    def _worker(self, processes: list[int]) -> int | None:
+        """The process that runs cells, of these; those before it confine it. None before it is there."""
+        place = self._confinement.num_own
+        return processes[place - 1] if len(processes) >= place else None
 
     def _settle(self) -> bool:
         """End what a cell has left running, and let the worker not go on before the next one, nor any of its
@@ -270,8 +277,8 @@ class PythonSession:
 
     def _map(self) -> frozenset[int] | None:
         """The inodes of files that the worker has mapped into its memory, and can write; None: of any."""
-        own = self._processes()[: self._confinement.num_own]
-        return inodes_mapped_by(own[-1]) if own else frozenset()
+        worker = self._worker(self._processes())
+        return frozenset() if worker is None else inodes_mapped_by(worker)
 
     def _why_stopped(self) -> str:
         if self._cut.is_set():

@@ -87,9 +87,11 @@ async def test_a_cell_that_is_cancelled_leaves_no_descriptor_and_none_that_is_wa
         [room] = kept.sandbox._rooms.values()
         assert room.session is not None
         output, before = room.session._output, len(os.listdir("/proc/self/fd"))
-        code = "import subprocess, time\nsubprocess.Popen(['sleep', '9'])\ntime.sleep(9)"
+        code = "import subprocess, time\nsubprocess.Popen(['sleep', '9'])\nprint('begun')\ntime.sleep(9)"
         cell = asyncio.create_task(kept.run(code))
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(10):
+            while b"begun" not in room.session._logs:
+                await asyncio.sleep(0.01)
         cell.cancel()
         await asyncio.wait({cell})
         assert not asyncio.get_running_loop().remove_reader(output)
