@@ -1,6 +1,8 @@
 """Puts back what an export of one owner holds: rows as they were, each object in a transaction of its own.
 
 An object that is there already stays as it is, so that an import which was cut short is simply begun again.
+What was deleted comes back as such, in the transaction of a response that needs it: nobody sees it, and it
+goes with the last that needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from storage.prompts import StoredPrompt, StoredPromptVersion, put_back
 from storage.queries import items
-from storage.records import CONVERSATION_BYTES, TERMINAL_STATUSES, NewItem, StorageError
+from storage.records import CONVERSATION_BYTES, TERMINAL_STATUSES, Direction, NewItem, StorageError
 from storage.tables import (
     conversation_items,
     conversations,
@@ -48,18 +50,21 @@ class OwnedByAnother(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An item at its position in a conversation. created_at: when it came, where that is known."""
+    """An item at its position in a conversation; its other fields are those of `PositionedItem`."""
 
     position: int
     item: NewItem
     created_at: int | None = None
+    direction: Direction = "in"
+    status: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedConversation:
     """A conversation with all of its items, those that it had from its parent included. head: the position
     that the next item takes. parent_id, parent_item: as in `StoredConversation`; a parent that is not there
-    is forgotten. Times are microseconds; metadata is a JSON object."""
+    is forgotten. deleted_at: it was deleted, and counts as deleted since then. Times are microseconds;
+    metadata is a JSON object."""
 
     id: str
     created_at: int
@@ -71,16 +76,19 @@ class ImportedConversation:
     places: Sequence[Place]
     parent_id: str | None = None
     parent_item: str | None = None
+    deleted_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedResponse:
     """A response that has ended, with its own input and its output. head, echo, plan: as in `NewResponse`.
-    conversation_head: the length of its conversation when it began."""
+    conversation_head: the length of its conversation when it began. deleted_at: as for a conversation; then
+    it may have no end, and its head, echo and plan are empty. deleted, deleted_conversation: what its history
+    needs of what was deleted, as in `ExportedResponse`."""
 
     id: str
     created_at: int
-    completed_at: int
+    completed_at: int | None
     status: str
     model: str
     background: bool
@@ -92,6 +100,9 @@ class ImportedResponse:
     conversation_head: int | None
     input: Sequence[NewItem]
     output: Sequence[NewItem]
+    deleted_at: int | None = None
+    deleted: Sequence[ImportedResponse] = ()
+    deleted_conversation: ImportedConversation | None = None
 
 
 class Imports:
@@ -111,7 +122,8 @@ class Imports:
         return await self._write(partial(put_conversation, owner=owner, new=new))
 
     async def response(self, owner: str, new: ImportedResponse) -> bool:
-        """Stores a response that has ended, after its conversation. OwnedByAnother, ItemConflict."""
+        """Stores a response that has ended, after its conversation, with what of its history was deleted;
+        that also where the response itself is there, and lacks it. OwnedByAnother, ItemConflict."""
         return await self._write(partial(put_response, owner=owner, new=new))
 
     async def prompt(self, prompt: StoredPrompt, versions: Sequence[StoredPromptVersion]) -> bool:
@@ -119,10 +131,12 @@ class Imports:
         return await self._write(partial(put_prompt, prompt=prompt, versions=versions))
 
 
-def is_there(conn: Connection, owner: str, kind: str, id: str) -> bool:
-    """Whether the owner has it, also where it was deleted since. OwnedByAnother."""
+def is_there(conn: Connection, owner: str, kind: str, id: str, *, hold: bool = False) -> bool:
+    """Whether the owner has it, also where it was deleted since. OwnedByAnother. hold: nobody removes it
+    before this transaction's end."""
     table = _TABLES[kind]
-    found = conn.execute(select(table.c.owner).where(table.c.id == id)).scalar()
+    query = select(table.c.owner).where(table.c.id == id)
+    found = conn.execute(query.with_for_update(read=True) if hold else query).scalar()
     if found is not None and found != owner:
         raise OwnedByAnother(kind, id)
     return found is not None
@@ -130,7 +144,7 @@ def is_there(conn: Connection, owner: str, kind: str, id: str) -> bool:
 
 def put_conversation(conn: Connection, owner: str, new: ImportedConversation) -> bool:
     """Stores a conversation with its items; False where it is there. OwnedByAnother, ItemConflict."""
-    if is_there(conn, owner, "conversation", new.id):
+    if is_there(conn, owner, "conversation", new.id, hold=True):
         return False
     ids = [place.item.id for place in new.places]
     items.put(conn, owner, [place.item for place in new.places])
@@ -145,6 +159,7 @@ def put_conversation(conn: Connection, owner: str, new: ImportedConversation) ->
         "used_at": new.used_at,
         "title": new.title,
         "archived_at": new.archived_at,
+        "deleted_at": new.deleted_at,
         **_parent(conn, owner, new),
     }
     conn.execute(insert(conversations), row)
@@ -154,7 +169,8 @@ def put_conversation(conn: Connection, owner: str, new: ImportedConversation) ->
             "position": place.position,
             "owner": owner,
             "item_id": place.item.id,
-            "direction": "in",
+            "direction": place.direction,
+            "response_status": place.status,
             "created_at": place.created_at,
         }
         for place in new.places
@@ -175,12 +191,39 @@ def _parent(conn: Connection, owner: str, new: ImportedConversation) -> dict[str
 
 
 def put_response(conn: Connection, owner: str, new: ImportedResponse) -> bool:
-    """Stores a response, and notes what it brought into its conversation, which is there by now if it is to
-    be; False where the response is there. OwnedByAnother, ItemConflict."""
-    if new.status not in TERMINAL_STATUSES:
-        raise ValueError(f"the response {new.id} has not ended")
-    if is_there(conn, owner, "response", new.id):
-        return False
+    """Stores a response with what of its history was deleted, and notes what they brought into their
+    conversation, which is there by now if it is to be; False where the response is there. OwnedByAnother,
+    ItemConflict."""
+    for one in (new, *new.deleted):
+        if one.status not in TERMINAL_STATUSES:
+            raise ValueError(f"the response {one.id} has not ended")
+    there = _held(conn, owner, [new.id, *(one.id for one in new.deleted)])
+    if new.deleted_conversation is not None:
+        put_conversation(conn, owner, new.deleted_conversation)
+    for one in (new, *new.deleted):
+        if one.id not in there:
+            _put(conn, owner, one)
+    for part in items.parts([one.id for one in new.deleted if one.id not in there]):
+        for id, size in items.num_bytes_of(conn, part).items():
+            conn.execute(update(responses).where(responses.c.id == id).values(num_bytes=size))
+    return new.id not in there
+
+
+def _held(conn: Connection, owner: str, ids: Sequence[str]) -> frozenset[str]:
+    """Those of the responses that are there. OwnedByAnother. Held, lest they be collected before they are
+    needed; in one order, as whoever collects them does."""
+    found: dict[str, str] = {}
+    for part in items.parts(sorted(set(ids))):
+        there = select(responses.c.id, responses.c.owner).where(responses.c.id.in_(part))
+        rows = conn.execute(there.order_by(responses.c.id).with_for_update(read=True)).all()
+        found |= {row.id: row.owner for row in rows}
+    for id in ids:
+        if found.get(id, owner) != owner:
+            raise OwnedByAnother("response", id)
+    return frozenset(found)
+
+
+def _put(conn: Connection, owner: str, new: ImportedResponse) -> None:
     items.put(conn, owner, [*new.input, *new.output])
     row = {
         "id": new.id,
@@ -199,6 +242,7 @@ def put_response(conn: Connection, owner: str, new: ImportedResponse) -> bool:
         "conversation_head": new.conversation_head,
         # An export holds no events.
         "log_erased_at": new.completed_at,
+        "deleted_at": new.deleted_at,
     }
     conn.execute(insert(responses), row)
     for direction, turn in (("in", new.input), ("out", new.output)):
@@ -216,7 +260,6 @@ def put_response(conn: Connection, owner: str, new: ImportedResponse) -> bool:
             conn.execute(insert(response_items), places)
         if new.conversation_id is not None:
             _note_turn(conn, owner, new, direction, [item.id for item in turn])
-    return True
 
 
 def _note_turn(

@@ -851,20 +851,56 @@ class Purged:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedResponse:
-    """A response as an export reads it: with its own input."""
-
-    response: StoredResponse
-    input: tuple[StoredItem, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PositionedItem:
-    """An item at its place in a conversation. created_at: when it came there, where that is known."""
+    """An item at its place in a conversation. created_at: when it came there, where that is known. direction,
+    status: of the turn that brought it, and how that ended; None for what no turn brought."""
 
     position: int
     item: StoredItem
     created_at: int | None = None
+    direction: Direction = "in"
+    status: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedResponse:
+    """What is left of a deleted response for those that continue it: all that their history has of it.
+    Times are microseconds; completed_at: None where it was deleted before its end."""
+
+    id: str
+    created_at: int
+    completed_at: int | None
+    status: str
+    model: str
+    background: bool
+    previous_response_id: str | None
+    conversation_id: str | None
+    conversation_head: int | None
+    deleted_at: int
+    input: tuple[StoredItem, ...]
+    output: tuple[StoredItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedConversation:
+    """What is left of a deleted conversation for the responses that stand on it: its items below the highest
+    position that the history of one of them reaches."""
+
+    conversation: StoredConversation
+    deleted_at: int
+    items: tuple[PositionedItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedResponse:
+    """A response as an export reads it: with its own input, and with what its history needs of what nobody
+    sees any more: the deleted responses before it, the nearest first, and the deleted conversation that it,
+    or the last of them, ran in."""
+
+    response: StoredResponse
+    input: tuple[StoredItem, ...]
+    deleted: tuple[DeletedResponse, ...] = ()
+    deleted_conversation: DeletedConversation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -855,10 +855,16 @@ class Storage:
         return await self._read(partial(tenants.known, owner=owner))
 
     async def export_responses(
-        self, owner: str, *, after: tuple[int, str] | None, limit: int
+        self, owner: str, *, after: tuple[int, str] | None, limit: int, carried: Collection[str] = ()
     ) -> tuple[ExportedResponse, ...]:
-        """The next responses by time, behind (created_at, id), each with its own input."""
-        return await self._read(partial(tenants.responses_behind, owner=owner, after=after, limit=limit))
+        """The next responses by time, behind (created_at, id), each with its own input.
+
+        One that has ended comes with the deleted ones that its history needs, and their conversation, but for
+        those whose ids are in `carried`, and each of them once.
+        """
+        return await self._read(
+            partial(tenants.responses_behind, owner=owner, after=after, limit=limit, carried=carried)
+        )
 
     async def export_conversations(
         self, owner: str, *, after: tuple[int, str] | None, limit: int

@@ -183,7 +183,7 @@ def page_of_places(
         if low < high:
             there = {"conversation": piece.conversation_id, "low": low, "high": high}
             rows = conn.execute(_PLACES[order], {**there, "most": limit + 1 - len(found)}).all()
-            found += [PositionedItem(row.position, stored_item(row), row.created_at) for row in rows]
+            found += [PositionedItem(row[-4], stored_item(row), *row[-3:]) for row in rows]
         if len(found) > limit:
             break
     return found[:limit], len(found) > limit
@@ -193,7 +193,7 @@ def _places(order: Order) -> Select[*tuple[Any, ...]]:
     table = conversation_items
     position = table.c.position
     return (
-        select(*COLUMNS, position, table.c.created_at)
+        select(*COLUMNS, position, table.c.created_at, table.c.direction, table.c.response_status)
         .join_from(table, items, joined(table))
         .where(
             table.c.conversation_id == bindparam("conversation"),

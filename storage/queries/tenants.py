@@ -1,6 +1,7 @@
 """Everything of one owner: pages of it for an export, and its removal (purge).
 
-The cursor of an export outlives the row that it names.
+The cursor of an export outlives the row that it names. What is deleted and still stored is exported beside a
+response that needs it, read in the same transaction.
 
 Purge also deletes items that other items still reference. Everything that was there when it began is hidden
 first and then removed, newest first, so that what is left never refers to what is gone. A purge that was
@@ -9,19 +10,46 @@ killed half-way is simply begun again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, or_, select, tuple_, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from storage.drivers import Run
-from storage.lineage import stretches
+from storage.lineage import Stretch, in_turn, stretches
 from storage.queries import conversations as talk
 from storage.queries import events, garbage, items
 from storage.queries import responses as stored
 from storage.queries.retention import RESPONSES, SEGMENTS, segments_of
-from storage.records import ExportedResponse, NotFound, PositionedItem, Purged, StoredConversation
+from storage.records import (
+    TERMINAL_STATUSES,
+    DeletedConversation,
+    DeletedResponse,
+    ExportedResponse,
+    NotFound,
+    PositionedItem,
+    Purged,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
 from storage.tables import (
     api_keys,
     conversation_items,
@@ -31,6 +59,7 @@ from storage.tables import (
     metadata,
     person_usage,
     queue_shares,
+    response_items,
     responses,
     webhooks,
 )
@@ -55,8 +84,21 @@ def _behind(
 
 def known(conn: Connection, owner: str) -> bool:
     """Whether any row names the owner."""
-    named = (table.c.owner for table in metadata.sorted_tables if "owner" in table.c)
-    return any(conn.execute(select(column).where(column == owner).limit(1)).first() for column in named)
+    return any(conn.execute(select(column).where(column == owner).limit(1)).first() for column in naming())
+
+
+def naming() -> list[Column[str]]:
+    """The columns that name an owner, in the order in which to look through them: the audit log, which has no
+    index by owner, comes last."""
+    named = [
+        table for table in metadata.sorted_tables if "owner" in table.c and table.name not in _WITH_OTHERS
+    ]
+    return [table.c.owner for table in sorted(named, key=lambda table: table.name == "audit")]
+
+
+_WITH_OTHERS = {"vector_chunks", "deliveries"}
+"""Large tables without an index by owner. Their rows are there as long as rows of the file or the webhook
+that they belong to, which name the owner, too."""
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -64,14 +106,137 @@ def known(conn: Connection, owner: str) -> bool:
 
 
 def responses_behind(
-    conn: Connection, owner: str, after: Cursor | None, limit: int
+    conn: Connection, owner: str, after: Cursor | None, limit: int, carried: Collection[str] = ()
 ) -> tuple[ExportedResponse, ...]:
-    """The next responses that the owner sees, by time, each with its own input."""
+    """The next responses that the owner sees, by time, each with its own input, and what is deleted that
+    those of them need which have ended. carried: what an earlier page had of that, by ids."""
     query = _behind(select(responses.c.id).where(*stored.visible(owner)), responses, after, limit)
-    return tuple(
-        ExportedResponse(stored.get(conn, owner, id), stored.own_input(conn, id))
-        for id in conn.execute(query).scalars().all()
+    found: list[ExportedResponse] = []
+    here: set[str] = set()
+    for id in conn.execute(query).scalars().all():
+        one = stored.get(conn, owner, id)
+        deleted: Sequence[DeletedResponse] = ()
+        conversation = None
+        if one.status in TERMINAL_STATUSES:
+            deleted, conversation = _deleted_before(conn, one, lambda id: id in here or id in carried)
+            here.update(each.id for each in deleted)
+            if conversation is not None:
+                here.add(conversation.conversation.id)
+        found.append(ExportedResponse(one, stored.own_input(conn, id), tuple(deleted), conversation))
+    return tuple(found)
+
+
+_KEPT = (
+    *("id", "created_at", "completed_at", "status", "model", "background"),
+    *("previous_response_id", "conversation_id", "conversation_head", "deleted_at"),
+)
+"""What is left of a deleted response, beside its items."""
+
+
+def _deleted_before(
+    conn: Connection, one: StoredResponse, is_carried: Callable[[str], bool]
+) -> tuple[Sequence[DeletedResponse], DeletedConversation | None]:
+    """The deleted responses that one stands on, the nearest first, up to one that is seen, or is carried
+    already, and the deleted conversation that this history begins with, unless it is carried."""
+    rows: list[Row[*tuple[Any, ...]]] = []
+    root = one.conversation_id
+    if root is None and one.previous_response_id is not None:
+        for row in conn.execute(_chain(one.owner, one.previous_response_id)).all():
+            if is_carried(row.id):  # and so is all before it
+                root = None
+                break
+            rows.append(row)
+            root = row.conversation_id
+    said, answered = _turns(conn, [row.id for row in rows])
+    deleted = [
+        DeletedResponse(
+            **{name: getattr(row, name) for name in _KEPT},
+            input=tuple(said[row.id]),
+            output=tuple(answered[row.id]),
+        )
+        for row in rows
+    ]
+    if root is None or is_carried(root):
+        return deleted, None
+    return deleted, _deleted_conversation(conn, one.owner, root)
+
+
+def _chain(owner: str, id: str) -> Select[*tuple[Any, ...]]:
+    """A response and those that it continues, the nearest first, as long as they are deleted. One that ran in
+    a conversation stands on nothing else."""
+    above = responses.alias("above")
+    first = select(*(responses.c[name] for name in _KEPT), literal(0).label("depth")).where(
+        responses.c.id == id, responses.c.owner == owner, responses.c.deleted_at.is_not(None)
     )
+    deleted = first.cte("deleted", recursive=True)
+    chain = deleted.union_all(
+        select(*(above.c[name] for name in _KEPT), deleted.c.depth + 1).where(
+            above.c.id == deleted.c.previous_response_id,
+            above.c.owner == owner,
+            above.c.deleted_at.is_not(None),
+            deleted.c.conversation_id.is_(None),
+        )
+    )
+    return select(chain).order_by(chain.c.depth)
+
+
+_Items = defaultdict[str, list[StoredItem]]
+
+
+def _turns(conn: Connection, ids: Sequence[str]) -> tuple[_Items, _Items]:
+    """The input and the output of responses, those of forks included, by their ids."""
+    said, answered = _Items(list), _Items(list)
+    for part in items.parts(ids):
+        query = (
+            select(*items.COLUMNS, responses.c.id.label("response_id"), response_items.c.direction)
+            .join_from(responses, response_items, in_turn(responses))
+            .join(item_rows, items.joined(response_items))
+            .where(responses.c.id.in_(part))
+            .order_by(responses.c.id, response_items.c.direction, response_items.c.position)
+        )
+        for row in conn.execute(query).all():
+            (said if row.direction == "in" else answered)[row.response_id].append(items.stored_item(row))
+    return said, answered
+
+
+def _deleted_conversation(conn: Connection, owner: str, id: str) -> DeletedConversation | None:
+    """What responses that are seen need of a deleted conversation; None where that is nothing."""
+    columns = [conversations.c[name] for name in talk.STORED]
+    row = conn.execute(
+        select(*columns, conversations.c.deleted_at).where(
+            conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_not(None)
+        )
+    ).first()
+    head = conn.execute(_needed_head(owner, id)).scalar() if row is not None else None
+    if row is None or not head:
+        return None
+    pieces = [
+        Stretch(piece.conversation_id, piece.low, min(piece.high, head))
+        for piece in stretches(conn, owner, id, row.parent_id)
+    ]
+    found, _ = items.page_of_places(conn, pieces, limit=head)
+    return DeletedConversation(StoredConversation(*row[:-1]), row.deleted_at, tuple(found)) if found else None
+
+
+def _needed_head(owner: str, id: str) -> Select[int]:
+    """The highest position of a conversation that the history of an ended response reaches which the owner
+    sees: one that ran in it, or that continues such a one by deleted ones alone."""
+    below = responses.alias("below")
+    names = ("id", "status", "store", "hidden", "deleted_at")
+    ran = select(*(responses.c[name] for name in names), responses.c.conversation_head.label("head")).where(
+        responses.c.conversation_id == id, responses.c.owner == owner
+    )
+    above = ran.cte("standing", recursive=True)
+    standing = above.union_all(
+        select(*(below.c[name] for name in names), above.c.head).where(
+            below.c.previous_response_id == above.c.id,
+            below.c.owner == owner,
+            below.c.conversation_id.is_(None),
+            above.c.deleted_at.is_not(None),
+        )
+    )
+    seen = (standing.c.deleted_at.is_(None), standing.c.store, ~standing.c.hidden)
+    return select(func.max(standing.c.head)).where(*seen, standing.c.status.in_(TERMINAL_STATUSES))
 
 
 def conversations_behind(

@@ -1,16 +1,19 @@
 """All that an owner keeps, as JSON lines: what `antiphon export` and its route write.
 
 A line shows an object as the API does. Its member `kept` has what the API does not show and `antiphon import`
-needs to put the object back as it was.
+needs to put the object back as it was. Of a response this has under `deleted` what its history needs of
+what was deleted before it; a deleted response or conversation stands in the line of the first that needs it.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -31,10 +34,14 @@ from server.items import filled_body
 from server.runs.events import snapshot
 from server.vector_stores.wire import file_object, store_object
 from storage import (
+    AuditFilter,
     Cursor,
+    DeletedConversation,
+    DeletedResponse,
     ExportedResponse,
     NotFound,
     Page,
+    PositionedItem,
     Storage,
     StoredConversation,
     StoredItem,
@@ -47,6 +54,8 @@ T = TypeVar("T")
 RESPONSES_AT_ONCE = 8
 ITEMS_AT_ONCE = 100
 FILES_AT_ONCE = 10_000
+PURGES = 100
+"""Purges of an owner, the latest ones, that may not be over."""
 
 COUNTED = (
     "conversations",
@@ -91,14 +100,14 @@ async def _conversations(storage: Storage, owner: str, counts: Counter[str]) -> 
             yield b'{"type":"conversation","conversation":' + conversation_json(conversation) + b',"items":['
             separator = b""
             at = -1
-            places: list[tuple[int, int | None]] = []
+            places: list[_Place] = []
             kept: dict[str, Any] = {}
             while page_items := await storage.export_conversation_items(
                 owner, conversation.id, after=at, limit=ITEMS_AT_ONCE
             ):
                 yield separator + b",".join(positioned.item.body for positioned in page_items)
                 separator, at = b",", page_items[-1].position
-                places += [(one.position, one.created_at) for one in page_items]
+                places += map(_place, page_items)
                 kept |= _kept_items(one.item for one in page_items)
             yield b'],"kept":' + orjson.dumps(_kept_conversation(conversation, places, kept)) + b"}\n"
         counts["conversations"] += len(page)
@@ -107,16 +116,52 @@ async def _conversations(storage: Storage, owner: str, counts: Counter[str]) -> 
 
 async def _responses(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
     after: tuple[int, str] | None = None
-    while page := await storage.export_responses(owner, after=after, limit=RESPONSES_AT_ONCE):
+    carried: set[str] = set()
+    while page := await storage.export_responses(
+        owner, after=after, limit=RESPONSES_AT_ONCE, carried=carried
+    ):
+        new = {id for found in page for id in _deleted_ids(found)}
+        carried |= new
+        purges = await _purges(storage, owner) if new else ()
         for found in page:
             body = await _response(storage, found.response)
             items = b",".join(item.body for item in found.input)
-            kept = orjson.dumps(_kept_response(found))
+            kept = orjson.dumps(_kept_response(_unpurged(found, purges)))
             yield b'{"type":"response","response":' + body + b',"input":[' + items
             yield b'],"kept":' + kept + b"}\n"
         counts["responses"] += len(page)
         last = page[-1].response
         after = (last.created_at, last.id)
+
+
+def _deleted_ids(found: ExportedResponse) -> Iterator[str]:
+    yield from (one.id for one in found.deleted)
+    if found.deleted_conversation is not None:
+        yield found.deleted_conversation.conversation.id
+
+
+async def _purges(storage: Storage, owner: str) -> Sequence[tuple[int, int]]:
+    """The purges of an owner, the latest ones: what was there at the first time was deleted by the second, if
+    it is to go."""
+    wanted = AuditFilter(actions=("project.purged",), targets=(owner,))
+    noted = [one.entry for one in (await storage.list_audit(wanted, limit=PURGES)).data]
+    befores = [int(orjson.loads(entry.details)["before"]) for entry in noted]
+    return [(before, max(before, entry.at)) for before, entry in zip(befores, noted, strict=True)]
+
+
+def _unpurged(found: ExportedResponse, purges: Sequence[tuple[int, int]]) -> ExportedResponse:
+    """The same without what a purge that is at work, or was stopped, is to erase: what came meanwhile may
+    still stand on it."""
+
+    def goes(created_at: int, deleted_at: int) -> bool:
+        return any(created_at <= before and deleted_at <= until for before, until in purges)
+
+    deleted = tuple(takewhile(lambda one: not goes(one.created_at, one.deleted_at), found.deleted))
+    kept = found.deleted_conversation
+    if kept is not None and goes(kept.conversation.created_at, kept.deleted_at):
+        kept = None
+    whole = len(deleted) == len(found.deleted)
+    return replace(found, deleted=deleted, deleted_conversation=kept if whole else None)
 
 
 async def _chat_completions(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:
@@ -235,15 +280,25 @@ def _kept_items(items: Iterable[StoredItem]) -> dict[str, Any]:
     return found
 
 
+_Place = tuple[int, int | None, str, str | None]
+"""Of an item in a conversation its position, when it came, its direction in its turn, and how that ended."""
+
+
+def _place(one: PositionedItem) -> _Place:
+    return one.position, one.created_at, one.direction, one.status
+
+
 def _kept_conversation(
-    conversation: StoredConversation, places: list[tuple[int, int | None]], items: dict[str, Any]
+    conversation: StoredConversation, places: Sequence[_Place], items: dict[str, Any]
 ) -> dict[str, Any]:
+    """turns: what the responses of the items would tell, if they are still there."""
     return {
         "created_at": conversation.created_at,
         "used_at": conversation.used_at,
         "archived_at": conversation.archived_at,
         "head": conversation.head,
-        "places": places,
+        "places": [place[:2] for place in places],
+        "turns": [place[2:] for place in places],
         "items": items,
     }
 
@@ -252,7 +307,7 @@ def _kept_response(found: ExportedResponse) -> dict[str, Any]:
     """head: the names of the members that are not from the echo of the request. What a plan has sealed can be
     opened by this database's keys only, and is left out."""
     stored = found.response
-    return {
+    kept = {
         "created_at": stored.created_at,
         "completed_at": stored.completed_at,
         "head": list(orjson.loads(stored.head)),
@@ -261,6 +316,41 @@ def _kept_response(found: ExportedResponse) -> dict[str, Any]:
         "conversation_id": stored.conversation_id,
         "conversation_head": stored.conversation_head,
         "items": _kept_items((*found.input, *stored.output)),
+    }
+    if found.deleted or found.deleted_conversation is not None:
+        kept["deleted"] = {
+            "responses": [_deleted_response(one) for one in found.deleted],
+            "conversation": found.deleted_conversation and _deleted_conversation(found.deleted_conversation),
+        }
+    return kept
+
+
+def _deleted_response(one: DeletedResponse) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "created_at": one.created_at,
+        "completed_at": one.completed_at,
+        "status": one.status,
+        "model": one.model,
+        "background": one.background,
+        "previous_response_id": one.previous_response_id,
+        "conversation_id": one.conversation_id,
+        "conversation_head": one.conversation_head,
+        "input": [orjson.Fragment(item.body) for item in one.input],
+        "output": [orjson.Fragment(item.body) for item in one.output],
+        "items": _kept_items((*one.input, *one.output)),
+    }
+
+
+def _deleted_conversation(one: DeletedConversation) -> dict[str, Any]:
+    return {
+        "id": one.conversation.id,
+        "items": [orjson.Fragment(place.item.body) for place in one.items],
+        "kept": _kept_conversation(
+            one.conversation,
+            [_place(place) for place in one.items],
+            _kept_items(place.item for place in one.items),
+        ),
     }
 
 

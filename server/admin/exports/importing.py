@@ -305,8 +305,6 @@ def _items(shown: list[dict[str, Any]], kept: Mapping[str, Any]) -> list[NewItem
 
 def _conversation(line: Line, owner: str) -> ImportedConversation:
     shown, kept = line["conversation"], line["kept"]
-    items = _items(line["items"], kept["items"])
-    places = [Place(int(at), item, came) for (at, came), item in zip(kept["places"], items, strict=True)]
     parent = shown.get("forked_from") or {"conversation_id": None, "after": None}
     return ImportedConversation(
         shown["id"],
@@ -316,9 +314,61 @@ def _conversation(line: Line, owner: str) -> ImportedConversation:
         int(kept["used_at"]),
         kept["archived_at"],
         int(kept["head"]),
-        places,
+        _places(line),
         parent["conversation_id"],
         parent["after"],
+    )
+
+
+def _places(line: Line) -> list[Place]:
+    """The places of the items of a conversation, deleted or not."""
+    kept = line["kept"]
+    items = _items(line["items"], kept["items"])
+    turns = kept.get("turns") or [("in", None)] * len(items)  # older exports do not have them
+    return [
+        Place(int(at), item, came, "out" if direction == "out" else "in", status)
+        for (at, came), (direction, status), item in zip(kept["places"], turns, items, strict=True)
+    ]
+
+
+def _deleted_conversation(line: Line | None, now: int) -> ImportedConversation | None:
+    """The conversation that a response needs of those that were deleted, if it needs one."""
+    if line is None:
+        return None
+    kept = line["kept"]
+    return ImportedConversation(
+        line["id"],
+        int(kept["created_at"]),
+        b"{}",
+        None,
+        int(kept["used_at"]),
+        kept["archived_at"],
+        int(kept["head"]),
+        _places(line),
+        deleted_at=now,
+    )
+
+
+def _deleted_response(one: Line, now: int) -> ImportedResponse:
+    """A response that was deleted, of which only those need something that continue it."""
+    if one["status"] not in TERMINAL_STATUSES:
+        raise ValueError(f"the deleted response {one['id']} has not ended")
+    return ImportedResponse(
+        id=one["id"],
+        created_at=int(one["created_at"]),
+        completed_at=one["completed_at"],
+        status=one["status"],
+        model=one["model"],
+        background=bool(one["background"]),
+        head=b"",
+        echo=b"",
+        plan=b"",
+        previous_response_id=one["previous_response_id"],
+        conversation_id=one["conversation_id"],
+        conversation_head=one["conversation_head"],
+        input=_items(one["input"], one["items"]),
+        output=_items(one["output"], one["items"]),
+        deleted_at=now,
     )
 
 
@@ -328,6 +378,7 @@ def _response(line: Line, owner: str) -> ImportedResponse:
     besides = {"output", *NOT_KEPT, *head}
     echo = {name: value for name, value in shown.items() if name not in besides}
     plan = {**kept["plan"], "owner": owner or kept["plan"]["owner"]}
+    needs, now = kept.get("deleted") or {"responses": (), "conversation": None}, now_us()
     return ImportedResponse(
         id=shown["id"],
         created_at=int(kept["created_at"]),
@@ -343,6 +394,9 @@ def _response(line: Line, owner: str) -> ImportedResponse:
         conversation_head=kept["conversation_head"],
         input=_items(line["input"], kept["items"]),
         output=_items(shown["output"], kept["items"]),
+        # Deleted from now on, whenever that was: it is none of what a purge before this import has promised.
+        deleted=[_deleted_response(one, now) for one in needs["responses"]],
+        deleted_conversation=_deleted_conversation(needs["conversation"], now),
     )
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from engine import ScriptedEngine
 from server.cli.commands import main
 from tests.server.admin.test_tenants import lines, run
+from tests.support.making import rows
 from tests.support.running import http_client, live_app
-from tests.support.talk import WEATHER, Api, call
+from tests.support.talk import WEATHER, Api, answer, call, prompts
 
 
 def imported(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> list[str]:
@@ -106,6 +108,96 @@ async def test_everything_comes_back_and_can_be_gone_on_from(
     assert again_exported == [line for line in of(exported, "response") if line["response"]["id"] in ids]
 
 
+async def test_a_chain_whose_beginning_was_deleted_goes_on_as_on_the_first_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target, file = tmp_path / "a", tmp_path / "b", tmp_path / "local.jsonl"
+    one, other = ScriptedEngine(), ScriptedEngine()
+    async with live_app(source, one) as running, http_client(running) as http:
+        api = Api(http)
+        first = (await api.create("think twice then say apple"))["id"]
+        called = await api.create(call(), previous_response_id=first, tools=[WEATHER])
+        second = called["id"]
+        answered = [answer(called["output"][0]["call_id"], "sunny")]
+        third = (await api.create(answered, previous_response_id=second, tools=[WEATHER]))["id"]
+        conversation = await api.conversation({"role": "user", "content": "say seed"})
+        await api.create("say pear", conversation=conversation)
+        in_it = (await api.create("say plum", conversation=conversation))["id"]
+        talk = await api.conversation()
+        gone = (await api.create("say fig", conversation=talk))["id"]
+        for path in (f"responses/{first}", f"responses/{second}", f"responses/{gone}"):
+            assert (await http.delete(f"/v1/{path}")).status_code == 200
+        assert (await http.delete(f"/v1/conversations/{conversation}")).status_code == 200
+        capsys.readouterr()
+        assert await run(running, "export", "--owner", "local") == 0
+        file.write_text(capsys.readouterr().out)
+        for id in (third, in_it):
+            await api.create("say on", previous_response_id=id)
+        await api.create("say on", conversation=talk)
+    exported = lines(file.read_text())
+    told = {line["response"]["id"]: line["kept"].get("deleted") for line in of(exported, "response")}
+    assert [deleted["id"] for deleted in told[third]["responses"]] == [second, first]
+    assert exported[-1]["responses"] == len(told) == 3 and {first, second, gone}.isdisjoint(told)
+    assert [line["conversation"]["id"] for line in of(exported, "conversation")] == [talk]
+    imports = await asyncio.to_thread(imported, capsys, str(file), "--data", str(target))
+    assert "3 responses imported" in imports and "1 conversations imported" in imports
+
+    async with live_app(target, other) as running, http_client(running) as http:
+        api = Api(http)
+        for path in (f"responses/{first}", f"responses/{second}", f"conversations/{conversation}"):
+            assert (await http.get(f"/v1/{path}")).status_code == 404
+        refused = await http.post("/v1/responses", json={"input": "say x", "previous_response_id": second})
+        assert refused.json()["error"]["code"] == "previous_response_not_found"
+        assert {one["id"] for one in (await http.get("/v1/responses")).json()["data"]} == set(told)
+        for id in (third, in_it):
+            await api.create("say on", previous_response_id=id)
+        await api.create("say on", conversation=talk)
+        shown = prompts(other)
+        assert shown == prompts(one)[-3:]
+        assert "say apple" in shown[0] and "sunny" in shown[0] and "say pear" in shown[1]
+        # What is exported again is the same again.
+        assert await run(running, "export", "--owner", "local") == 0
+        again = {line["response"]["id"]: line for line in of(lines(capsys.readouterr().out), "response")}
+        assert {id: again[id]["kept"].get("deleted") for id in told} == told
+        for path in (f"responses/{id}" for id in again):
+            await http.delete(f"/v1/{path}")
+        await http.delete(f"/v1/conversations/{talk}")
+        assert not {"responses", "items", "conversations"} & set(await rows(running.context.storage))
+
+
+async def test_an_export_of_an_earlier_version_comes_back_as_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has nothing of what was deleted, and a later export of the first server adds that."""
+    file, older, target = tmp_path / "local.jsonl", tmp_path / "older.jsonl", tmp_path / "b"
+    async with live_app(tmp_path / "a") as running, http_client(running) as http:
+        api = Api(http)
+        conversation = await api.conversation()
+        await api.create("say pear", conversation=conversation)
+        first = (await api.create("say apple"))["id"]
+        second = (await api.create("say b", previous_response_id=first))["id"]
+        await http.delete(f"/v1/responses/{first}")
+        whole = await api.input_items(second, scope="all", order="asc")
+        capsys.readouterr()
+        assert await run(running, "export", "--owner", "local") == 0
+        file.write_text(capsys.readouterr().out)
+    with older.open("w") as written:
+        for line in lines(file.read_text()):
+            if "kept" in line:
+                line["kept"] = {k: v for k, v in line["kept"].items() if k not in ("deleted", "turns")}
+            written.write(json.dumps(line) + "\n")
+    told = await asyncio.to_thread(imported, capsys, str(older), "--data", str(target))
+    assert "2 responses imported" in told
+    async with live_app(target) as running, http_client(running) as http:
+        history = await Api(http).input_items(second, scope="all", order="asc")
+        assert "apple" not in json.dumps(history)
+    told = await asyncio.to_thread(imported, capsys, str(file), "--data", str(target))
+    assert "0 responses imported, and 2 were there already" in told
+    async with live_app(target) as running, http_client(running) as http:
+        assert await Api(http).input_items(second, scope="all", order="asc") == whole
+        assert (await http.get(f"/v1/responses/{first}")).status_code == 404
+
+
 async def test_forks_of_conversations_say_again_what_they_were_forked_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +280,17 @@ def test_an_owner_that_is_not_there_is_made_with_its_name(
 
 END = {"type": "end", "owner": "ann", "conversations": 0, "responses": 0, "chat_completions": 0, "batches": 0}
 END |= {"prompts": 0, "files": 0, "vector_stores": 0, "containers": 0, "container_files": 0}
+
+
+def unended() -> dict[str, Any]:
+    """The line of a response that needs one that was deleted and is not over."""
+    deleted = {"responses": [{"id": "resp_1", "status": "in_progress"}], "conversation": None}
+    kept = {"created_at": 1, "completed_at": 1, "head": [], "plan": {"owner": "ann"}, "items": {}}
+    kept |= {"previous_response_id": "resp_1", "conversation_id": None, "conversation_head": None}
+    shown = {"id": "resp_2", "status": "completed", "model": "m", "background": False, "output": []}
+    return {"type": "response", "response": shown, "input": [], "kept": {**kept, "deleted": deleted}}
+
+
 FILE: dict[str, Any] = {"type": "file", "file": {"id": "file_1", "bytes": 1}, "kept": {"sha256": "00"}}
 
 
@@ -203,6 +306,7 @@ FILE: dict[str, Any] = {"type": "file", "file": {"id": "file_1", "bytes": 1}, "k
         ([{**FILE, "content": "AA=="}, END], "the content of the file is not what it was"),
         ([{**FILE, "content": "?"}, END], "is no base64"),
         ([{"type": "prompt", "prompt": {"id": "p"}, "kept": {}}, END], "has no 'created_at'"),
+        ([unended(), END], "the deleted response resp_1 has not ended"),
     ],
 )
 def test_what_is_not_whole_is_refused_before_anything_is_stored(
