@@ -106,7 +106,7 @@ class LocalEngine(WithTexts):
             allow_special_tokens=self._config.allow_special_tokens,
         )
         self._loop = await self._thread.start(
-            self._config.model, partial(self._load, folder, tokenizer), lambda loop: loop.run()
+            self._config.model, partial(self._load, folder, tokenizer), self._compute
         )
         self._admission = Admission(
             max_running=self._loop.max_num_seqs,
@@ -140,6 +140,15 @@ class LocalEngine(WithTexts):
             inbox=self._inbox,
             deliver=lambda outputs: self._thread.post(self._receive, outputs),
         )
+
+    def _compute(self, loop: EngineLoop) -> None:
+        """On the engine thread."""
+        try:
+            loop.run()
+        finally:
+            # Closed while it was loading: `close` had nothing to close yet, and is over.
+            if self._watchdog is None and loop.tiering is not None:
+                loop.tiering.disk.close(SAVING_S)
 
     def _find_draft(self, tokenizer: Tokenizer) -> Path | None:
         """The draft model's folder; raises LoadError when its tokens are not the model's."""

@@ -639,6 +639,10 @@ def build_loop(
     if config.deterministic:
         prove(runner, kv, rows)
     adapters = model.spec.adapters
+    drafter: Drafter = Lookup(config.max_ngram_size)
+    if config.draft_model is not None:
+        drafter = open_assistant(config, runner, rows, max_model_len=sizes.max_len)
+    # Behind all that may fail: it begins threads, which `build_loop` leaves to whoever has the loop.
     secret, tiering = None, None
     if config.kv_disk_folder is not None and config.kv_disk_bytes and config.prefix_caching:
         secret, tiering = open_tier(
@@ -656,9 +660,6 @@ def build_loop(
         hasher=BlockHasher(config.block_size, secret=secret, adapters=dict(adapters)),
         tiering=tiering,
     )
-    drafter: Drafter = Lookup(config.max_ngram_size)
-    if config.draft_model is not None:
-        drafter = open_assistant(config, runner, rows, max_model_len=sizes.max_len)
     return EngineLoop(
         runner,
         scheduler,

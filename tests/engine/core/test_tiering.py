@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from engine import LocalEngine
+from engine import LoadError, LocalEngine, core
 from engine.backends import local
+from engine.core import loop as loops
 from engine.core import tiering
 from engine.tiers import disk as disks
 from engine.tiers import rates
@@ -297,6 +298,52 @@ async def test_closing_while_it_saves_does_not_last(make: Make, monkeypatch: pyt
     await engine.close()
     assert time.monotonic() - began < 10
     gate.set()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_closing_while_it_loads_ends_the_threads_of_the_disk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
+    """The disk's threads are there before the model counts as loaded; given_up: nobody waits for that."""
+    built, gate = threading.Event(), threading.Event()
+    build, before = core.build_loop, set(threading.enumerate())
+
+    def held(*args: Any, **fields: Any) -> core.EngineLoop:
+        loop = build(*args, **fields)
+        built.set()
+        assert gate.wait(60)
+        return loop
+
+    def left() -> list[str]:
+        new = set(threading.enumerate()) - before
+        return [thread.name for thread in new if thread.name.startswith(("kv-", "engine"))]
+
+    monkeypatch.setattr(core, "build_loop", held)
+    engine = LocalEngine(folder, num_blocks=40, num_threads=1, kv_disk_folder=tmp_path / "kv")
+    starting = asyncio.create_task(engine.start())
+    await asyncio.to_thread(built.wait, 60)
+    assert {"kv-copy", "kv-write", "kv-read"} <= set(left())
+    if given_up:
+        starting.cancel()
+    await engine.close()
+    gate.set()
+    await asyncio.gather(starting, return_exceptions=True)
+    async with asyncio.timeout(20):
+        while left():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_draft_model_that_cannot_be_loaded_leaves_no_threads_of_the_disk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(threading.enumerate())
+    monkeypatch.setattr(loops, "open_assistant", lambda *_, **__: pytest.fail("no such model"))
+    settings: dict[str, Any] = {"num_blocks": 40, "num_threads": 1, "kv_disk_folder": tmp_path / "kv"}
+    engine = LocalEngine(folder, draft_model=folder, **settings)
+    with pytest.raises(LoadError, match="no such model"):
+        await engine.start()
+    await engine.close()
+    assert not [t.name for t in set(threading.enumerate()) - before if t.name.startswith("kv-")]
 
 
 KILLED = """
