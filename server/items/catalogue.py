@@ -179,6 +179,24 @@ def approval_of(row: ItemType) -> Approval | None:
     return None if row.execution is None else row.execution.approval
 
 
+def server_asked(request: Item) -> str | None:
+    """The server that a call is to be made at which such an item asks approval for; None where nobody knows
+    any more, or where there is one alone."""
+    approval = approval_of(type_asked_for(request))
+    return None if approval is None else approval.server(request)
+
+
+def server_labelled(request: Item, tools: Iterable[Tool]) -> str | None:
+    """The server that the same call would be made at with these tools: the one that they have in its place,
+    be it another one; None where there is none."""
+    row = type_asked_for(request)
+    call = row.call
+    assert call is not None, "what is asked for is a call"
+    same = (tool for tool in tools if tool["type"] in row.tools)
+    found = (call.server(tool) for tool in same if call.fields(tool).items() <= request.items())
+    return next(found, None)
+
+
 def num_tool_calls(output: Sequence[Item]) -> int:
     """How many of an output's calls count against a limit of calls: those that this server has made or is
     about to make, whatever came of them, and those that the client has been asked for and not declined."""

@@ -139,13 +139,17 @@ class Approval:
 
     request: the type of the item that asks, which takes the call's place. asked: its fields, for the
     function's name and the whole arguments. made: the fields of the call that is made once it was approved,
-    for that item. source: the field of a call that names the item which asked for it.
+    for that item. source: the field of a call that names the item which asked for it. keeps: the private half
+    of the item that asks, for the route of the call. server: the server that such a call is to be made at,
+    for the item; None where that is not known.
     """
 
     request: str
     asked: Callable[[str, str], Item]
     made: Callable[[Item], Item]
     source: str
+    keeps: Callable[[Route], Private]
+    server: Callable[[Item], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +306,11 @@ class ItemType:
 
     needs_id: whether only the client can know its id. doubled: a key that the official schema requires
     without declaring it, and the key that it repeats. told_privately: a prompt words its private half, so
-    that one without it is left out of prompts. includes: by the value of `include` that asks for them, what
-    writes fields into an item that only its private half has. known_by_id: a client may send back as little
-    of it as its id. heavy: fields that no prompt words, and that are too large to be held in memory with what
-    a turn stands on.
+    that one without it is left out of prompts. keeps: such an item has a private half from its beginning, and
+    not by an outcome (`Execution.keeps`). includes: by the value of `include` that asks for them, what writes
+    fields into an item that only its private half has. known_by_id: a client may send back as little of it as
+    its id. heavy: fields that no prompt words, and that are too large to be held in memory with what a turn
+    stands on.
 
     For calls and their outputs. tools: `tools[].type` -> the shape of such a tool. call: how the model writes
     one. instead: where no model here can call one, what a client can do in its place, as a sentence.
@@ -338,6 +343,7 @@ class ItemType:
     without_secrets: Callable[[Tool], tuple[Tool, Item]] | None = None
     instead: str = ""
     told_privately: bool = False
+    keeps: bool = False
     ours: Callable[[Item], bool] | None = None
     loads: bool = False
     adds: bool = False
@@ -354,7 +360,7 @@ class ItemType:
     @property
     def has_private_half(self) -> bool:
         """Whether the server keeps something of such items that it shows to no client."""
-        return self.execution is not None and self.execution.keeps is not None
+        return self.keeps or (self.execution is not None and self.execution.keeps is not None)
 
 
 def unspoken(_item: Item, _transcript: Transcript) -> None:

@@ -1,9 +1,10 @@
 """The private half of an item: what the server keeps of it, and shows to no client.
 
 Official items do not hold all that a model was shown: a web search says its queries and not its results. What
-later prompts need besides is the item's private half, a JSON object. It is stored with the item and erased
-with it. An item that carries one is still an object with the public fields alone, so that nothing that writes
-it as JSON can write the other half. A client that keeps items itself is given it sealed.
+later turns need besides is the item's private half, a JSON object: mostly for their prompts; and a request
+for an approval, which says the label of a server alone, has there which server that was. It is stored with
+the item and erased with it. An item that carries one is still an object with the public fields alone, so that
+nothing that writes it as JSON can write the other half. A client that keeps items itself is given it sealed.
 """
 
 from __future__ import annotations

@@ -696,7 +696,20 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
         begin_large_request()
     with collecting():  # what the first request said was named in its reply
         parsed, items = await aside(in_large_request(), _goes_on, stored, outputs, pending)
-    return await _start(request, parsed, items)
+    with _named_as_outputs():
+        return await _start(request, parsed, items)
+
+
+@contextmanager
+def _named_as_outputs() -> Iterator[None]:
+    """Have errors about items of a request's input name the outputs that its client has sent them as."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param is not None and error.param.startswith("input["):
+            error.param = f"tool_outputs{error.param.removeprefix('input')}"
+            error.message = error.message.replace("'input[", "'tool_outputs[")
+        raise
 
 
 def _goes_on(

@@ -34,6 +34,7 @@ from server.items.item_type import (
     unspoken,
 )
 from server.items.parts import PLACE, STATUSES, identifier, item_shape
+from server.items.private_half import Private, private_of
 from server.items.transcript import Transcript, speakable, text_of
 from server.mcp_servers import BUILTIN_URL, Approvals, Reach
 from server.shapes import (
@@ -226,7 +227,8 @@ def _offers_listed(tool: Tool, listing: Item, approvals: Approvals) -> Sequence[
             "strict": False,
         }
         asks = approvals.ask(tool, listed["name"], annotations)
-        found.append((function, Route("mcp_call", {**_fields(tool), "name": listed["name"]}, asks)))
+        route = Route("mcp_call", {**_fields(tool), "name": listed["name"]}, asks, _server(tool))
+        found.append((function, route))
     return found
 
 
@@ -235,6 +237,7 @@ def _fields(tool: Tool) -> Mapping[str, Any]:
 
 
 def _server(tool: Tool) -> str | None:
+    """What a server is known by: its URL without the query, or the operator's name for it."""
     return tool.get("server_url") or tool.get("connector_id")
 
 
@@ -386,6 +389,15 @@ def _made(request: Item) -> Item:
     return {"server_label": request["server_label"], **opened, "approval_request_id": request["id"]}
 
 
+def _kept(route: Route) -> Private:
+    # A label may be given to another server later, which nobody has approved a call at.
+    return {"server": route.server}
+
+
+def _asked_at(request: Item) -> str | None:
+    return (private_of(request) or {}).get("server")
+
+
 def _say_request(item: Item, transcript: Transcript) -> None:
     """A call that was asked for is told with what came of it, and where the model has written it: so the
     prompt is the same as if nobody had to be asked."""
@@ -412,7 +424,9 @@ def _approves(answer: Item) -> bool:
     return bool(answer["approve"])
 
 
-_APPROVAL = Approval("mcp_approval_request", _asked, _made, source="approval_request_id")
+_APPROVAL = Approval(
+    "mcp_approval_request", _asked, _made, source="approval_request_id", keeps=_kept, server=_asked_at
+)
 _ERROR = {"code": whole(), "message": STRING}
 _SHAPE = item_shape(
     {"server_label": STRING, "name": STRING, "arguments": STRING},
@@ -494,6 +508,7 @@ ROWS = (
         _say_request,
         answered_by="mcp_approval_response",
         key="id",
+        keeps=True,
     ),
     ItemType(
         "mcp_approval_response",

@@ -28,6 +28,7 @@ from server.items import (
     Execution,
     Item,
     Listing,
+    Private,
     Route,
     Source,
     Sources,
@@ -510,14 +511,17 @@ class Assembler:
         event = execution.finish(opened.item, result)
         if execution.keeps is not None:
             private = execution.keeps(opened.item, result)
-            shown = filled(opened.item, private, self._include)
-            if self._seal is not None and self._seals_private:
-                shown[SEALED] = self._seal.private_half(shown["id"], private)
-            opened.item = with_private(shown, private)
+            opened.item = self._with_private(filled(opened.item, private, self._include), private)
             self.output[opened.index] = opened.item
             self._sources.add(opened.item)
         if event is not None:
             drafts.append(opened.at(event))
+
+    def _with_private(self, item: Item, private: Private) -> Item:
+        """An item with its private half, also sealed where its client alone keeps it."""
+        if self._seal is not None and self._seals_private:
+            item[SEALED] = self._seal.private_half(item["id"], private)
+        return with_private(item, private)
 
     def output_received(self, item: Item) -> list[Draft]:
         """Drafts of a tool output that a client fed to a waiting run."""
@@ -695,6 +699,7 @@ class Assembler:
         opened.item = {"id": self._id(approval.request), "type": approval.request}
         opened.item |= approval.asked(name, arguments)
         opened.item |= route.fields  # the name that the call has elsewhere may be another one
+        opened.item = self._with_private(opened.item, approval.keeps(route))
         self._item_done(self._add(opened, drafts), drafts)
 
     def _item_done(self, opened: _Open, drafts: list[Draft]) -> None:

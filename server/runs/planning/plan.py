@@ -35,6 +35,8 @@ from server.items import (
     key_of,
     lacks,
     link_of,
+    server_asked,
+    server_labelled,
     shown_name,
     source_of,
     told_of,
@@ -498,7 +500,8 @@ async def make_plan(
             known = await placed(storage, plan.owner, plan.tools, context.items, plan.id_secret)
             plan = replace(plan, tools=known)
         functions, offered = await _offered(plan, registry, context.items, served)
-        approved = await aside(in_large_request(), _approved, context.items, turn.input, functions)
+        approve = partial(_approved, context.items, turn.input, functions, plan.tools)
+        approved = await aside(in_large_request(), approve)
         if approved and not plan.generates:
             refuse("generate", "A request that approves calls has to make them: 'generate' cannot be false.")
         if approved and request.compacts:
@@ -608,22 +611,37 @@ def _saved_as(plan: RunPlan, retention: str | None, context: Context) -> str | N
     return name_of(plan.conversation_id, context.conversation_epoch)
 
 
-def _approved(items: Sequence[Item], new: Sequence[Item], functions: Functions) -> list[str]:
+def _approved(
+    items: Sequence[Item], new: Sequence[Item], functions: Functions, tools: Sequence[Item]
+) -> list[str]:
     """The ids of the items that asked for calls which the new ones approve and which are not made yet.
 
-    Raises ApiError 400 for a call that cannot be made with the tools of this request. A client may have made
-    the item up that asked, so it can have no call approved that it could not have had without being asked.
+    Raises ApiError 400 for a call that cannot be made with the tools of this request, or that was to be made
+    at another server than these tools have under its label. A client may have made the item up that asked, so
+    it can have no call approved that it could not have had without being asked.
     """
     if not any(map(approves, new)):
         return []
     made = {source_of(item) for item in items}
     asked = {key_of(item): item for item in items if asks_approval(item)}
+    # One that its client sends again, beside the first, may say nothing of its server.
+    known = ((key_of(item), server_asked(item)) for item in items if asks_approval(item))
+    servers = {key: server for key, server in known if server is not None}
     found: list[str] = []
     for index, answer in enumerate(new):
         if not approves(answer) or key_of(answer) in made:
             continue
         name, key = link_of(answer)
         request = asked[key]
+        labelled = server_labelled(request, tools)
+        if (wanted := servers.get(key)) is not None and labelled not in (None, wanted):
+            message = (
+                f"The call that '{key}' asks approval for was to be made at the MCP server {wanted!r}. In "
+                f"this request the label {request['server_label']!r} stands for another one, {labelled!r}, "
+                "so the approval is not good there. Send the first server in 'tools' under that label, or "
+                "have the model ask anew."
+            )
+            refuse(f"input[{index}].{name}", message)
         if not functions.allow({**request, "type": type_asked_for(request).type}):
             message = (
                 f"The call that '{key}' asks approval for is of a tool that this request does not have: "

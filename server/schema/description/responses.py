@@ -196,7 +196,7 @@ def _items() -> Schema:
         if row.has_private_half:
             schema["properties"][SEALED] = {
                 **STRING,
-                "description": "An extension, of what is not stored: what the model was shown besides.",
+                "description": "An extension, of what is not stored: what the server keeps of it, sealed.",
             }
         schema["properties"]["created_at"] = {
             **or_null(INTEGER),
