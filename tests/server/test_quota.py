@@ -32,9 +32,7 @@ async def test_an_item_has_a_bounded_size_wherever_it_is_stored(tmp_path: Path) 
     async with running_app(tmp_path, max_item_bytes=2000) as server, http_client(server) as client:
         made = (await client.post("/v1/conversations", json={"items": [said("small")]})).json()["id"]
         waiting = await Api(client).create(call(), tools=[WEATHER], await_tool_outputs=True, background=True)
-        async with asyncio.timeout(10):
-            while not (now := await Api(client).get(waiting["id"])).get("pending_tool_calls"):
-                await asyncio.sleep(0.005)
+        now = await Api(client).waits(waiting["id"])
         output = answer(now["pending_tool_calls"][0]["call_id"], big)
         for path, body, param in (
             ("/v1/conversations", {"items": [said("small"), said(big)]}, "items[1]"),

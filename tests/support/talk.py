@@ -140,6 +140,13 @@ class Api:
         """GET a response."""
         return self.response(await self.http.get(f"/v1/responses/{response_id}"))
 
+    async def waits(self, response_id: str, calls: int = 1) -> Json:
+        """The response, once it waits for the outputs of so many calls."""
+        async with asyncio.timeout(20):
+            while len((now := await self.get(response_id)).get("pending_tool_calls") or ()) < calls:
+                await asyncio.sleep(0.001)
+        return now
+
     async def replay(self, response_id: str, after: int | None = None, **headers: str) -> bytes:
         """GET a response's stream to its end."""
         params = {"stream": "true"} | ({} if after is None else {"starting_after": str(after)})

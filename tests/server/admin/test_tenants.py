@@ -67,8 +67,7 @@ async def test_an_export_holds_what_its_owner_reads(
             waiting = (await api.create(call(), **waits))["id"]
             async with api.follow(waiting) as live:
                 await live.until("output_item.done")
-            while not (await api.get(waiting)).get("pending_tool_calls"):
-                await asyncio.sleep(0)
+            await api.waits(waiting)
             sent = {"files": {"file": ("a.bin", bytes(range(256)) * 9000)}, "data": {"purpose": "user_data"}}
             files = [(await http.post("/v1/files", **sent)).json() for _ in range(2)]
             container = (await http.post("/v1/containers", json={"name": "box"})).json()

@@ -216,9 +216,7 @@ async def test_files_in_outputs_posted_to_a_waiting_run_stay_as_they_were_read(t
     async with running_app(tmp_path, engine) as running, http_client(running) as client:
         api, file_id = Api(client), await upload(client)
         begun = await api.create(two, tools=[WEATHER, TIME], await_tool_outputs=True, background=True)
-        async with asyncio.timeout(20):
-            while len(pending := (await api.get(begun["id"])).get("pending_tool_calls") or []) < 2:
-                await asyncio.sleep(0.005)
+        pending = (await api.waits(begun["id"], 2))["pending_tool_calls"]
         path = f"/v1/responses/{begun['id']}/tool_outputs"
         output = answer(pending[0]["call_id"], [{"type": "input_file", "file_id": file_id}])
         image = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}

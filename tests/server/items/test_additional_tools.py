@@ -151,9 +151,7 @@ async def test_a_key_without_the_scope_answers_no_run_that_has_the_tool(tmp_path
         keyed = await key_with(client, server, "responses", "tool:function")
         client.headers.update(everything)
         begun = await api.create(call(), tools=[WEATHER, BUILTIN], background=True, await_tool_outputs=True)
-        async with asyncio.timeout(10):
-            while not (now := await api.get(begun["id"])).get("pending_tool_calls"):
-                await asyncio.sleep(0.005)
+        now = await api.waits(begun["id"])
         body = {"tool_outputs": [answer(now["pending_tool_calls"][0]["call_id"], "wet")]}
         client.headers.update(keyed)
         path = f"/v1/responses/{begun['id']}/tool_outputs"

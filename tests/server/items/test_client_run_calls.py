@@ -186,8 +186,7 @@ async def test_a_call_that_has_no_output_is_asked_for(api: Api, kind: Kind) -> N
 async def test_a_waiting_response_is_fed_and_may_be_fed_again(api: Api, kind: Kind, whole: bool) -> None:
     async with api.open(kind.asked, tools=kind.tools, await_tool_outputs=True) as live:
         call = (await live.until("output_item.done"))["item"]
-        while "pending_tool_calls" not in (now := await api.get(live.id)):
-            pass
+        now = await api.waits(live.id)
         assert now["pending_tool_calls"] == [
             {"call_id": call["call_id"], "type": kind.call, "name": kind.call}
         ]
@@ -241,8 +240,7 @@ async def test_a_response_waits_over_a_restart(tmp_path: Path, kind: Kind) -> No
     async with running_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create(kind.asked, tools=kind.tools, background=True, await_tool_outputs=True)
-        while "pending_tool_calls" not in (now := await api.get(begun["id"])):
-            pass
+        now = await api.waits(begun["id"])
         [call] = now["output"]
     engine = ScriptedEngine()
     async with running_app(tmp_path, engine) as server, http_client(server) as client:

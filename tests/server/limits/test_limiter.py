@@ -209,9 +209,7 @@ async def test_a_response_that_goes_on_after_a_restart_counts_what_it_used(
     ):
         api = Api(client)
         made = await api.create(call(), **asked)
-        async with asyncio.timeout(10):
-            while not (waiting := await api.get(made["id"])).get("pending_tool_calls"):
-                await asyncio.sleep(0.01)
+        waiting = await api.waits(made["id"])
         [pending] = waiting["pending_tool_calls"]
         await api.outputs(made["id"], {pending["call_id"]: "sunny"})
         await gate.reached.wait()

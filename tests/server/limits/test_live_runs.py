@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -95,8 +94,7 @@ async def test_a_response_that_waits_counts_over_a_restart(tmp_path: Path) -> No
     async with running_app(tmp_path, max_live_runs=1) as server, http_client(server) as client:
         api = Api(client)
         made = await api.create(call(), **asked)
-        while not (waiting := await api.get(made["id"])).get("pending_tool_calls"):
-            await asyncio.sleep(0.01)
+        waiting = await api.waits(made["id"])
         assert (await api.refused(429, "say hi"))["code"] == "queue_full"
     async with running_app(tmp_path, max_live_runs=1) as server, http_client(server) as client:
         api = Api(client)

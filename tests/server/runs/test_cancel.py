@@ -226,9 +226,7 @@ async def test_what_is_to_be_cancelled_does_not_wait_for_an_engine_that_is_away(
     async with live_app(tmp_path, ScriptedEngine()) as server, http_client(server) as client:
         api = Api(client)
         waiting = await api.create(call(), tools=[WEATHER], background=True, await_tool_outputs=True)
-        async with asyncio.timeout(10):
-            while not (await api.get(waiting["id"])).get("pending_tool_calls"):
-                await asyncio.sleep(0.005)
+        await api.waits(waiting["id"])
         monkeypatch.setattr("server.runs.execution.recovery_restore.enforced", away)
         async with asyncio.timeout(10):
             assert (await api.cancel(waiting["id"]))["status"] == "cancelled"

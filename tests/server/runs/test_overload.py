@@ -183,8 +183,7 @@ async def test_what_was_acknowledged_is_never_refused(tmp_path: Path) -> None:
         for place in held:
             place.leave()
         waiting = await api.create(call(), tools=[WEATHER], await_tool_outputs=True, background=True)
-        while not (response := await api.get(waiting["id"])).get("pending_tool_calls"):
-            await asyncio.sleep(0.005)
+        response = await api.waits(waiting["id"])
         held = [engine.admission.enter(LOCAL_OWNER), engine.admission.enter(LOCAL_OWNER)]
         output = answer(response["pending_tool_calls"][0]["call_id"])
         reply = await client.post(

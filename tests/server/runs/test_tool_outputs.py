@@ -49,16 +49,8 @@ async def waiting(api: Api, asked: str, **body: Any) -> AsyncIterator[tuple[Live
     async with api.open(asked, **WAITING, **body) as live:
         for _ in range(asked.count("call ")):
             await live.until("output_item.done")
-        ids = [call["call_id"] for call in (await parked(api, live.id))["pending_tool_calls"]]
+        ids = [call["call_id"] for call in (await api.waits(live.id))["pending_tool_calls"]]
         yield live, ids
-
-
-async def parked(api: Api, response_id: str) -> Json:
-    """The response, once it waits."""
-    async with asyncio.timeout(10):
-        while "pending_tool_calls" not in (response := await api.get(response_id)):
-            await asyncio.sleep(0.001)
-    return response
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -239,7 +231,7 @@ async def test_max_output_tokens_count_over_the_whole_run(api: Api) -> None:
 
 async def test_background_runs_wait_too(api: Api) -> None:
     begun = await api.create(call(), background=True, **WAITING)
-    [pending] = (await parked(api, begun["id"]))["pending_tool_calls"]
+    [pending] = (await api.waits(begun["id"]))["pending_tool_calls"]
     await api.outputs(begun["id"], {pending["call_id"]: "rainy"})
     assert text(await api.ended(begun["id"])) == "The tool said: rainy"
 
@@ -254,7 +246,7 @@ async def test_server_tools_run_before_the_client_is_waited_for(tmp_path: Path) 
     async with live_app(tmp_path, engine) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create(asked, tools=[BUILTIN, WEATHER], await_tool_outputs=True, background=True)
-        now = await parked(api, begun["id"])
+        now = await api.waits(begun["id"])
         assert [item["type"] for item in now["output"]] == ["mcp_list_tools", "mcp_call", "function_call"]
         [pending] = now["pending_tool_calls"]
         assert pending["name"] == "get_weather"

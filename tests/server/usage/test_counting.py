@@ -84,8 +84,7 @@ async def test_turns_are_listed_and_survive_a_restart(tmp_path: Path) -> None:
     async with running_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create(call(), **asked)
-        while not (found := await api.get(begun["id"])).get("pending_tool_calls"):
-            await asyncio.sleep(0.01)
+        found = await api.waits(begun["id"])
         assert await used(server) == Counts(), "it has not ended"
     async with running_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
@@ -138,8 +137,7 @@ async def test_a_run_that_goes_on_after_a_restart_counts_for_its_person(tmp_path
     async with running_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create(call(), **asked)
-        while not (found := await api.get(begun["id"])).get("pending_tool_calls"):
-            await asyncio.sleep(0.01)
+        found = await api.waits(begun["id"])
     async with running_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         await api.outputs(begun["id"], {calls(found)[0]["call_id"]: "sunny"})

@@ -359,8 +359,7 @@ async def test_outputs_that_a_stopped_process_had_claimed_are_used(tmp_path: Pat
     async with live_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create(call(), tools=[WEATHER], background=True, await_tool_outputs=True)
-        while "pending_tool_calls" not in (now := await api.get(begun["id"])):
-            await asyncio.sleep(0)
+        now = await api.waits(begun["id"])
         await server.context.runs.drain(0)
         await api.outputs(begun["id"], {now["pending_tool_calls"][0]["call_id"]: "rainy"})
         assert await server.context.storage.claim(begun["id"]) is not None

@@ -508,20 +508,12 @@ async def fed(here: Desk, response_id: str, *outputs: Json) -> httpx.Response:
     )
 
 
-async def parked(api: Api, response_id: str) -> Json:
-    """The response, once it waits."""
-    async with asyncio.timeout(20):
-        while "pending_tool_calls" not in (response := await api.get(response_id)):
-            await asyncio.sleep(0.001)
-    return response
-
-
 @asynccontextmanager
 async def waiting_for(here: Desk, asked: str, *tools: Json) -> AsyncIterator[tuple[Live, Json]]:
     """A stream that waits, and the response as it stands then."""
     async with here.api.open(asked, tools=[ASKING, *tools], await_tool_outputs=True) as live:
         await live.until("created")
-        yield live, await parked(here.api, live.id)
+        yield live, await here.api.waits(live.id)
 
 
 async def test_a_run_waits_for_an_approval(tmp_path: Path) -> None:
@@ -563,7 +555,7 @@ async def test_no_approval_is_asked_for_a_call_beyond_the_limit(tmp_path: Path) 
     limited: Json = {"tools": [ASKING], "max_tool_calls": 1, "background": True, "await_tool_outputs": True}
     async with desk(tmp_path) as here:
         begun = await here.api.create(f'{BOOK}\ncall book {{"room": 4}}', **limited)
-        waiting = await parked(here.api, begun["id"])
+        waiting = await here.api.waits(begun["id"])
         [request], [refused] = requests(waiting), made(waiting)
         here.api.response(await fed(here, begun["id"], approve(request["id"])))
         done = await here.api.ended(begun["id"])
@@ -578,9 +570,9 @@ async def test_a_call_that_was_declined_leaves_room_for_another(tmp_path: Path) 
     async with desk(tmp_path, engine) as here:
         limited: Json = {"tools": [ASKING], "max_tool_calls": 1, "background": True}
         begun = await here.api.create("hi", await_tool_outputs=True, **limited)
-        [first] = requests(await parked(here.api, begun["id"]))
+        [first] = requests(await here.api.waits(begun["id"]))
         here.api.response(await fed(here, begun["id"], decline(first["id"])))
-        [_, second] = requests(await parked(here.api, begun["id"]))
+        [_, second] = requests(await here.api.waits(begun["id"]))
         here.api.response(await fed(here, begun["id"], approve(second["id"])))
         done = await here.api.ended(begun["id"])
     assert ([item["output"] for item in made(done)], text(done)) == (["booked 4"], "done")
@@ -694,7 +686,7 @@ async def test_a_run_asks_after_a_restart_as_it_began(tmp_path: Path) -> None:
         known = read_mcp_settings(servers, {})
         async with live_app(tmp_path, mcp=known) as server, http_client(server) as client:
             begun = await Api(client).create(BOOK, **asked)
-            [request] = requests(await parked(Api(client), begun["id"]))
+            [request] = requests(await Api(client).waits(begun["id"]))
         other = read_mcp_settings({**servers, "approval": "never"}, {})
         async with live_app(tmp_path, mcp=other) as server, http_client(server) as client:
             api = Api(client)
@@ -738,7 +730,7 @@ async def test_an_approval_of_a_waiting_run_is_in_the_audit_log_once(tmp_path: P
     async with desk(tmp_path) as here:
         asked: Json = {"await_tool_outputs": True, "background": True, "user": "ann"}
         begun = await here.api.create(BOOK, tools=[ASKING], **asked)
-        [request] = requests(await parked(here.api, begun["id"]))
+        [request] = requests(await here.api.waits(begun["id"]))
         for _ in range(2):
             here.api.response(await fed(here, begun["id"], approve(request["id"])))
         await here.api.ended(begun["id"])

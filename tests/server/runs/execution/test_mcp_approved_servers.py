@@ -19,7 +19,6 @@ from tests.server.runs.execution.test_mcp_approvals import (
     approve,
     decline,
     made,
-    parked,
     requests,
 )
 from tests.server.runs.execution.test_mcp_servers import kinds
@@ -277,7 +276,7 @@ async def test_a_waiting_run_has_the_servers_that_it_began_with(tmp_path: Path) 
         conversation = await here.api.conversation({**ADDED, "tools": [ASKING]})
         asked: Json = {"conversation": conversation, "background": True, "await_tool_outputs": True}
         begun = await here.api.create(BOOK, **asked)
-        now = await parked(here.api, begun["id"])
+        now = await here.api.waits(begun["id"])
         [request] = requests(now)
         added = {"items": [{**ADDED, "tools": [OTHER]}]}
         reply = await here.api.http.post(f"/v1/conversations/{conversation}/items", json=added)

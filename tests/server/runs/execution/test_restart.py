@@ -149,9 +149,7 @@ async def test_outputs_that_come_after_the_drain_wait_for_the_next_start(tmp_pat
     async with live_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create(call(), tools=[WEATHER], background=True, await_tool_outputs=True)
-        async with asyncio.timeout(10):
-            while "pending_tool_calls" not in (now := await api.get(begun["id"])):
-                await asyncio.sleep(0.001)
+        now = await api.waits(begun["id"])
         await server.context.runs.drain(0)
         await api.outputs(begun["id"], {now["pending_tool_calls"][0]["call_id"]: "rainy"})
         assert server.context.runs.num_active == 0

@@ -162,8 +162,7 @@ async def test_a_waiting_turn_keeps_its_lock(room: Room) -> None:
     asked = {"conversation": room.conversation, "tools": [WEATHER], "await_tool_outputs": True}
     async with room.api.open(call(), **asked) as live:
         made = (await live.until("output_item.done"))["item"]
-    while "pending_tool_calls" not in await room.api.get(live.id):
-        await asyncio.sleep(0.001)
+    await room.api.waits(live.id)
     error = await room.api.refused(400, "say two", conversation=room.conversation)
     assert (error["code"], live.id in error["message"]) == ("conversation_locked", True)
     await room.api.outputs(live.id, {made["call_id"]: "wet"})
