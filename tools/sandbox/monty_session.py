@@ -169,7 +169,8 @@ class MontyInterpreter:
                         if _is_end(fault):
                             return stopped(error)
                     try:
-                        feed(f"{_LAST} = None")
+                        if shows:
+                            feed(f"{_LAST} = None")
                         kept = session.dump()
                     except monty.MontyRuntimeError as fault:
                         return stopped(f"The variables cannot be kept: {fault.display()}")
