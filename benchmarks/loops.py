@@ -1,4 +1,4 @@
-"""180 agent loops on the shipped model, over HTTP with the official SDK: `python -m benchmarks.loops`.
+"""180 agent loops on a shipped model, over HTTP with the official SDK: `python -m benchmarks.loops`.
 
 The loops of `benchmarks/loops.toml` are what a newcomer tries first, with strict tools as the SDK makes them
 of pydantic models, and with tools that the server runs: its own, a search of a folder, an MCP server's. The
@@ -231,7 +231,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checkpoint", type=Path, help="the model's folder (default: the shipped one)")
+    parser.add_argument(
+        "--checkpoint", default="antiphon-small", help="the model's folder, or a shipped model's name"
+    )
     parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the model's defaults")
     parser.add_argument("--show", action="store_true", help="print what was wrong")
     parser.add_argument("--kinds", nargs="*", help="only loops of these kinds")
@@ -244,9 +246,7 @@ def main() -> None:
         data = Path(folder) / "data"
         web = write_settings(data, file["documents"])
         # Nobody reads what the server writes: a line for each request would fill the pipe.
-        args = ["--demo-web", str(web), "--log-level", "warning"]
-        if options.checkpoint:
-            args += ["--model", str(options.checkpoint)]
+        args = ["--demo-web", str(web), "--log-level", "warning", "--model", options.checkpoint]
         with serving(data, *args) as url:
             while httpx.get(f"{url}/ready").status_code != 200:
                 time.sleep(0.2)

@@ -16,6 +16,7 @@ from engine.interface import Engine
 from engine.late import late
 from engine.pooling import PoolingConfig, PoolingInfo, PoolingKind, PoolingStats
 from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
+from engine.shipped import packaged_folder
 from engine.speech import (
     SAMPLE_RATE,
     Segment,
@@ -202,6 +203,7 @@ __all__ = [
     "closed_schema",
     "describe_machine",
     "load_late_modules",
+    "packaged_folder",
     "path_of",
     "transcribe",
     "unheeded",

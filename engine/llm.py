@@ -22,8 +22,8 @@ from engine.config import EngineConfig
 from engine.interface import Engine
 from engine.llm_options import Options
 from engine.search import best_of
+from engine.shipped import TINY
 from engine.structured import closed_schema
-from engine.tiny import CHECKPOINT
 from engine.types import (
     CallArgs,
     CallEnd,
@@ -46,7 +46,6 @@ T = TypeVar("T")
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[Chunk]]
 
-SHIPPED = "antiphon-tiny"  # the model that comes with the package
 IN_FLIGHT = 512  # requests that the engine is given at once; it takes as many into its queue by default
 
 
@@ -104,12 +103,11 @@ class LLM:
     loop waits meanwhile. Raises LoadError.
     """
 
-    def __init__(self, model: str | Path | EngineConfig | Engine = SHIPPED, **settings: Any) -> None:
+    def __init__(self, model: str | Path | EngineConfig | Engine = TINY, **settings: Any) -> None:
         if isinstance(model, str | Path):
             from engine.backends import LocalEngine
 
-            folder = CHECKPOINT if model == SHIPPED else model
-            self._engine: Engine = LocalEngine(folder, **{"name": Path(model).name, **settings})
+            self._engine: Engine = LocalEngine(model, **{"name": Path(model).name, **settings})
         elif isinstance(model, EngineConfig):
             from engine.backends import LocalEngine
 

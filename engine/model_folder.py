@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from engine.shipped import shipped_folder
 from engine.types import LoadError, SamplingDefaults
 
 log = logging.getLogger("antiphon.engine")
@@ -20,15 +21,17 @@ MOST_DRAFTS = 32
 
 
 def find_folder(model: str | Path, *, weights: bool = True) -> Path:
-    """A local folder for a path or a hub id; downloads the latter (`weights` False: all but those) when it
-    is not cached.
+    """A local folder for a path, a shipped model's name or a hub id; downloads the last (`weights` False: all
+    but those) when it is not cached.
 
     Raises LoadError when it is neither a folder nor something the hub (or its local cache) has.
     """
+    name = str(model)
+    if shipped := shipped_folder(name):
+        return shipped
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
-    name = str(model)
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
         what = "is a file" if path.is_file() else "is not a folder"
         raise LoadError(f"{name} {what}, nor a hub id of the form owner/name{_instead(path)}")

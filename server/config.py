@@ -389,7 +389,7 @@ class Config(BaseModel):
     )
     model: str = _setting(
         SHIPPED_MODEL,
-        "folder or Hugging Face id of a decoder model; default: the shipped one",
+        "folder or Hugging Face id of a decoder model, or antiphon-small, which ships beside the default",
         engines=_WITH_A_MODEL,
     )
     models: File | None = _setting(

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.shipped import assembly
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("engine", "server", "storage", "tools")
 LEAVES = ("engine", "storage", "tools")
@@ -38,13 +40,14 @@ FORBIDDEN = {
 
 ORDERS = {
     "engine": (
-        *("late", "types", "engine_thread", "admission", "interface", "config", "step", "model_folder"),
+        *("late", "types", "engine_thread", "admission", "interface", "config", "step"),
+        *("user_cache", "shipped", "model_folder"),
         "search",
         *("dialects", "tokenizer", "parsing", "structured"),
         *(
             "vision",
             "kernels",
-            *("tiny", "tiny_embedder"),
+            *("tiny", "small", "tiny_embedder"),
             "models",
             "executor",
             "tiers",
@@ -364,7 +367,8 @@ def test_what_a_wheel_holds(tmp_path: Path) -> None:
     ]
     console = (ROOT / "server" / "console" / "web").rglob("*")
     models = (ROOT / "engine").glob("tiny*/checkpoint/*")
-    for shipped in (*models, *sources, *console):
+    small = (ROOT / "engine" / "small" / "adapter").glob("*")
+    for shipped in (*models, *small, *sources, *console):
         if shipped.is_file():
             assert str(shipped.relative_to(ROOT)) in names
     assert not any("__pycache__" in name or name.endswith((".pyc", ".db")) for name in names)
@@ -378,7 +382,8 @@ def test_the_servers_environment_reads_documents_and_runs_code() -> None:
     asked = subprocess.run(
         ["make", "-n", "-B", "serve"], check=True, cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert "-e '.[files,code]'" in asked.stdout
+    assert "-e '.[files,code,small]'" in asked.stdout
+    assert assembly.ALONE in asked.stdout
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[\[><=; ]", each)[0] for each in project["dependencies"]}
     assert "semantic-text-splitter" in names

@@ -833,10 +833,15 @@ def result(words: Words) -> tuple[str, str]:
 
 
 def failure(words: Words, asked: Asked) -> tuple[str, str]:
-    """A tool's error, and what the assistant then says."""
+    """The error of the tool that was asked, and what the assistant then says."""
+    return failure_of(words, asked.noun, asked.name, asked.value)
+
+
+def failure_of(words: Words, noun: str, name: str, value: str = "") -> tuple[str, str]:
+    """An error of the tool `name`, which is about `noun`, and what the assistant then says."""
     rng = words.rng
     why = rng.choice(FAILURES["reasons"]) if rng.random() < 0.75 else words.phrase(2, 6)
-    why = filled(why, {"{n}": asked.noun, "{v}": asked.value or words.any(), "{t}": asked.name})
+    why = filled(why, {"{n}": noun, "{v}": value or words.any(), "{t}": name})
     return _as_error(rng, why), f"Sorry, the tool failed: {why}."
 
 

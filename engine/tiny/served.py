@@ -65,7 +65,7 @@ FIND_IN_PAGE = _function(
 def server_tool(words: Words) -> tuple[Turn, list[Json]]:
     """A sum, a note or a search by the server's own tools."""
     roll = words.rng.random()
-    return _sum(words) if roll < 0.35 else _note(words) if roll < 0.6 else _search(words)
+    return sum_turn(words) if roll < 0.35 else note_turn(words) if roll < 0.6 else search_turn(words)
 
 
 def _own(words: Words) -> list[Json]:
@@ -132,7 +132,7 @@ def _command_sum(words: Words) -> tuple[str, str]:
     )
 
 
-def _sum(words: Words) -> tuple[Turn, list[Json]]:
+def sum_turn(words: Words) -> tuple[Turn, list[Json]]:
     rng = words.rng
     if rng.random() < 0.75:
         said, expression = _expression(words)
@@ -153,7 +153,7 @@ def _sum(words: Words) -> tuple[Turn, list[Json]]:
     return Turn("server_tool", messages), tools
 
 
-def _note(words: Words) -> tuple[Turn, list[Json]]:
+def note_turn(words: Words) -> tuple[Turn, list[Json]]:
     rng = words.rng
     thing, name = natural.noun_of(words, "things"), words.name()
     note = rng.choice(
@@ -211,7 +211,7 @@ def _topic(words: Words) -> str:
     )
 
 
-def _search(words: Words) -> tuple[Turn, list[Json]]:
+def search_turn(words: Words) -> tuple[Turn, list[Json]]:
     rng = words.rng
     topic = _topic(words)
     question, fact = _known(words, topic)

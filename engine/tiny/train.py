@@ -20,10 +20,11 @@ import random
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from queue import Full
+from queue import Empty, Full
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,11 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
 from engine.kernels import multiplies_bfloat16
-from engine.tiny import CHECKPOINT
 from engine.tiny.data import MIX, dialogues, families, tokenizer_corpus
 from engine.tiny.dialogue import Dialogue, render
 from engine.tiny.net import Layout, Net, NetConfig
 
+CHECKPOINT = Path(__file__).with_name("checkpoint")
 VOCABULARY = 3072
 CONTEXT = 32768
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -194,18 +195,17 @@ def documents(tokenizer: Tokenizer, plan: Plan) -> Iterator[tuple[Document, np.n
         yield document, leap(rng, document.ids, start) if leaps else document.positions()
 
 
-def rows(tokenizer: Tokenizer, plan: Plan) -> Iterator[Row]:
-    """Rows of `plan.length` tokens of whole documents, for ever; what is left over is document -1."""
-    source = documents(tokenizer, plan)
+def rows(source: Iterator[tuple[Document, np.ndarray]], length: int) -> Iterator[Row]:
+    """Rows of `length` tokens of whole documents, for ever; what is left over is document -1."""
     waiting: list[tuple[Document, np.ndarray]] = []
     while True:
         waiting += [next(source) for _ in range(WAITING - len(waiting))]
-        ids, branches, positions = (np.zeros(plan.length, dtype=np.int64) for _ in range(3))
-        learn, numbers = np.zeros(plan.length, dtype=np.bool_), np.full(plan.length, -1)
+        ids, branches, positions = (np.zeros(length, dtype=np.int64) for _ in range(3))
+        learn, numbers = np.zeros(length, dtype=np.bool_), np.full(length, -1)
         at, left = 0, []
         for number, (document, where) in enumerate(waiting):
             to = at + len(document.ids)
-            if to > plan.length:
+            if to > length:
                 left.append((document, where))
                 continue
             ids[at:to], learn[at:to], branches[at:to] = document.ids, document.learn, document.branches
@@ -215,11 +215,16 @@ def rows(tokenizer: Tokenizer, plan: Plan) -> Iterator[Row]:
         yield ids, learn, numbers, branches, positions
 
 
-def produce(tokenizer_json: str, plan: Plan, queue: Any) -> None:
+def planned_rows(tokenizer_json: str, plan: Plan) -> Iterator[Row]:
+    """Rows of the curriculum, for ever."""
+    return rows(documents(Tokenizer.from_str(tokenizer_json), plan), plan.length)
+
+
+def produce(source: Callable[[], Iterator[Row]], queue: Any) -> None:
     """The body of the producer process; it ends with its parent."""
     parent = os.getppid()
     queue.cancel_join_thread()
-    for row in rows(Tokenizer.from_str(tokenizer_json), plan):
+    for row in source():
         while True:
             if os.getppid() != parent:
                 return
@@ -231,19 +236,30 @@ def produce(tokenizer_json: str, plan: Plan, queue: Any) -> None:
 
 
 class Feeder:
-    """Rows made in a process of their own, so that making them never holds up training."""
+    """Rows made in a process of their own, so that making them never holds up training.
 
-    def __init__(self, tokenizer: Tokenizer, plan: Plan) -> None:
+    source: makes them there; it is pickled on the way.
+    """
+
+    def __init__(self, source: Callable[[], Iterator[Row]]) -> None:
         context = multiprocessing.get_context("spawn")
         self.queue: Any = context.Queue(maxsize=48)
-        self.process = context.Process(
-            target=produce, args=(tokenizer.to_str(), plan, self.queue), daemon=True
-        )
+        self.process = context.Process(target=produce, args=(source, self.queue), daemon=True)
         self.process.start()
 
     def next(self, device: torch.device) -> tuple[Tensor, Tensor, Layout]:
-        ids, learn, *layout = (torch.from_numpy(array).to(device) for array in self.queue.get())
+        ids, learn, *layout = (torch.from_numpy(array).to(device) for array in self._row())
         return ids, learn, Layout(*layout)
+
+    def _row(self) -> Row:
+        """The next row. Raises RuntimeError where the process has ended, which has said why."""
+        while True:
+            try:
+                row: Row = self.queue.get(timeout=5)
+                return row
+            except Empty:
+                if not self.process.is_alive():
+                    raise RuntimeError("the process that makes rows has ended") from None
 
     def close(self) -> None:
         self.process.terminate()
@@ -702,7 +718,7 @@ class Training:
             if self.feeder:
                 self.feeder.close()
             self._say(f"        phase {stage} from step {self.totals.step}, copies {self.copied:.2f}")
-            self.feeder, self.stage = Feeder(self.tokenizer, plan), stage
+            self.feeder, self.stage = Feeder(partial(planned_rows, self.tokenizer.to_str(), plan)), stage
         return self.feeder
 
     def _average(self) -> None:

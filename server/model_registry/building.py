@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,9 @@ from engine import (
     SpeechConfig,
     SpeechEngine,
     SpeechInfo,
+    packaged_folder,
 )
-from server.config import SHIPPED_EMBEDDER, SHIPPED_MODEL, Config
+from server.config import Config
 from server.limits import Caps
 
 if TYPE_CHECKING:
@@ -102,13 +102,8 @@ def build_engine(config: Config) -> Engine:
 
 
 def shipped_or_given(config: Config) -> Path | str:
-    """Where the configured model is: a folder, or an id of the hub."""
-    return _shipped("tiny") if config.model == SHIPPED_MODEL else config.model
-
-
-def _shipped(package: str) -> Path:
-    """The checkpoint of a package of the engine."""
-    return Path(str(files("engine"))) / package / "checkpoint"
+    """Where the configured model is: a folder, a name that the engine knows, or an id of the hub."""
+    return packaged_folder(config.model) or config.model
 
 
 def is_hosted(config: Config) -> bool:
@@ -185,7 +180,7 @@ def build_pooling(config: Config) -> list[PoolingEngine]:
         engines.append(
             PoolingEngine(
                 PoolingConfig(
-                    model=_shipped("tiny_embedder") if where == SHIPPED_EMBEDDER else where,
+                    model=packaged_folder(where) or where,
                     kind=kind,
                     name=name,
                     device=config.device,

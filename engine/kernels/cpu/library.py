@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.step import DrawPlan
+from engine.user_cache import user_cache
 
 log = logging.getLogger("antiphon.engine")
 
@@ -258,7 +259,7 @@ def build(march: str = "native") -> Library:
     # all that the result depends on
     parts = [path.read_bytes() for path in sources]
     parts.append(repr((command, openmp, sorted(_processor_flags()))).encode())
-    name, folder = f"kernels-{hashlib.sha256(b''.join(parts)).hexdigest()[:20]}.so", _folder()
+    name, folder = f"kernels-{hashlib.sha256(b''.join(parts)).hexdigest()[:20]}.so", user_cache()
     if folder is not None and (folder / name).exists():
         with suppress(OSError):  # what a fall of the machine has left in pieces is made anew
             return _load(folder / name)
@@ -279,19 +280,6 @@ def build(march: str = "native") -> Library:
 
 def _call(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=COMPILE_S)
-
-
-def _folder() -> Path | None:
-    """A folder of this user's own, whose contents nobody else can have put there; None: there is none."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
-    except (OSError, RuntimeError):  # the latter for a user without a home
-        pass
-    return None
 
 
 def _openmp() -> str:

@@ -1,4 +1,4 @@
-"""The agent loops that the shipped model is judged by: well formed, held out, and judged as they say."""
+"""The agent loops that the shipped models are judged by: well formed, held out, and judged as they say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.loops import FILE, World, Wrong, check_answer, same, tool_of
 
-LISTS = Path(__file__).parents[3] / "engine" / "tiny"
+ENGINE = Path(__file__).parents[3] / "engine"
+LISTS = [*(ENGINE / "tiny").glob("*.toml"), *(ENGINE / "small" / "tables").glob("*.toml")]
 LOOPS: dict[str, Any] = tomllib.loads(FILE.read_text("utf-8"))
 TURNS = [turn for loop in LOOPS["loops"] for turn in (loop, loop.get("then")) if turn]
 CALLS = [call for turn in TURNS for call in (*turn.get("does", ()), *turn.get("may", ()))]
@@ -52,7 +53,8 @@ def test_every_expected_call_fits_its_tool() -> None:
 
 
 def test_tools_questions_and_values_are_not_in_the_curriculum() -> None:
-    tables = [tomllib.loads((LISTS / name).read_text("utf-8")) for name in ("phrases.toml", "natural.toml")]
+    assert len(LISTS) == 6
+    tables = [tomllib.loads(file.read_text("utf-8")) for file in LISTS]
     listed = {text.casefold() for table in tables for text in texts(table)}
     assert not {turn["ask"].casefold() for turn in TURNS if "does" in turn} & listed
     assert not set(LOOPS["tools"]) & listed

@@ -335,10 +335,11 @@ def test_branches_are_learned_as_documents_of_their_own() -> None:
 def test_rows_are_filled_with_whole_documents() -> None:
     from tokenizers import Tokenizer
 
-    from engine.tiny.train import Plan, rows
+    from engine.tiny.train import Plan, planned_rows
 
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
-    for ids, learn, documents, branches, positions in itertools.islice(rows(tokenizer, Plan(1, 3000)), 8):
+    made = planned_rows(tokenizer.to_str(), Plan(1, 3000))
+    for ids, learn, documents, branches, positions in itertools.islice(made, 8):
         assert len(ids) == len(learn) == 3000
         assert (documents >= 0).mean() > 0.9
         assert not learn[documents < 0].any()
