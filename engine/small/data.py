@@ -92,7 +92,7 @@ class Everyday:
         """Turns that each begin a conversation, and the tools that all of them are offered."""
         rng = self.rng
         table = rng.choice(self.tables)
-        chains = rng.sample(table.chains, rng.choice((0, 1, 1, 2, 2)))
+        chains = rng.sample(table.chains, rng.choice((0, 1, 1, 2, 2, 3)))
         tools = {tool.name: tool for chain in chains for tool in (chain.first, chain.second)}
         more = max(1, rng.randint(1, 5) - len(tools))
         tools |= {tool.name: tool for tool in rng.sample(list(table.tools.values()), more)}
@@ -116,15 +116,15 @@ class Everyday:
         """One call, mostly with its answer, now and then with a further question."""
         rng = self.rng
         messages, arguments = self._asked(table, tool)
-        if rng.random() < 0.6:
+        if rng.random() < 0.7:
             messages += self._answered(table, tool, arguments)
             roll = rng.random()
-            if tool.also and roll < 0.5:
+            if tool.also and roll < 0.6:
                 text, renewed = table.ask_again(rng, tool, rng.choice(tool.also), arguments)
                 messages += [user(self._typed(text, renewed)), _calling((tool, renewed))]
                 if rng.random() < 0.5:
                     messages += self._answered(table, tool, renewed)
-            elif offered and roll < 0.65:
+            elif offered and roll < 0.75:
                 messages += self.single(table, rng.choice(offered)).messages
         return Turn("everyday", messages)
 
@@ -150,16 +150,23 @@ class Everyday:
         return Turn("everyday_parallel", messages)
 
     def chain(self, table: Table, chain: Chain) -> Turn:
-        """A call that needs what another one gives, asked for in one request or in two."""
+        """A call that needs what another one gives, asked for in one sentence, in two, or in two requests."""
         rng = self.rng
-        if chain.then and rng.random() < 0.3:
+        roll = rng.random()
+        if chain.then and roll < 0.25:
             messages, arguments = self._asked(table, chain.first)
             shown = rng.choice(chain.values)
             messages += [Message("tool", shown), says(table.answer(rng, chain.first, arguments, shown))]
             text, last = table.ask_then(rng, chain, shown)
             messages += [user(self._typed(text, last)), _calling((chain.second, last))]
         else:
-            text, arguments, shown, last = table.ask_chain(rng, chain, rng.choice(chain.asks))
+            if chain.then and roll < 0.5:
+                shown = rng.choice(chain.values)
+                text, arguments = table.ask(rng, chain.first, rng.choice(chain.first.asks))
+                then, last = table.ask_then(rng, chain, shown)
+                text = f"{text.rstrip('?.! ')}{rng.choice(('. ', '? ', '. Then: ', ' - and then: '))}{then}"
+            else:
+                text, arguments, shown, last = table.ask_chain(rng, chain, rng.choice(chain.asks))
             messages = [user(self._typed(text, arguments, last)), _calling((chain.first, arguments))]
             messages += [Message("tool", shown), _calling((chain.second, last))]
         if rng.random() < 0.6:
