@@ -28,15 +28,6 @@ def holds_token(data: Path) -> bool:
     return any(TOKEN.encode() in file.read_bytes() for file in data.rglob("*") if file.is_file())
 
 
-async def parked(client: httpx.AsyncClient, response_id: str) -> Json:
-    async with asyncio.timeout(30):
-        while True:
-            response: Json = (await client.get(f"/v1/responses/{response_id}")).json()
-            if "pending_tool_calls" in response:
-                return response
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.parametrize("approved", [True, False], ids=["approved", "declined"])
 async def test_an_answer_comes_after_a_kill(tmp_path: Path, approved: bool) -> None:
     """The credentials that the request gave for the MCP server are there as long as the run waits."""
@@ -47,13 +38,13 @@ async def test_an_answer_comes_after_a_kill(tmp_path: Path, approved: bool) -> N
         async with server_process(data) as server, server.client() as client:
             body: Json = {"input": BOOK, "tools": [SECRET], "background": True, "await_tool_outputs": True}
             begun = (await client.post("/v1/responses", json=body)).json()
-            before = await parked(client, begun["id"])
+            before = await Api(client).waits(begun["id"])
             server.child.kill()
             await server.child.wait()
         [request] = requests(before)
         assert seen.called == [] and not holds_token(data)
         async with server_process(data) as server, server.client() as client:
-            assert await parked(client, begun["id"]) == {**before, "attempt": 1}
+            assert await Api(client).waits(begun["id"]) == {**before, "attempt": 1}
             said = approve(request["id"]) if approved else decline(request["id"], reason="no")
             path = f"/v1/responses/{begun['id']}/tool_outputs"
             fed = await client.post(path, json={"tool_outputs": [said]})
@@ -114,7 +105,7 @@ async def test_an_approval_comes_in_at_another_server(postgres: Postgres, tmp_pa
             apis.append(Api(await stack.enter_async_context(http_client(server))))
         one, other = apis
         begun = await one.create(BOOK, tools=[SECRET], await_tool_outputs=True, background=True)
-        [request] = requests(await parked(one.http, begun["id"]))
+        [request] = requests(await one.waits(begun["id"]))
         path = f"/v1/responses/{begun['id']}/tool_outputs"
         fed = await other.http.post(path, json={"tool_outputs": [approve(request["id"])]})
         assert fed.status_code == 200, fed.text
