@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from engine.small import lookups
 from engine.small.everyday import Arguments, Chain, Table, Tool, is_optional, read_tables, schema_of
 from engine.tiny import (
     MIX,
@@ -92,7 +93,9 @@ class Everyday:
         """Turns that each begin a conversation, and the tools that all of them are offered."""
         rng = self.rng
         table = rng.choice(self.tables)
-        chains = rng.sample(table.chains, rng.choice((0, 1, 1, 2, 2, 3)))
+        chains = rng.sample(table.chains, rng.choice((0, 1, 1, 2)))
+        made_up = {one.first.name: one for one in (lookups.lookup(rng, table), lookups.lookup(rng, table))}
+        chains += list(made_up.values())[: rng.choice((0, 1, 1, 2))]
         tools = {tool.name: tool for chain in chains for tool in (chain.first, chain.second)}
         more = max(1, rng.randint(1, 5) - len(tools))
         tools |= {tool.name: tool for tool in rng.sample(list(table.tools.values()), more)}
@@ -119,12 +122,19 @@ class Everyday:
         if rng.random() < 0.7:
             messages += self._answered(table, tool, arguments)
             roll = rng.random()
-            if tool.also and roll < 0.6:
+            if tool.also and roll < 0.5:
                 text, renewed = table.ask_again(rng, tool, rng.choice(tool.also), arguments)
                 messages += [user(self._typed(text, renewed)), _calling((tool, renewed))]
                 if rng.random() < 0.5:
                     messages += self._answered(table, tool, renewed)
-            elif offered and roll < 0.75:
+            elif roll < 0.6:
+                messages += [user(rng.choice(natural.FORMS["again"])), messages[-1]]
+            elif roll < 0.65:
+                messages += [user(rng.choice(lookups.WORDS["once_more"])), _calling((tool, arguments))]
+                messages += self._answered(table, tool, arguments)
+            elif roll < 0.7:
+                messages += [user(rng.choice(lookups.WORDS["thanks"])), says("You are welcome!")]
+            elif offered and roll < 0.85:
                 messages += self.single(table, rng.choice(offered)).messages
         return Turn("everyday", messages)
 

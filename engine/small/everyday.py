@@ -29,6 +29,70 @@ TYPES = {"text": "string", "whole": "integer", "number": "number", "yes": "boole
 Arguments = dict[str, Json]
 
 
+COINED = 0.2
+"""How many of the names in requests are ones that nobody has heard."""
+
+SYLLABLES = (
+    *(
+        "al",
+        "ba",
+        "bel",
+        "berg",
+        "bor",
+        "brau",
+        "ca",
+        "cor",
+        "dan",
+        "el",
+        "en",
+        "fal",
+        "fen",
+        "gar",
+        "gol",
+        "hal",
+    ),
+    *(
+        "hin",
+        "is",
+        "jo",
+        "kel",
+        "kor",
+        "krau",
+        "la",
+        "lim",
+        "lo",
+        "ma",
+        "mar",
+        "mon",
+        "na",
+        "nor",
+        "ol",
+        "or",
+        "pel",
+    ),
+    *(
+        "pum",
+        "quin",
+        "ra",
+        "ro",
+        "sal",
+        "schur",
+        "sil",
+        "ski",
+        "sta",
+        "stein",
+        "ta",
+        "tel",
+        "thor",
+        "to",
+        "ur",
+        "va",
+    ),
+    *("ven", "wal", "wen", "witz", "yor", "za", "zel", "zim", "zwi"),
+)
+"""What these names are made of."""
+
+
 class TableError(Exception):
     """A table says something that cannot be drawn from; the message names the tool and the text."""
 
@@ -96,6 +160,20 @@ class Chain:
     then: Sequence[Request]
 
 
+def coined(rng: random.Random) -> str:
+    """A name that nobody has heard, so that names are copied and not remembered."""
+    words = [
+        "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 2, 3)))) for _ in range(rng.choice((1, 1, 1, 2)))
+    ]
+    return " ".join(word.capitalize() + rng.choice(("", "", "n", "s", "ck", "ff", "th")) for word in words)
+
+
+def _are_names(texts: Sequence[str]) -> bool:
+    """Whether most of these are names, as of towns and people; lists of numbers and codes are none."""
+    capital = sum(text[0].isupper() and not any(letter.isdigit() for letter in text) for text in texts)
+    return capital > 0.85 * len(texts)
+
+
 def is_optional(spec: Any) -> bool:
     return isinstance(spec, str) and spec.endswith("?")
 
@@ -122,6 +200,7 @@ class Table:
     def __init__(self, path: Path) -> None:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
         self.values: dict[str, list[str]] = read["values"]
+        self.names = {key for key, texts in self.values.items() if _are_names(texts)}
         self.tools = {one["name"]: Tool.read(one) for one in read["tools"]}
         self.chains = [
             Chain(
@@ -147,6 +226,8 @@ class Table:
         if "|" in spec:
             return rng.choice(spec.split("|"))
         if spec == "text":
+            if source in self.names and rng.random() < COINED:
+                return coined(rng)
             return rng.choice(self.values[source])
         low, high = source.split("-")
         if spec == "whole":
@@ -163,9 +244,9 @@ class Table:
         return value
 
     def _several(self, rng: random.Random, spec: Any, source: Any) -> list[Json]:
-        """Two to four values; objects differ in their first field."""
+        """Two to five values; objects differ in their first field."""
         found: dict[Json, Json] = {}
-        wanted = rng.choice((2, 2, 3, 3, 4))
+        wanted = rng.choice((2, 2, 3, 3, 4, 5))
         while len(found) < wanted:
             value = self._draw(rng, spec, source)
             found.setdefault(next(iter(value.values())) if isinstance(value, dict) else value, value)
