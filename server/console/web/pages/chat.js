@@ -417,7 +417,8 @@ function Meta({ response }) {
 function Edited({ item, close, branch }) {
   const [text, setText] = useState(() => textOf(item));
   const area = useRef();
-  useEffect(() => {
+  // Before it is painted: what is typed at once, too, stands at the end.
+  useLayoutEffect(() => {
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
   }, []);
