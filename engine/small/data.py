@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from engine.small import lookups
-from engine.small.everyday import Arguments, Chain, Table, Tool, is_optional, read_tables, schema_of
+from engine.small.everyday import WORDS, Arguments, Chain, Table, Tool, is_optional, read_tables, schema_of
+from engine.small.lookups import lookup
 from engine.tiny import (
     MIX,
     NO_TOOL,
@@ -39,40 +39,6 @@ EVERYDAY, INVENTED, SERVED, TALK = 0.5, 0.13, 0.13, 0.06
 
 TALK_FILE = Path(__file__).with_name("talk.jsonl")
 
-COMMON = {
-    *(
-        "with",
-        "from",
-        "that",
-        "this",
-        "when",
-        "what",
-        "which",
-        "where",
-        "into",
-        "their",
-        "them",
-        "they",
-        "have",
-    ),
-    *(
-        "returns",
-        "shows",
-        "tells",
-        "gives",
-        "given",
-        "list",
-        "lists",
-        "find",
-        "finds",
-        "looks",
-        "name",
-        "number",
-    ),
-    *("time", "current", "today", "next", "some", "whole", "user", "says", "whether", "long", "many", "much"),
-}
-"""Words of descriptions that say nothing of what a tool is about."""
-
 SINGLES: dict[str, float] = {
     **MIX,
     # What a larger model knows by itself, and what the tables show better.
@@ -94,7 +60,7 @@ class Everyday:
         rng = self.rng
         table = rng.choice(self.tables)
         chains = rng.sample(table.chains, rng.choice((0, 1, 1, 2)))
-        made_up = {one.first.name: one for one in (lookups.lookup(rng, table), lookups.lookup(rng, table))}
+        made_up = {one.first.name: one for one in (lookup(rng, table), lookup(rng, table))}
         chains += list(made_up.values())[: rng.choice((0, 1, 1, 2))]
         tools = {tool.name: tool for chain in chains for tool in (chain.first, chain.second)}
         more = max(1, rng.randint(1, 5) - len(tools))
@@ -130,10 +96,10 @@ class Everyday:
             elif roll < 0.6:
                 messages += [user(rng.choice(natural.FORMS["again"])), messages[-1]]
             elif roll < 0.65:
-                messages += [user(rng.choice(lookups.WORDS["once_more"])), _calling((tool, arguments))]
+                messages += [user(rng.choice(WORDS["once_more"])), _calling((tool, arguments))]
                 messages += self._answered(table, tool, arguments)
             elif roll < 0.7:
-                messages += [user(rng.choice(lookups.WORDS["thanks"])), says("You are welcome!")]
+                messages += [user(rng.choice(WORDS["thanks"])), says("You are welcome!")]
             elif offered and roll < 0.85:
                 messages += self.single(table, rng.choice(offered)).messages
         return Turn("everyday", messages)
@@ -247,7 +213,9 @@ def _texts(value: Json) -> list[str]:
 
 def _subject(tool: Tool) -> set[str]:
     """The words by which a tool could be meant."""
-    return {word for word in re.findall(r"[a-z]{4,}", f"{tool.name} {tool.about}".lower())} - COMMON
+    return {word for word in re.findall(r"[a-z]{4,}", f"{tool.name} {tool.about}".lower())} - set(
+        WORDS["common"]
+    )
 
 
 def declare(words: Words, tool: Tool) -> Json:

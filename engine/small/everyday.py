@@ -17,6 +17,9 @@ from typing import Any
 from engine.tiny import Json, natural
 
 TABLES = Path(__file__).with_name("tables")
+WORDS: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("words.toml").read_text(encoding="utf-8")
+)
 SLOT = re.compile(r"\{([a-z_0-9.]+)\}")
 REFUSAL = re.compile(
     r"\b(?:refused|rejected|denied|declined|fail\w*|error|unknown|offline|off|missing|cannot|can't|could|not|"
@@ -28,69 +31,8 @@ TYPES = {"text": "string", "whole": "integer", "number": "number", "yes": "boole
 
 Arguments = dict[str, Json]
 
-
 COINED = 0.2
 """How many of the names in requests are ones that nobody has heard."""
-
-SYLLABLES = (
-    *(
-        "al",
-        "ba",
-        "bel",
-        "berg",
-        "bor",
-        "brau",
-        "ca",
-        "cor",
-        "dan",
-        "el",
-        "en",
-        "fal",
-        "fen",
-        "gar",
-        "gol",
-        "hal",
-    ),
-    *(
-        "hin",
-        "is",
-        "jo",
-        "kel",
-        "kor",
-        "krau",
-        "la",
-        "lim",
-        "lo",
-        "ma",
-        "mar",
-        "mon",
-        "na",
-        "nor",
-        "ol",
-        "or",
-        "pel",
-    ),
-    *(
-        "pum",
-        "quin",
-        "ra",
-        "ro",
-        "sal",
-        "schur",
-        "sil",
-        "ski",
-        "sta",
-        "stein",
-        "ta",
-        "tel",
-        "thor",
-        "to",
-        "ur",
-        "va",
-    ),
-    *("ven", "wal", "wen", "witz", "yor", "za", "zel", "zim", "zwi"),
-)
-"""What these names are made of."""
 
 
 class TableError(Exception):
@@ -163,7 +105,8 @@ class Chain:
 def coined(rng: random.Random) -> str:
     """A name that nobody has heard, so that names are copied and not remembered."""
     words = [
-        "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 2, 3)))) for _ in range(rng.choice((1, 1, 1, 2)))
+        "".join(rng.choices(WORDS["syllables"], k=rng.choice((2, 2, 2, 3))))
+        for _ in range(rng.choice((1, 1, 1, 2)))
     ]
     return " ".join(word.capitalize() + rng.choice(("", "", "n", "s", "ck", "ff", "th")) for word in words)
 

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import random
 import re
-import tomllib
-from pathlib import Path
 
-from engine.small.everyday import Chain, Request, Table, Tool, coined
-
-WORDS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+from engine.small.everyday import WORDS, Chain, Request, Table, Tool, coined
 
 DETERMINED = re.compile(
     r"(?:[\w-]|\b(?:a|an|my|our|your|his|her|their|this|that|no|any|some|case|file) )$", re.IGNORECASE

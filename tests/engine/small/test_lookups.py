@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from engine.small.everyday import SLOT, Table, coined, read_tables
-from engine.small.lookups import WORDS, lookup
+from engine.small.everyday import SLOT, WORDS, Table, coined, read_tables
+from engine.small.lookups import lookup
 
 TABLES = read_tables()
 
