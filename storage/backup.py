@@ -26,7 +26,7 @@ import aiosqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from storage.drivers import INCOMING, blob_folder, copied, sync_folder
+from storage.drivers import INCOMING, blob_folder, copied, sync
 from storage.files import blob_columns
 from storage.private_files import make_private_folder
 from storage.records import StorageError
@@ -61,14 +61,14 @@ async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) 
                 await _copy(path, partial, progress)
                 size = await asyncio.to_thread(_take_blobs, source, blobs)
             await asyncio.to_thread(_check_blobs, partial, blobs)
-            _sync(partial)
+            sync(partial)
             if blobs.exists():
-                sync_folder(blobs)
+                sync(blobs)
                 blobs.rename(folder)
             partial.rename(target)
         finally:
             _remove(partial, blobs)
-        sync_folder(target.parent)
+        sync(target.parent)
         return target.stat().st_size + size
     except (OSError, sqlite3.Error) as error:
         raise StorageError(f"{path} could not be copied to {target}: {error}") from error
@@ -104,7 +104,7 @@ def _take_blobs(source: Path, copy: Path) -> int:
         except OSError:  # another file system, or one without links
             shutil.copyfile(source / name, copy / name)
             (copy / name).chmod(0o600)
-            _sync(copy / name)
+            sync(copy / name)
     return sum(entry.stat().st_size for entry in os.scandir(copy))
 
 
@@ -164,12 +164,3 @@ async def _copy(path: Path, partial: Path, progress: Callable[[int, int], None])
         ((verdict,),) = await copy.execute_fetchall("PRAGMA quick_check(1)")
         if verdict != "ok":
             raise StorageError(f"the copy of {path} is not sound: {verdict}")
-
-
-def _sync(path: Path) -> None:
-    """Put a file on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

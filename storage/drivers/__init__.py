@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.drivers.blob_folder import INCOMING, blob_folder, copied, sync_folder
+from storage.drivers.blob_folder import INCOMING, blob_folder, copied, sync
 from storage.drivers.bulk import Keys, by_keys, many, returned
 from storage.drivers.connect import database
 from storage.drivers.interface import (
@@ -38,6 +38,6 @@ __all__ = [
     "insert_unless_taken",
     "many",
     "returned",
-    "sync_folder",
+    "sync",
     "unavailable",
 ]

@@ -30,9 +30,9 @@ def blob_folder(database: Path) -> Path:
     return database.with_name(database.name + ".blobs")
 
 
-def sync_folder(folder: Path) -> None:
-    """Puts the names in a folder on the disk. OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Puts a file, or the names in a folder, on the disk. OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -68,7 +68,7 @@ class BlobFolder:
     def begin(self) -> IncomingFile:
         if not self.folder.is_dir():
             make_private_folder(self.folder)
-            sync_folder(self.folder.parent)
+            sync(self.folder.parent)
         return IncomingFile(self)
 
     def open(self, digest: str) -> BlobFile | None:
@@ -181,7 +181,7 @@ class IncomingFile:
         os.utime(self._file.fileno())  # nothing may have come in for a while
         self._file.close()
         self._blobs.name(self._path, digest)
-        sync_folder(self._blobs.folder)
+        sync(self._blobs.folder)
 
     def abandon(self) -> None:
         self._file.close()
