@@ -15,6 +15,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -146,6 +147,14 @@ class Driver:
     tools: dict[str, dict[str, Any]]
     sampling: dict[str, Any]
 
+    def wrong_in(self, loop: dict[str, Any]) -> Wrong | None:
+        """What is wrong with one loop; None: nothing is."""
+        try:
+            self.run(loop)
+        except Wrong as why:
+            return why
+        return None
+
     def run(self, loop: dict[str, Any]) -> None:
         """One loop. Raises Wrong."""
         if "runs" in loop:
@@ -237,6 +246,7 @@ def main() -> None:
     parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the model's defaults")
     parser.add_argument("--show", action="store_true", help="print what was wrong")
     parser.add_argument("--kinds", nargs="*", help="only loops of these kinds")
+    parser.add_argument("--at-once", type=int, default=1, help="loops that go round at the same time")
     options = parser.parse_args()
     file = tomllib.loads(FILE.read_text("utf-8"))
     loops = [loop for loop in file["loops"] if not options.kinds or loop["kind"] in options.kinds]
@@ -253,13 +263,11 @@ def main() -> None:
             client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=120, max_retries=0)
             model = client.models.list().data[0].id
             driver = Driver(client, model, tools, {"temperature": 0} if options.greedy else {})
-            for loop in loops:
-                try:
-                    driver.run(loop)
-                    right[loop["kind"]] += 1
-                except Wrong as why:
-                    if options.show:
-                        print(f"{loop['kind']}: {loop['ask']}\n    {why}", flush=True)
+            with ThreadPoolExecutor(options.at_once) as pool:
+                for loop, wrong in zip(loops, pool.map(driver.wrong_in, loops), strict=True):
+                    right[loop["kind"]] += wrong is None
+                    if wrong is not None and options.show:
+                        print(f"{loop['kind']}: {loop['ask']}\n    {wrong}", flush=True)
     of = Counter(loop["kind"] for loop in loops)
     for kind, count in of.items():
         print(f"{kind:<14} {right[kind]:>3} of {count}")
