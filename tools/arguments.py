@@ -125,8 +125,33 @@ def _references(part: Any) -> Iterator[str]:
 
 def _validator(schema: Mapping[str, Any]) -> Validator:
     from jsonschema import Draft202012Validator
-    from jsonschema.validators import validator_for
+    from jsonschema.validators import extend, validator_for
     from referencing import Registry
 
+    rules = extend(validator_for(schema, default=Draft202012Validator), {"uniqueItems": unique_items})
     # A registry of its own: without one, a reference to a URL would be fetched.
-    return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
+    made: Validator = rules(schema, registry=Registry())
+    return made
+
+
+def unique_items(_validator: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[ValidationError]:
+    """The rule `uniqueItems` of JSON Schema. The library's own compares each value with each other one where
+    they cannot be sorted, and the model may write thousands."""
+    from jsonschema import ValidationError
+
+    if wanted and isinstance(instance, list):
+        seen = set()
+        for item in instance:
+            if (text := json.dumps(_plain(item), sort_keys=True)) in seen:
+                yield ValidationError(f"{text[:MAX_FAULT]} stands in the list more than once")
+                return
+            seen.add(text)
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value in which numbers that are equal are written alike."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

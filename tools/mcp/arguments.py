@@ -1,8 +1,8 @@
 """Checks the arguments of a call against the schema of an MCP tool, which may be anybody's.
 
 The check must end soon, whatever the schema says: patterns are left to the server, which wrote them, because
-Python's regular expressions can take forever; references resolve within the schema only, and so many of them
-at most; and nothing is fetched.
+Python's regular expressions can take forever; references resolve within the schema only; so many rules are
+applied at most; and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.arguments import load_arguments
+from tools.arguments import load_arguments, unique_items
 from tools.spec import ToolError
 
-MAX_REFERENCES = 10_000
-"""Followed in one check; a few lines of schema can ask for 2 to the power of their number."""
+MAX_STEPS = 100_000
+"""Of one check, each a rule that is applied to a value, or a member of such a rule: about half a second. A
+few lines of schema can ask for 2 to the power of their number."""
 
 
 def read_arguments(schema: Mapping[str, Any], arguments: str) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def read_arguments(schema: Mapping[str, Any], arguments: str) -> dict[str, Any]:
 
 
 class _TooMany(Exception):
-    """The schema's references lead to more references than are followed."""
+    """The schema asks for more steps than are gone."""
 
 
 def _misfit(schema: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
@@ -51,27 +52,30 @@ def _misfit(schema: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
 
 
 def _validator() -> Any:
-    """Draft 2020-12 without patterns, for one check: it counts references."""
+    """Draft 2020-12 without patterns, for one check: it counts its steps."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
-    rules = Draft202012Validator.VALIDATORS
-    left = MAX_REFERENCES
+    rules = {**Draft202012Validator.VALIDATORS, "uniqueItems": unique_items}
+    left = MAX_STEPS
 
     def unread(*_: Any) -> None:
         return None
 
-    def reference(validator: Any, target: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise _TooMany
-        yield from rules["$ref"](validator, target, instance, schema) or ()
+    def counted(rule: Any) -> Any:
+        def apply(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+            nonlocal left
+            left -= 1 + (len(wanted) if isinstance(wanted, list | dict) else 0)
+            if left < 0:
+                raise _TooMany
+            yield from rule(validator, wanted, instance, schema) or ()
+
+        return apply
 
     def additional(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
         if "patternProperties" not in schema:  # what those match is no additional property
             yield from rules["additionalProperties"](validator, allowed, instance, schema) or ()
 
     unheeded = ("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef")
-    own = {name: unread for name in unheeded}
-    return extend(Draft202012Validator, {**own, "$ref": reference, "additionalProperties": additional})
+    own = {name: counted(rule) for name, rule in {**rules, "additionalProperties": additional}.items()}
+    return extend(Draft202012Validator, {**own, **dict.fromkeys(unheeded, unread)})
