@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tools.egress.addresses import Address, Network, meant, special_range
 from tools.spec import ToolError
@@ -34,7 +34,8 @@ class EgressError(ToolError):
     kind: `refused` by the rules, `unreachable`: there was no connection, so nothing was sent; `too_large` or
     `too_slow` by the caps, or `broken`: the connection broke, or the other side does not keep to HTTP.
     allowable: the operator could allow what was refused; no setting allows a URL that is none, or that no
-    server may be given, such as one with a password.
+    server may be given, such as one with a password. extensions: of the request that failed, empty where
+    there was none: by them its caller tells it from others.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class EgressError(ToolError):
         super().__init__(message, uncertain=kind not in ("refused", "unreachable"))
         self.kind = kind
         self.allowable = allowable
+        self.extensions: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,14 @@ class Caps:
 
     max_bytes: of a reply's body, both as it arrives and unpacked. total_s: seconds from the request to the
     last byte of its reply, redirects included; None: no limit. connect_s: seconds for finding
-    a name's addresses, and for a connection to one of them.
+    a name's addresses, and for a connection to one of them. per_event: max_bytes is for each event of a
+    stream of events, which may last.
     """
 
     max_bytes: int = 5 << 20
     total_s: float | None = 15.0
     connect_s: float = 5.0
+    per_event: bool = False
 
 
 @dataclass(frozen=True, slots=True)

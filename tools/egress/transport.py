@@ -28,6 +28,9 @@ _DEADLINE = "antiphon_deadline"
 _CODINGS = {"identity", "gzip", "deflate"}
 """One of these at a time: packed twice, a short body would take a long time to be found empty."""
 
+_EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n")
+"""What ends an event of a stream of events."""
+
 _ENDED = re.compile(r"disconnected|closed connection")
 """What httpcore2 and h11 say in the error of a connection that the other side has closed too early."""
 
@@ -194,11 +197,15 @@ class _Exchange:
 
     async def _unpack(self, packed: httpx2.Response) -> AsyncIterator[bytes]:
         try:
+            before = b""
             async with aclosing(packed.aiter_bytes()) as parts:
                 async for part in parts:  # of at most 1 MiB, however small they were packed
                     self._num_unpacked += len(part)
                     if self._num_unpacked > self._caps.max_bytes:
                         raise self._too_large()
+                    if self._caps.per_event and _EVENT_END.search(before + part):
+                        self._num_arrived = self._num_unpacked = 0
+                    before = part[-3:]
                     yield part
         except httpx2.DecodingError:
             raise EgressError(f"{self._host} sends a reply that cannot be unpacked.", "broken") from None
@@ -243,6 +250,9 @@ class GuardedClient(httpx2.AsyncClient):
         """As its parent's; EgressError where redirects are too many, or lead to what is no URL."""
         try:
             return await super().send(request, **options)
+        except EgressError as error:
+            error.extensions = request.extensions
+            raise
         except httpx2.TooManyRedirects:
             message = f"{request.url.host} redirects more than {MAX_REDIRECTS} times."
             raise EgressError(message, "broken") from None

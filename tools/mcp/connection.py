@@ -17,6 +17,8 @@ from contextvars import Context
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import orjson
+
 from tools.egress import Caps, Egress, EgressError, guarded_client
 from tools.mcp.server import McpServer
 from tools.spec import ToolError, ToolResult
@@ -45,8 +47,17 @@ MAX_REPLY = 16 << 20
 CAPS = Caps(max_bytes=MAX_REPLY, total_s=MOST_CALL_S + CONNECT_S)
 """Of one HTTP exchange, which a stream of events is as long as it lasts."""
 
+LASTING_CAPS = Caps(max_bytes=MAX_REPLY, total_s=None, per_event=True)
+"""Of the older way over HTTP, where one stream has the replies to all calls of a connection."""
+
 MAX_COMPLAINT = 500
 """Characters of a program's last line on its standard error that the log repeats."""
+
+CALL_KEY = "antiphon/call"
+"""The key in `_meta` of a call under which a server finds an id of it, the same when the call is repeated."""
+
+MAX_CODE = 1 << 53
+"""Error codes from here on are told as 0. They may have any length, and no JSON of ours does."""
 
 CONNECTION_CLOSED = (-32000, "Connection closed")
 """The SDK's code and words for a request whose connection is gone; the code alone may be a server's own."""
@@ -69,8 +80,8 @@ log = logging.getLogger("antiphon.mcp")
 class Connection:
     """A connection with one server, and the task that it belongs to.
 
-    status: of the last HTTP reply. num_replies: HTTP replies that have begun. sound: nothing has failed in
-    it, so that another run may use it.
+    status: of the last HTTP reply. statuses: of the HTTP replies to calls, by the ids of these. sound:
+    nothing has failed in it, so that another run may use it.
     """
 
     def __init__(self, server: McpServer, egress: Egress) -> None:
@@ -80,7 +91,7 @@ class Connection:
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self.status: int | None = None
-        self.num_replies = 0
+        self.statuses: dict[str, int] = {}
         self._complaint = ""
         self.sound = True
 
@@ -200,7 +211,7 @@ class Connection:
         from mcp.client.streamable_http import streamable_http_client
 
         url = self._server.url or ""
-        async with self._http() as http:
+        async with self._http(CAPS) as http:
             connecting = streamable_http_client(url, http_client=http, max_sse_event_size=MAX_REPLY)
             async with connecting as streams:
                 yield streams
@@ -214,7 +225,7 @@ class Connection:
             timeout: httpx2.Timeout | None = None,
             auth: httpx2.Auth | None = None,
         ) -> httpx2.AsyncClient:
-            return self._http()
+            return self._http(LASTING_CAPS)
 
         async with sse_client(self._server.url or "", httpx_client_factory=made) as streams:
             yield streams
@@ -240,16 +251,29 @@ class Connection:
                 self._complaint = line.strip()[:MAX_COMPLAINT] or self._complaint
                 print(line, end="", file=sys.__stderr__ or sys.stderr, flush=True)
 
-    def _http(self) -> httpx2.AsyncClient:
+    def _http(self, caps: Caps) -> httpx2.AsyncClient:
         url = self._server.url or ""
         egress = self._egress if self._server.guarded else self._egress.allowing(url)
-        http = guarded_client(egress, CAPS, headers=self._server.headers)
-        http.event_hooks = {"response": [self._note]}
+        http = guarded_client(egress, caps, headers=self._server.headers)
+        http.event_hooks = {"request": [_mark], "response": [self._note]}
         return http
 
     async def _note(self, response: httpx2.Response) -> None:
         self.status = response.status_code
-        self.num_replies += 1
+        if (call := response.request.extensions.get(CALL_KEY)) is not None:
+            self.statuses[call] = response.status_code
+
+
+async def _mark(request: httpx2.Request) -> None:
+    """Have a request say which call it makes: what fails in a connection fails in one of its requests, and
+    says nothing of the calls that others have made. A redirect has the extensions of its origin."""
+    import httpx2
+
+    try:
+        message = orjson.loads(request.content)
+        request.extensions.setdefault(CALL_KEY, message["params"]["_meta"][CALL_KEY])
+    except (httpx2.RequestNotRead, orjson.JSONDecodeError, LookupError, TypeError):
+        pass  # it makes none
 
 
 async def _taken_as_it_is(*_: Any) -> None:
@@ -267,20 +291,21 @@ def _load() -> None:
 # Failures
 
 
-def failure(exc: BaseException, status: int | None, *, begun: bool = False) -> ToolResult:
-    """What is told of an exception that a connection ended with, or a call. status: of the last HTTP
-    reply. begun: there was a connection, and the call was on its way.
+def failure(exc: BaseException, status: int | None, *, call: str | None = None) -> ToolResult:
+    """What is told of an exception that a connection ended with, or a call. status: of the HTTP reply to it,
+    or of the last one. call: its id, where there was a connection and it was on its way.
 
-    A call on its way may have had its effect, except where nothing was sent, or the server itself has
-    answered: by an error of the protocol, or by an HTTP status that is not a gateway's.
+    A call on its way may have had its effect, except where its own request was not sent, or the server
+    itself has answered: by an error of the protocol, or by an HTTP status that is not a gateway's.
     """
     import httpx2
     from mcp.shared.exceptions import MCPError
 
-    cause = _first(exc)
+    cause, begun = _first(exc), call is not None
     if isinstance(cause, EgressError):
         codes = {"too_slow": 504, "refused": 403}
-        code, uncertain = codes.get(cause.kind, 502), begun and cause.uncertain
+        is_own = cause.extensions.get(CALL_KEY) == call
+        code, uncertain = codes.get(cause.kind, 502), begun and (cause.uncertain or not is_own)
         return ToolResult(error=str(cause), source="http", code=code, uncertain=uncertain)
     if isinstance(cause, ToolError):
         return ToolResult(error=str(cause))
@@ -289,14 +314,15 @@ def failure(exc: BaseException, status: int | None, *, begun: bool = False) -> T
     if isinstance(cause, httpx2.HTTPStatusError):
         return _refusal(cause.response.status_code, begun)
     if isinstance(cause, MCPError):
+        code = cause.code if abs(cause.code) < MAX_CODE else 0
         if INVALID.match(cause.message):
-            return ToolResult(error=NOT_UNDERSTOOD, source="protocol", code=cause.code, uncertain=begun)
+            return ToolResult(error=NOT_UNDERSTOOD, source="protocol", code=code, uncertain=begun)
         if NO_ANSWER.match(cause.message):  # whatever was answered to a try to read on
             told = cause.message[:1000]
-            return ToolResult(error=told, source="protocol", code=cause.code, uncertain=begun)
+            return ToolResult(error=told, source="protocol", code=code, uncertain=begun)
         if status is not None and status >= 300:
             return _refusal(status, begun)
-        return ToolResult(error=cause.message[:1000], source="protocol", code=cause.code)
+        return ToolResult(error=cause.message[:1000], source="protocol", code=code)
     if isinstance(cause, httpx2.HTTPError | OSError | EOFError):
         what = "it broke off" if begun else "it could not be reached"
         return ToolResult(error=f"{what} ({_said(cause)})", source="http", code=502, uncertain=begun)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tools.egress import Egress
 from tools.mcp.arguments import read_arguments
-from tools.mcp.connection import CONNECT_S, MOST_CALL_S, Connection, failure
+from tools.mcp.connection import CALL_KEY, CONNECT_S, MOST_CALL_S, Connection, failure
 from tools.mcp.listing import Listing, all_tools
 from tools.mcp.results import read_result
 from tools.mcp.server import McpServer
@@ -30,9 +30,6 @@ IDLE_S = 60.0
 
 MOST_IDLE = 64
 """Connections that wait, of all owners."""
-
-CALL_KEY = "antiphon/call"
-"""The key in `_meta` of a call under which a server finds an id of it, the same when the call is repeated."""
 
 
 @dataclass(eq=False, slots=True)
@@ -145,11 +142,11 @@ class Connections:
             return ToolResult(error=str(misfit))
         clock = asyncio.get_running_loop().time
         connection = await self._connection(label, server)
-        begun, num_replies = False, 0
+        begun = False
 
         async def make(client: Client) -> ToolResult:
-            nonlocal begun, num_replies
-            begun, num_replies = True, connection.num_replies
+            nonlocal begun
+            begun = True
             until = clock() + MOST_CALL_S
             async with asyncio.timeout(CALL_S) as limit:
 
@@ -164,11 +161,11 @@ class Connections:
         try:
             return shortened(await connection.use(make))
         except Exception as exc:
-            failed = failure(exc, connection.status, begun=begun)
-            if begun and failed.code == 502 and connection.num_replies > num_replies:
-                # The reply had begun before the server went away: that it is not there now says nothing.
-                failed = replace(failed, uncertain=True)
-            return failed
+            if not begun:
+                return failure(exc, connection.status)
+            return failure(exc, connection.statuses.get(call_id), call=call_id)
+        finally:
+            connection.statuses.pop(call_id, None)
 
     async def _connection(self, label: str, server: McpServer) -> Connection:
         async with self._taking.setdefault(label, asyncio.Lock()):  # parallel calls share one

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from tools.spec import ToolError
 
 if TYPE_CHECKING:
@@ -26,8 +28,14 @@ MAX_BYTES = 1 << 20
 MAX_PAGES = 100
 """In which a server lists its tools."""
 
+MAX_LEFT_OUT = 100
+"""Tools that are left out and named with the reason; what stands in the item is stored."""
+
 MAX_NAME = 128
 """Characters of a tool's name. The protocol allows letters, digits and `_./-`; others are taken as well."""
+
+_FRAME = ("cacheScope", "resultType", "ttlMs")
+"""Members that a page must have beside its tools, in one version of the protocol or another."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -66,8 +74,6 @@ async def all_tools(client: Client) -> Listing:
                 found[tool.name] = tool
                 schema = json.dumps([tool.input_schema, tool.annotations])
                 num_bytes += len(tool.description or "") + len(schema)
-                if len(found) > MAX_TOOLS:
-                    raise ToolError(f"it lists more than {MAX_TOOLS} tools")
                 if num_bytes > MAX_BYTES:
                     raise ToolError(f"its list of tools has more than {MAX_BYTES} bytes")
             cursor = page.next_cursor
@@ -83,24 +89,30 @@ class _Judge:
     def __init__(self, version: str) -> None:
         self._version = version
         self._kept: list[str] = []  # of the last page
+        self._num_listed = 0
         self.left_out: dict[str, str] = {}
 
     def page(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A page as it came, without these tools. Raises ToolError where it has too many."""
+        """A page as it came, without these tools. Raises ToolError where there are too many, with those of
+        the pages before."""
         listed = result.get("tools")
         if not isinstance(listed, list):
             return result
-        if len(listed) > MAX_TOOLS:
+        self._num_listed += len(listed)
+        if self._num_listed > MAX_TOOLS:
             raise ToolError(f"it lists more than {MAX_TOOLS} tools")
+        # Each tool is judged in a page of its own, without what else this page holds: that may be long, and
+        # would be read anew for each of them.
+        frame = {name: result[name] for name in _FRAME if name in result}
         kept = []
         for tool in listed:
             name = tool.get("name") if isinstance(tool, dict) else None
             if not isinstance(name, str):
-                self.left_out["?"] = "it has no name"
+                self._leave_out("?", "it has no name")
                 continue
             mended = {**tool, "inputSchema": _as_object(tool.get("inputSchema"))}
-            if (why := self._fault(name, mended, result)) is not None:
-                self.left_out[name[:MAX_NAME].encode("unicode_escape").decode()] = why
+            if (why := self._fault(name, mended, frame)) is not None:
+                self._leave_out(name[:MAX_NAME].encode("unicode_escape").decode(), why)
             else:
                 kept.append(mended)
         self._kept = [tool["name"] for tool in kept]
@@ -109,23 +121,38 @@ class _Judge:
     def compare(self, names: Iterator[str]) -> None:
         """Note what the SDK has dropped of the last page."""
         for name in {*self._kept}.difference(names):
-            self.left_out[name] = "its x-mcp-header annotations are not as the protocol says"
+            self._leave_out(name, "its x-mcp-header annotations are not as the protocol says")
 
-    def _fault(self, name: str, tool: Mapping[str, Any], page: Mapping[str, Any]) -> str | None:
-        """Why a tool cannot be shown; None where it can."""
+    def _leave_out(self, name: str, why: str) -> None:
+        if len(self.left_out) < MAX_LEFT_OUT:
+            self.left_out[name] = why
+        else:
+            self.left_out["..."] = f"only {MAX_LEFT_OUT} of the tools that are left out are named"
+
+    def _fault(self, name: str, tool: Mapping[str, Any], frame: Mapping[str, Any]) -> str | None:
+        """Why a tool cannot be shown; None where it can. frame: what a page must have beside its tools."""
         from mcp_types.methods import validate_server_result
 
         if not name or len(name) > MAX_NAME or not name.isprintable():
             return f"its name is not one of 1 to {MAX_NAME} printable characters"
         try:
-            validate_server_result("tools/list", self._version, {**page, "tools": [tool]})
+            validate_server_result("tools/list", self._version, {**frame, "tools": [tool]})
         except KeyError:  # this version has no rules for it
-            return None
+            pass
         except ValueError as error:  # pydantic's: a heading, then for each fault its place, and what it is
             _, place, fault, *_ = f"{error}\n\n".split("\n")
             told = fault.strip().partition(" [type=")[0]
             return f"it is not as the protocol says: {place.removeprefix('tools.0.')}: {told}"[:300]
-        return None
+        return None if _is_writable(tool) else "it holds a number or a character that cannot be stored"
+
+
+def _is_writable(tool: Mapping[str, Any]) -> bool:
+    """Whether it can be written as JSON again: integers of any length can be read, and half a character."""
+    try:
+        orjson.dumps(tool)
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 def _as_object(schema: Any) -> Any:

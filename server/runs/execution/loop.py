@@ -212,6 +212,7 @@ class Loop:
                 self._write(run, run.assembler.tools_listed(route, run.functions.of(route)))
                 continue
             assert run.reach is not None, "tools of other servers are listed where these can be reached"
+            await self._probation.enter(run)  # what they answer may be anything
             if begun := run.assembler.listing_begun(route):
                 self._write(run, begun)
             answer = await run.reach.list_tools(route.fields["server_label"])

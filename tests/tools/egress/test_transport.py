@@ -292,6 +292,32 @@ async def test_replies_without_end(reply: Reply, kind: str) -> None:
             assert str(error).startswith("127.0.0.1 ") or str(error).startswith("The ")
 
 
+def events(*sizes: int) -> Reply:
+    """A stream of events of so many bytes."""
+
+    async def reply(_target: str, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        for size in sizes:
+            writer.write(b"data: %b\n\n" % (b"x" * size))
+            await writer.drain()
+        writer.close()
+
+    return reply
+
+
+async def test_of_a_stream_that_lasts_each_event_is_limited() -> None:
+    caps = Caps(max_bytes=3 * MIB, total_s=None, per_event=True)
+    async with (
+        server(events(*[MIB] * 12)) as (port, _),
+        server(events(MIB, 8 * MIB)) as (other, _),
+        guarded_client(allowing(f"127.0.0.1:{port}", f"127.0.0.1:{other}"), caps) as client,
+    ):
+        reply = await client.get(f"http://127.0.0.1:{port}/")
+        assert len(reply.content) > 12 * MIB
+        error = await refused(client, f"http://127.0.0.1:{other}/")
+        assert error.kind == "too_large"
+
+
 async def vanishing(_target: str, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
 

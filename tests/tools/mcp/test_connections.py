@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from tests.support.blocking import until
 from tests.support.mcp_servers import Seen, make_server, serving, stdio_command
 from tests.support.processes import ROOT, free_port, listens
-from tools.egress import Egress
+from tools.egress import Egress, EgressError
+from tools.egress.transport import GuardedTransport
 from tools.mcp import ConnectionPool, Connections, McpServer
+from tools.spec import ToolResult
 
 
 def held() -> list[asyncio.Task[object]]:
@@ -166,3 +169,68 @@ async def test_a_call_without_an_answer_may_have_had_an_effect(
         await pool.close()
     assert told in str(result.error)
     assert result.uncertain is uncertain
+
+
+async def test_what_fails_for_one_call_says_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls share a connection: what ends it may come of another call's request than the one that is told."""
+    seen = Seen()
+    send = GuardedTransport.handle_async_request
+
+    async def unreachable(self: GuardedTransport, request: Any) -> Any:
+        if b'"book"' in await request.aread():
+            await seen.held.wait()
+            raise EgressError("127.0.0.1 accepts no connection.", "unreachable")
+        return await send(self, request)
+
+    monkeypatch.setattr(GuardedTransport, "handle_async_request", unreachable)
+    pool = ConnectionPool(Egress(mode="any"))
+    async with serving(make_server(seen).streamable_http_app()) as url:
+        connections = Connections(pool, "ann")
+        server = McpServer("desk", url=f"{url}/mcp")
+        made, unmade = await asyncio.gather(
+            connections.call("desk", server, "hold", {"type": "object"}, "{}", "mcp_1"),
+            connections.call("desk", server, "book", {"type": "object"}, '{"room": 1}', "mcp_2"),
+        )
+        seen.free.set()
+        connections.close()
+        await pool.close()
+    assert made.error is not None and made.uncertain
+    assert unmade.error is not None and not unmade.uncertain
+
+
+async def test_a_status_is_that_of_the_reply_to_the_same_call() -> None:
+    app = make_server(Seen()).streamable_http_app()
+    answered = asyncio.Event()
+
+    async def lost() -> AsyncIterator[bytes]:
+        yield b"{"
+        await answered.wait()
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        if headers.get(b"mcp-method") != b"tools/call":
+            await app(scope, receive, send)
+            return
+        call = await Request(scope, receive).json()
+        if call["params"]["name"] == "first":
+            await StreamingResponse(lost(), 502, media_type="application/json")(scope, receive, send)
+        else:
+            await own_error(call["id"])(scope, receive, send)
+
+    async def second() -> ToolResult:
+        await until(lambda: any(connection.statuses for _, connection in connections._open.values()))
+        result = await connections.call("desk", server, "second", {"type": "object"}, "{}", "mcp_2")
+        answered.set()
+        return result
+
+    pool = ConnectionPool(Egress(mode="any"))
+    async with serving(asked) as url:
+        connections = Connections(pool, "ann")
+        server = McpServer("desk", url=f"{url}/mcp")
+        one, other = await asyncio.gather(
+            connections.call("desk", server, "first", {"type": "object"}, "{}", "mcp_1"), second()
+        )
+        connections.close()
+        await pool.close()
+    assert (one.code, one.uncertain) == (502, True)
+    assert (other.error, other.uncertain) == ("the room is locked", False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mcp.server.mcpserver import MCPServer
+from mcp_types import methods
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
@@ -21,6 +22,7 @@ from tests.support.talk import Api
 from tests.support.wire import Json
 from tools.mcp import connections
 from tools.mcp.arguments import read_arguments
+from tools.mcp.listing import _Judge
 from tools.spec import ToolError
 
 TOOL: Json = {
@@ -213,6 +215,12 @@ async def test_names_that_are_shown_alike_are_told_apart(tmp_path: Path) -> None
         ),
         pytest.param({"inputSchema": "object"}, "look", "inputSchema: Input should be", id="no schema"),
         pytest.param({"description": 7}, "look", "description: Input should be", id="another fault"),
+        pytest.param(
+            {"inputSchema": {"type": "object", "maxProperties": 1 << 64}},
+            "look",
+            "a number",
+            id="a long number",
+        ),
     ],
 )
 async def test_a_tool_that_cannot_be_shown_is_left_out_and_named(
@@ -225,6 +233,35 @@ async def test_a_tool_that_cannot_be_shown_is_left_out_and_named(
     (left_out,) = listing["left_out"]
     assert left_out["name"] == name and why in left_out["reason"]
     assert f"the tool '{name}' of the MCP server 127.0.0.1 is left out: {left_out['reason']}" in caplog.text
+
+
+async def test_of_the_tools_that_are_left_out_not_all_are_named(tmp_path: Path) -> None:
+    faulty = [{**TOOL, "name": f"look_{number}", "description": 7} for number in range(500)]
+    response = await asked(tmp_path, rogue(tools_list={"tools": [*faulty, TOOL]}, tools_call=SEEN))
+    listing = response["output"][0]
+    assert [tool["name"] for tool in listing["tools"]] == ["look"]
+    assert len(listing["left_out"]) == 101 and listing["left_out"][-1]["name"] == "..."
+
+
+def test_a_page_is_not_read_anew_for_each_of_its_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Json] = []
+    monkeypatch.setattr(
+        methods, "validate_server_result", lambda _method, _version, page: judged.append(page)
+    )
+    page = {"tools": [TOOL] * 3, "_meta": {"long": 1}, "more": 2, "ttlMs": 0, "nextCursor": "x"}
+    assert _Judge("2026-07-28").page(page) == page
+    assert judged == [{"tools": [TOOL], "ttlMs": 0}] * 3
+
+
+async def test_an_error_code_of_any_length_is_taken(tmp_path: Path) -> None:
+    def refuse(message: Json) -> Response:
+        error = {"code": 1 << 70, "message": "the room is locked"}
+        text = json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        return Response(text, media_type="application/json")
+
+    response = await asked(tmp_path, rogue(tools_list={"tools": [TOOL]}, tools_call=refuse))
+    assert response["status"] == "completed"
+    assert response["output"][1]["error"]["code"] == 0
 
 
 @pytest.mark.parametrize("schema", [{}, {"properties": {"a": {"type": "integer"}}}, None])
@@ -272,6 +309,26 @@ def doubled(number: int) -> Json:
 def test_a_check_of_arguments_ends_whatever_the_schema_says(schema: Json) -> None:
     given = {"a": f"{'a' * 60}!", f"{'a' * 60}!": 1}
     assert read_arguments(schema, json.dumps(given)) == given
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"uniqueItems": True}}},
+        {"properties": {"a": {"items": {"allOf": [{"type": ["array", "object"]}] * 1000}}}},
+    ],
+)
+def test_many_arguments_are_checked_in_a_moment(schema: Json) -> None:
+    given = {"a": [[number] if number % 2 else {"b": number} for number in range(20_000)]}
+    assert read_arguments(schema, json.dumps(given)) == given
+
+
+def test_what_stands_in_a_list_twice_is_told() -> None:
+    schema = {"properties": {"a": {"uniqueItems": True}}}
+    assert read_arguments(schema, '{"a": [1, true, "1", [1], {"x": 1}]}')
+    for twice in ("[1, 2, 1.0]", '[{"x": 1, "y": 2}, {"y": 2, "x": 1}]'):
+        with pytest.raises(ToolError, match=r"at \['a'\]: .* more than once"):
+            read_arguments(schema, f'{{"a": {twice}}}')
 
 
 def test_arguments_that_do_not_fit_are_told() -> None:
