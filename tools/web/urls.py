@@ -49,12 +49,23 @@ def host_of(url: str) -> str:
 def is_within(url: str, domains: Collection[str], blocked: Collection[str] = ()) -> bool:
     """Whether a URL's host is one of some domains or lies under one, and is and lies under none that is
     blocked; everything is within no domains."""
-    host = host_of(url).partition(":")[0]
+    host = _reached(url)
     return (not domains or _lies_in(host, domains)) and not _lies_in(host, blocked)
 
 
+def _reached(url: str) -> str:
+    """The host that a request for a URL goes to, as it is looked up: one host has many spellings, with a dot
+    behind it, with letters and dots of other scripts."""
+    from httpx2 import URL, InvalidURL  # it loads slowly
+
+    try:
+        return URL(url).raw_host.decode("ascii").lower().rstrip(".")
+    except InvalidURL:  # nothing can be sent there
+        return host_of(url).partition(":")[0]
+
+
 def _lies_in(host: str, domains: Iterable[str]) -> bool:
-    wanted = map(domain_of, domains)
+    wanted = (_reached(f"http://{domain_of(domain)}") for domain in domains)
     return any(host == domain or host.endswith(f".{domain}") for domain in wanted)
 
 

@@ -59,10 +59,20 @@ def test_a_url_lies_in_a_domain_by_its_host(url: str, domains: list[str], within
         ("https://notbad.example/x", [], True),
         ("https://bad.example/x", ["example"], False),
         ("https://good.example/x", ["example"], True),
+        ("https://bad.example./x", [], False),
+        ("https://BAD。example/x", [], False),
+        ("https://bad.example:81/x", [], False),
     ],
 )
 def test_a_blocked_domain_is_within_none(url: str, domains: list[str], within: bool) -> None:
     assert is_within(url, domains, ["bad.example"]) is within
+
+
+@pytest.mark.parametrize("blocked", ["münchen.example", "xn--mnchen-3ya.example", "MÜNCHEN.example."])
+def test_a_name_is_the_same_in_both_its_forms(blocked: str) -> None:
+    for url in ("https://münchen.example/x", "https://www.xn--mnchen-3ya.example/x"):
+        assert not is_within(url, [], [blocked])
+        assert is_within(url, [blocked])
 
 
 def test_a_host_has_its_port() -> None:
