@@ -203,7 +203,13 @@ def num_tool_calls(output: Sequence[Item]) -> int:
     declined = {key_of(item) for item in output if is_approval(item) and not approves(item)}
     asked = {key_of(item) for item in output if asks_approval(item)}
     made = [item for item in output if execution_of(item) is not None]
-    whole = [item for item in made if is_running(item) or item["status"] in ("completed", "failed")]
+    # A hosted shell's call has no status for failing: one that was made is followed by its output.
+    told = {item["call_id"] for item in output if "call_id" in item and execution_of(item) is None}
+    whole = [
+        item
+        for item in made
+        if is_running(item) or item["status"] in ("completed", "failed") or item.get("call_id") in told
+    ]
     return len(asked - declined) + sum(source_of(item) not in asked for item in whole)
 
 

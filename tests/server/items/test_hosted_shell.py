@@ -94,6 +94,20 @@ async def test_calls_that_cannot_be_made_are_told(tmp_path: Path) -> None:
         assert "no more than 1 tool call" in response["output"][4]["output"][0]["stderr"]
 
 
+async def test_calls_that_failed_count_against_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OverflowError
+
+    monkeypatch.setattr("server.containers.cells.Commands.outputs", fail)
+    engine = ScriptedEngine(turns(shell("echo 1"), shell("echo 2"), "sorry"))
+    async with coding(tmp_path, engine, "bubblewrap") as (_, api):
+        response = await api.create("hi", tools=[SHELL], max_tool_calls=1)
+    told = [item["output"][0]["stderr"] for item in response["output"] if "output" in item]
+    assert "OverflowError" in told[0] and "no more than 1 tool call" in told[1]
+
+
 async def test_monty_runs_no_commands_and_says_so(tmp_path: Path) -> None:
     async with coding(tmp_path) as (_, api):
         error = await api.refused(400, "hi", tools=[SHELL])
