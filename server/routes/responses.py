@@ -717,6 +717,13 @@ def _goes_on(
 ) -> tuple[CreateResponse, list[Item]]:
     """The request that goes on where a completed response stopped, and its input. pending: the keys of its
     calls without an answer. Raises ApiError 400."""
+    if secured := RunPlan.load(stored.plan).secured:
+        refuse(
+            "tool_outputs",
+            f"The credentials of the MCP server '{secured[0]}' were erased when the response ended. Go on by "
+            "POST /v1/responses, with previous_response_id, these outputs as input, and the tools once more.",
+            "mcp_credentials_erased",
+        )
     answers = answering(outputs.items, [orjson.loads(item.body) for item in stored.output])
     if missing := sorted(set(pending) - {key_of(item) for item in answers}):
         refuse("tool_outputs", f"Outputs of all pending calls are needed; missing: {', '.join(missing)}.")

@@ -47,6 +47,7 @@ from server.runs.planning import (
     Planned,
     RunPlan,
     SavedNames,
+    kv_folders,
     make_plan,
     not_found,
     spent_so_far,
@@ -151,7 +152,7 @@ class Runs:
         self._live = LiveRuns(storage, config.max_live_runs, telemetry.limited)
         self.feed = Feed(storage)
         self._pasts = Pasts(storage)
-        self.saved = SavedNames(storage, models)
+        self.saved = SavedNames(storage, models, kv_folders(config))
         self._journal = Journal(storage, telemetry.committed)
         self._loop = Loop(
             self._journal,
@@ -381,7 +382,8 @@ class Runs:
                     principal.subjects, "queued_responses", self._config.max_queued
                 )
                 sealed = await self._sealing.sealed_secrets(owner, planned.plan.response_id, planned.secrets)
-                plan = replace(planned.plan, secrets=sealed, charge=held.visit.charge)
+                given_to = [planned.plan.tools[int(index)]["server_label"] for index in planned.secrets]
+                plan = replace(planned.plan, secrets=sealed, secured=given_to, charge=held.visit.charge)
                 planned = replace(planned, plan=plan)
                 reach = self._directory.reach(planned.plan.tools, planned.secrets, owner)
                 return await self._begin(planned, echo, held, keyed, queue_limit, reach, by)

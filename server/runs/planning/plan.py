@@ -102,7 +102,8 @@ class RunPlan:
     it (`RequestRecord.dump`); None in plans of earlier versions. charge: what its start took of limits, None
     where there are none. tools: of its request, and `num_added` that items have added by then. truncates:
     whether the oldest items may be left out. secrets: what its tools said besides, sealed, as long as the run
-    is not over. approvals: which calls of MCP tools need one. approved: ids of the items that asked for calls
+    is not over. secured: labels of the servers that they were for, which is known when it is over, too.
+    approvals: which calls of MCP tools need one. approved: ids of the items that asked for calls
     which the input approves, and which the run makes first. batch: it is a request of a batch. saved_as: the
     name under which the engine may keep on disk what it computes of it; None where nothing may be.
     saved_until: unix seconds after which that goes. generates: false where only its prompt is to be computed.
@@ -149,6 +150,7 @@ class RunPlan:
     charge: Charge | None = None
     truncates: bool = False
     secrets: str | None = None
+    secured: list[str] = field(default_factory=list)
     include: list[str] = field(default_factory=list)  # what items are to say of their private halves
     approvals: Approvals = field(default_factory=Approvals)
     approved: list[str] = field(default_factory=list)

@@ -62,6 +62,26 @@ async def test_credentials_are_sent_and_left_nowhere(
         assert TOKEN.encode() not in text and KEY.encode() not in text
 
 
+async def test_a_response_whose_credentials_are_gone_is_not_continued_without_them(tmp_path: Path) -> None:
+    seen = Seen()
+    async with (
+        mcp_server(seen) as url,
+        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        http_client(server) as client,
+    ):
+        asking = {**SECRET, "require_approval": "always"}
+        first = await Api(client).create(LOOK_UP, tools=[asking])
+        approval = {"type": "mcp_approval_response", "approval_request_id": first["output"][1]["id"]}
+        answer = {**approval, "approve": True}
+        outputs = await client.post(
+            f"/v1/responses/{first['id']}/tool_outputs", json={"tool_outputs": [answer]}
+        )
+        assert (outputs.status_code, outputs.json()["error"]["code"]) == (400, "mcp_credentials_erased")
+        assert "'desk'" in outputs.json()["error"]["message"] and not seen.called
+        again = await Api(client).create([answer], tools=[asking], previous_response_id=first["id"])
+    assert seen.called == ["look_up"] and again["output"][0]["output"] == "home means much"
+
+
 async def test_credentials_outlive_the_process_sealed_to_their_run(tmp_path: Path) -> None:
     seen = Seen()
     async with mcp_server(seen) as url:
