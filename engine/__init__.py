@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from engine.pooling import PoolingEngine, TextInput
     from engine.speech import SpeechEngine, Transcriber, transcribe
     from engine.structured import Unheeded, closed_schema, unheeded
+    from engine.tiers import SavedKV
 else:
     __getattr__ = late(
         __name__,
@@ -114,6 +115,7 @@ else:
             "engine.pooling": ("PoolingEngine", "TextInput"),
             "engine.speech": ("SpeechEngine", "Transcriber", "transcribe"),
             "engine.structured": ("Unheeded", "closed_schema", "unheeded"),
+            "engine.tiers": ("SavedKV",),
         },
     )
 
@@ -174,6 +176,7 @@ __all__ = [
     "Result",
     "SamplingDefaults",
     "SamplingParams",
+    "SavedKV",
     "Say",
     "ScriptedEngine",
     "Segment",

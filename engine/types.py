@@ -380,7 +380,7 @@ class TierStats:
     by cause: `slower` (than computing), `late` (the disk took too long), `damaged`, `busy`, `room` (in the
     pool), `state`. evictions: blocks, by cause: `quota`, `owner` (more than its share), `expired`,
     `forgotten`, `damaged`. saves_refused: ends of which nothing was saved, by cause: `busy`, `small`
-    (computed in a moment), `state`.
+    (computed in a moment), `slower` (to read than to compute), `room` (on the disk), `state`.
     """
 
     state: Literal["on", "off", "full", "slow"] = "off"
@@ -406,7 +406,10 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine's counters; totals grow, the rest are gauges."""
+    """A snapshot of the engine's counters; totals grow, the rest are gauges.
+
+    hit_tokens: of `prefix_hits_total` those that the pool had, and those that were read from disk; both grow.
+    """
 
     waiting: int = 0
     running: int = 0
@@ -427,6 +430,7 @@ class EngineStats:
     steps_total: int = 0
     drafts_total: int = 0  # draft tokens that were checked
     drafts_accepted_total: int = 0  # of those, the ones that were right
+    hit_tokens: Mapping[str, int] = field(default_factory=lambda: {"pool": 0, "disk": 0})
     tier: TierStats = TierStats()
 
 

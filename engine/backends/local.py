@@ -267,6 +267,7 @@ class LocalEngine(WithTexts):
             kv_evictions_total=sum(pool.num_evictions for pool in pools),
             prefix_queries_total=counters.prefix_queries,
             prefix_hits_total=counters.prefix_hits,
+            hit_tokens={"pool": counters.pool_hits, "disk": counters.disk_hits},
             prompt_tokens_total=counters.prompt_tokens,
             output_tokens_total=counters.output_tokens,
             preemptions_total=counters.preemptions,

@@ -44,7 +44,8 @@ class Counters:
     """Totals since the start, and what the latest step was; see `EngineStats`."""
 
     prefix_queries: int = 0
-    prefix_hits: int = 0
+    pool_hits: int = 0
+    disk_hits: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
@@ -53,6 +54,11 @@ class Counters:
     drafts_accepted: int = 0
     prefilling: int = 0  # of the latest step, as is the next one
     decoding: int = 0
+
+    @property
+    def prefix_hits(self) -> int:
+        """Prompt tokens that were found, wherever."""
+        return self.pool_hits + self.disk_hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -624,7 +630,9 @@ class Scheduler:
             sequence.started = time.perf_counter()
             sequence.cached_tokens = min(num_hit, num_prompt)
             self.counters.prefix_queries += num_prompt
-            self.counters.prefix_hits += sequence.cached_tokens
+            of_disk = min(sequence.num_restored, sequence.cached_tokens)
+            self.counters.disk_hits += of_disk
+            self.counters.pool_hits += sequence.cached_tokens - of_disk
             self.counters.prompt_tokens += num_prompt
 
     def computed(self, batch: Batch, num_rejected: Ints | int = 0) -> list[tuple[Sequence, Exception]]:

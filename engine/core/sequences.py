@@ -46,6 +46,7 @@ class Sequence:
     move: Move | None = None  # what its grammar was asked last
     saved_as: str | None = None  # the name that its KV is saved under when it ends
     num_restores: int = 3  # how often more of its prompt may be read from disk
+    num_restored: int = 0  # tokens of it that were
     unsettled: bool = False  # what that took of the tokens drawn last is not known yet
 
     @property

@@ -40,6 +40,7 @@ def identity(runner: Runner, *, deterministic: bool, kind: str) -> bytes:
     spec = runner.model.spec
     parts = [
         spec.fingerprint.hex(),
+        spec.arithmetic.hex(),
         str(runner.kv_dtype),
         kind,
         str(runner.block_size),

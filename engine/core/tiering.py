@@ -119,8 +119,8 @@ class Tiering:
             disk.refused("state")
             return
         blocks, count = self._missing(chain)
-        if blocks and not self._is_worth_it(blocks, count):
-            disk.refused("small")
+        if blocks and (cause := self._not_worth_it(blocks, count)) is not None:
+            disk.refused(cause)
             blocks, count = [], blocks[0].depth
         if len(blocks) > (most := self._most_held()):
             blocks, count = blocks[:most], blocks[most].depth
@@ -187,12 +187,16 @@ class Tiering:
         """The layer groups that keep all blocks of a sequence, as bits."""
         return sum(1 << g for g, group in enumerate(self._kv.groups) if group.window is None)
 
-    def _is_worth_it(self, blocks: Seq[Block], count: int) -> bool:
-        """Whether computing what is missing takes a while, and reading the whole takes less."""
+    def _not_worth_it(self, blocks: Seq[Block], count: int) -> str | None:
+        """Why it is no use to save: computing what is missing takes a moment, or reading the whole takes
+        longer than computing it."""
         rates, size = self.disk.rates, self._kv.block_size
         if rates.compute_s(blocks[0].depth * size, count * size) < LEAST_S:
-            return False
-        return rates.read_s(count * self.disk.bytes_of(blocks[0].groups)) < rates.compute_s(0, count * size)
+            return "small"
+        if rates.read_s(count * self.disk.bytes_of(blocks[0].groups)) >= rates.compute_s(0, count * size):
+            self.disk.doubt()
+            return "slower"
+        return None
 
     def _most_held(self) -> int:
         """How many more blocks the pools can do without for a moment."""
@@ -262,6 +266,7 @@ class Tiering:
         compute_s = disk.rates.compute_s(num_hit * kv.block_size, num_blocks * kv.block_size)
         read_s = disk.rates.read_s(num_bytes)
         if read_s >= compute_s:
+            disk.doubt()
             return "slower"
         if disk.wait_s() + read_s >= compute_s:
             return "busy"
@@ -335,8 +340,9 @@ class Tiering:
         first = load.blocks[0].depth
         end = load.blocks[load.num_read].depth if load.num_read < len(load.blocks) else loading.num_blocks
         size = kv.block_size
-        if load.num_read:
-            self._num_restored += (end - first) * size
+        num_tokens = (end - first) * size if load.num_read else 0
+        if num_tokens:
+            self._num_restored += num_tokens
             self._seconds_saved += max(
                 0.0, self.disk.rates.compute_s(first * size, end * size) - load.seconds
             )
@@ -347,6 +353,7 @@ class Tiering:
         if load.failure is not None:
             loading.sequence.num_restores = 0
             self._refused["damaged"] += 1
+        loading.sequence.num_restored += num_tokens
         self._pin(loading)
         self._release(loading)
 

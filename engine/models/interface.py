@@ -20,7 +20,12 @@ class ModelSpec:
 
     `vocab_size` counts rows of the embedding; `max_positions` is where the positions end that it was made
     for; `groups` partition the layers by the kind of KV they keep; `adapters`: name and fingerprint of those
-    beside it, numbered from 1.
+    beside it, numbered from 1. `fingerprint` names the weights, and `arithmetic` what is computed with
+    them: keys and values that were saved on disk are read only where both are the same.
+
+    The arithmetic is no part of the fingerprint, because an interrupted run fails where that has changed. An
+    upgrade may change the arithmetic, and a run can go on with another one: all of its tokens are computed
+    again.
     """
 
     architecture: str
@@ -30,6 +35,7 @@ class ModelSpec:
     groups: tuple[LayerGroup, ...]
     dtype: torch.dtype
     fingerprint: bytes
+    arithmetic: bytes = b""
     adapters: tuple[tuple[str, bytes], ...] = ()
 
 

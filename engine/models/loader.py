@@ -5,10 +5,13 @@ A native family (`families`) is computed by `decoder`; any other transformers de
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,13 @@ log = logging.getLogger("antiphon.engine")
 
 # parameters: below, `dtype="auto"` computes in f32, so that a resumed run repeats itself exactly
 F32_BELOW = 200_000_000
+
+ARITHMETIC = 1
+"""To be raised with every change by which a model's keys and values come out otherwise than before, with the
+same weights, config.json and tokens: what was saved on disk until then is not read any more."""
+
+INERT = frozenset({"_name_or_path", "transformers_version"})
+"""Members of config.json that nothing is computed by."""
 
 
 def load_model(config: EngineConfig, device: torch.device) -> Model:
@@ -68,7 +78,16 @@ def load_model(config: EngineConfig, device: torch.device) -> Model:
             deterministic=config.deterministic,
             max_rank=config.max_lora_rank,
         )
+    model.spec = replace(model.spec, arithmetic=_arithmetic(fields))
     return model
+
+
+def _arithmetic(fields: dict[str, Any]) -> bytes:
+    """16 bytes that name what is computed with a model's weights; see `ModelSpec`."""
+    code = "" if families.is_native(fields) else version("transformers")  # which computes all other models
+    told = {name: value for name, value in fields.items() if name not in INERT}
+    whole = json.dumps([ARITHMETIC, code, told], sort_keys=True)
+    return hashlib.blake2b(whole.encode(), digest_size=16).digest()
 
 
 def is_pooled_natively(fields: dict[str, Any]) -> bool:

@@ -11,5 +11,6 @@ from engine.tiers.disk import Block, BlockMemory, DiskTier, Load, Save
 from engine.tiers.files import Key, Name
 from engine.tiers.folders import Folder
 from engine.tiers.rates import Rates
+from engine.tiers.shelf import SavedKV
 
-__all__ = ["Block", "BlockMemory", "DiskTier", "Folder", "Key", "Load", "Name", "Rates", "Save"]
+__all__ = ["Block", "BlockMemory", "DiskTier", "Folder", "Key", "Load", "Name", "Rates", "Save", "SavedKV"]

@@ -28,7 +28,7 @@ from engine.tiers.files import Bytes, Damaged, FileWriter, Key, Name, Row, align
 from engine.tiers.folders import Folder
 from engine.tiers.index import SavedFile
 from engine.tiers.rates import Rates
-from engine.tiers.shelf import Shelf, remove_stale
+from engine.tiers.shelf import SavedKV, Shelf, remove_stale
 from engine.types import TierStats
 
 PIECE = 16 << 20
@@ -44,10 +44,16 @@ REFRESH_S = 5.0
 """What other processes did is looked for as often as this, where there is nothing to write."""
 
 RETRY_S = 60.0
-"""A disk that was slow or full is tried again after so long."""
+"""A disk that was slow or full is tried again after so long; one that seems too slow is measured again."""
+
+MOST_RETRY_S = 3600.0
+"""One that stays slow is measured this seldom in the end: it is written to each time."""
+
+HOUSEKEEPING_S = 3600.0
+"""The folder is said to be in use as often as this, and those that others have left are looked through."""
 
 PROBE = 8 << 20
-"""Bytes that are written and read at start, to know how quick the disk is."""
+"""Bytes that are written and read to know how quick the disk is."""
 
 log = logging.getLogger("antiphon.engine")
 
@@ -169,8 +175,12 @@ class DiskTier:
         self.limit = limit
         self._block_size = block_size
         self._shelf = Shelf(folder, memory.group_bytes)
-        self._elsewhere: dict[Path, Shelf] = {}  # what other models and settings have left, by its folder
+        self._elsewhere = SavedKV(folder.root, but=folder.identity)  # of other models and settings
         self._is_open = False  # what is there was found
+        self._housekeeping_at = 0.0  # time.monotonic seconds, as is the next one
+        self._measure_at = time.monotonic() + RETRY_S
+        self._measure_s = RETRY_S  # between two measurements
+        self._is_doubted = False  # somebody did without the disk because it seemed too slow
         self._state: State = "on"
         self._why = ""
         self._told: State = "on"  # the state that was logged last
@@ -230,6 +240,11 @@ class DiskTier:
         """Count an end of which nothing is saved."""
         self.counts.saves_refused[cause] += 1
 
+    def doubt(self) -> None:
+        """The disk was not asked because reading it takes too long, as far as is known. Only a read can tell
+        otherwise, so it is measured again before long."""
+        self._is_doubted = True
+
     def load(self, load: Load) -> None:
         """Read blocks."""
         self._reading_s += self._expected(load)
@@ -252,19 +267,10 @@ class DiskTier:
         swept; on the writing thread."""
         self._shelf.sweep()
         found = set[str]()
-        for shelf in (self._shelf, *self._others()):
+        for shelf in (self._shelf, *self._elsewhere.shelves()):
             names = shelf.index.names
             found.update(names if owner is None else shelf.index.names_of(shelf.folder.owner(owner)))
         return frozenset(found)
-
-    def _others(self) -> list[Shelf]:
-        """What other models and settings have left, as it is now."""
-        shelves = {}
-        for folder in self._shelf.folder.others():
-            shelf = shelves[folder.path] = self._elsewhere.get(folder.path) or Shelf(folder, None)
-            shelf.refresh()
-        self._elsewhere = shelves
-        return [*shelves.values()]
 
     def slow(self, why: str) -> None:
         """Leave the disk alone for a while."""
@@ -384,7 +390,8 @@ class DiskTier:
         self._written.set()
 
     def _measure(self) -> None:
-        """See how quick the disk is: data that it has written, and that is in no cache any more."""
+        """See how quick the disk is now: data that it has written, and that is in no cache any more."""
+        self._is_doubted = False
         path = self._shelf.folder.path / f"probe-{os.getpid()}-{time.monotonic_ns()}.tmp"
         data = np.random.default_rng(0).integers(0, 256, PROBE, np.uint8)
         try:
@@ -396,23 +403,36 @@ class DiskTier:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 began = time.perf_counter()
                 num = os.preadv(descriptor, [data.data], 0)
-                self.rates.read(num, time.perf_counter() - began)
+                self.rates.read(num, time.perf_counter() - began, anew=True)
         except OSError as error:
             self._disk_failed(error)
+
+    def _measure_again(self) -> None:
+        """Measure a disk that may have had a slow spell, or may be slow."""
+        before = self.rates.bytes_per_s
+        self._measure()
+        is_quicker = self.rates.bytes_per_s > 2 * before
+        self._measure_s = RETRY_S if is_quicker else min(2 * self._measure_s, MOST_RETRY_S)
+        self._measure_at = time.monotonic() + self._measure_s
 
     def _upkeep(self) -> None:
         """What is due from time to time: others' files are found, and names end. Until it has been done once,
         nothing of what is there is known."""
+        if time.monotonic() >= self._housekeeping_at:
+            self._shelf.folder.touch()
+            remove_stale(self._shelf.folder)
+            self._housekeeping_at = time.monotonic() + HOUSEKEEPING_S
         if not self._is_open:
             self._shelf.sweep()
         self._shelf.refresh()
-        for shelf in (self._shelf, *self._others()):
-            shelf.forget(shelf.index.expired(time.time()), "expired")
+        self._shelf.forget(self._shelf.index.expired(time.time()), "expired")
+        self._elsewhere.shelves()  # whose names end, too
         self._shelf.make_room(0, self._room(), self._block_s)
         if not self._is_open:
-            remove_stale(self._shelf.folder)
             self._measure()
             self._is_open = True
+        elif self._is_doubted and self.state == "on" and time.monotonic() >= self._measure_at:
+            self._measure_again()
 
     def _room(self) -> int:
         """Bytes that may be used: the limit, and never more than half of what the disk has left, which others
@@ -421,6 +441,7 @@ class DiskTier:
 
     def _free(self) -> int:
         """Bytes that the disk has left."""
+        self._shelf.folder.make()  # one that was removed under a model that is served is only empty
         status = os.statvfs(self._shelf.folder.path)
         return status.f_bavail * status.f_frsize
 
@@ -483,11 +504,11 @@ class DiskTier:
 
     def _forget(self, names: list[str]) -> None:
         self._shelf.refresh()
-        for shelf in (self._shelf, *self._others()):
-            shelf.forget(names)
+        self._shelf.forget(names)
+        self._elsewhere.forget(names)
 
     def _forget_owner(self, owner: str) -> None:
-        for shelf in (self._shelf, *self._others()):
+        for shelf in (self._shelf, *self._elsewhere.shelves()):
             shelf.forget_owner(shelf.folder.owner(owner))
 
     # -- reading ---------------------------------------------------------------------------------------------

@@ -41,7 +41,17 @@ class Folder:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.secret = _secret(root / "secret")
         self.path = root / identity.hex()
+        self.make()
+
+    def make(self) -> None:
+        """Make it where it is not there, as when it was taken for one that nobody uses."""
         self.path.mkdir(mode=0o700, exist_ok=True)
+
+    def touch(self) -> None:
+        """Write down that it is in use: see `touched_at`."""
+        self.make()
+        with suppress(OSError):  # on a disk that is read-only nobody removes it either
+            os.utime(self.path)
 
     def owner(self, owner: str) -> bytes:
         """16 bytes that stand for an owner; without the secret they tell nothing."""
@@ -107,12 +117,10 @@ class Folder:
 
     def others(self) -> list[Folder]:
         """What other models, or this one under other settings, have left under the same root."""
-        mine = self.identity.hex()
-        found = [entry.name for entry in _listed(self.root) if _DIGEST.fullmatch(entry.name)]
-        return [Folder(self.root, bytes.fromhex(name)) for name in found if name != mine]
+        return [folder for folder in folders(self.root) if folder.identity != self.identity]
 
     def touched_at(self) -> float:
-        """When it was last read or written, unix seconds."""
+        """When it was last read, written or touched, unix seconds."""
         times = [self.path.stat().st_mtime]
         for owner in self.owners():
             times += [entry.stat().st_mtime for entry in self.files(owner)]
@@ -129,6 +137,12 @@ class Folder:
     def _digest(self, kind: bytes, text: str) -> bytes:
         data = text.encode("utf-8", "surrogatepass")
         return blake2b(data, digest_size=16, key=self.secret, person=kind).digest()
+
+
+def folders(root: Path) -> list[Folder]:
+    """What all models and settings have left under a root; none where there is no such folder."""
+    found = [entry.name for entry in _listed(root) if _DIGEST.fullmatch(entry.name)]
+    return [Folder(root, bytes.fromhex(name)) for name in found]
 
 
 def _listed(path: Path) -> list[os.DirEntry[str]]:

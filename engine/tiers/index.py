@@ -38,6 +38,7 @@ class SavedFile:
     used_at: float
     digests: list[bytes] = field(default_factory=list)
     num_dead: int = 0  # blocks in it that nobody wants any more
+    dead_since: float = 0.0  # unix seconds: since when another process is about to write it without them
 
 
 @dataclass(slots=True, eq=False)

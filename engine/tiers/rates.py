@@ -26,7 +26,7 @@ TRUST = 0.002
 
 
 class Rates:
-    """Learns on one thread each; any thread may ask."""
+    """Learns of steps on one thread, and of reads on any; any thread may ask."""
 
     def __init__(self, *, token_s: float, growth: float, bytes_per_s: float) -> None:
         """token_s: seconds of a token at the beginning. growth: how much more a token takes for each before
@@ -78,10 +78,11 @@ class Rates:
         self.token_s = self._nt / (self._nn + self._growth * self._np)
         self.position_s = self.token_s * self._growth
 
-    def read(self, num_bytes: int, seconds: float) -> None:
-        """So many bytes were read and checked in so long."""
+    def read(self, num_bytes: int, seconds: float, *, anew: bool = False) -> None:
+        """So many bytes were read and checked in so long. anew: what reads took before counts no more."""
         if num_bytes < LEAST_BYTES:
             return
-        self._bytes = FADE_READS * self._bytes + num_bytes
-        self._seconds = FADE_READS * self._seconds + max(seconds - FIXED_READ_S, 1e-6)
-        self.bytes_per_s = self._bytes / self._seconds
+        fade = 0.0 if anew else FADE_READS
+        whole = fade * self._bytes + num_bytes
+        took = fade * self._seconds + max(seconds - FIXED_READ_S, 1e-6)
+        self._bytes, self._seconds, self.bytes_per_s = whole, took, whole / took

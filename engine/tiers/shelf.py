@@ -32,7 +32,7 @@ from engine.tiers.files import (
     read_blocks,
     read_table,
 )
-from engine.tiers.folders import Folder
+from engine.tiers.folders import Folder, folders
 from engine.tiers.index import MAX_BLOCKS, Index, SavedFile
 
 YOUNG_S = 60.0
@@ -68,6 +68,9 @@ class Shelf:
         """Find what is there, and remove what crashes have left, once it is no longer young."""
         self.refresh()
         now = time.time()
+        # whoever removes a name writes the file anew at once, unless it is killed in between
+        left = [f for f in self.index.files.values() if f.dead_since and now - f.dead_since > YOUNG_S]
+        self.shrink(left, "forgotten")
         young = {file for file in self.index.files.values() if now - file.used_at < YOUNG_S}
         with self.lock:
             shrunk = self.index.orphans(young)
@@ -88,8 +91,12 @@ class Shelf:
             if self._seen.get(owner) != seen or owner not in owners:
                 # a change within the clock's next tick would not show
                 self._seen[owner] = seen if time.time_ns() - max(seen) > 1e9 else (0, 0)
+                # Names are read before files are listed. Blocks are written before their name, so the files
+                # have them then; a name that was read later could be ahead of the files, and blocks that it
+                # alone stood for would be dead here while others use them.
+                given, gone = self._find_names(owner)
                 self._refresh_files(owner)
-                self._refresh_names(owner)
+                self._refresh_names(owner, given, gone)
         for owner in self._seen.keys() - owners:
             del self._seen[owner]
 
@@ -131,23 +138,43 @@ class Shelf:
         for file in self.index.files_of(owner):
             if file.path not in found:
                 with self.lock:
-                    self.index.remove(file)
+                    moved = self.index.remove(file)
+                for name in moved:  # to be read again: the blocks may be in a file that is found later
+                    self._name_files[self.folder.path_of(owner, name)] = (name, 0)
 
-    def _refresh_names(self, owner: bytes) -> None:
-        folder, there = self.folder.path / owner.hex() / "names", self.folder.names(owner)
-        for path, (name, _) in list(self._name_files.items()):
-            if path.parent == folder and path not in there:
-                del self._name_files[path]
-                with self.lock:
-                    self.index.take(name)
+    def _vanished(self, owner: bytes, there: Collection[Path]) -> list[Path]:
+        folder = self.folder.path / owner.hex() / "names"
+        return [path for path in self._name_files if path.parent == folder and path not in there]
+
+    def _find_names(self, owner: bytes) -> tuple[list[tuple[Path, int, Name]], list[Path]]:
+        """Names that are new here, with where and when they were written down, and where names were that are
+        gone."""
+        there = self.folder.names(owner)
+        if gone := self._vanished(owner, there):
+            # what took the place of one was written before that went, but the list may have missed both
+            there = self.folder.names(owner)
+            gone = self._vanished(owner, there)
+        given = []
         for path, at in there.items():
             if path in self._left or (path in self._name_files and self._name_files[path][1] == at):
                 continue
-            found = self.folder.read_name(owner, path)
-            if found is not None:
-                self._name_files[path] = (found.name, at)
-                with self.lock:
-                    self.index.give(found, owner)
+            if (name := self.folder.read_name(owner, path)) is not None:
+                given.append((path, at, name))
+        return given, gone
+
+    def _refresh_names(
+        self, owner: bytes, given: Sequence[tuple[Path, int, Name]], gone: Sequence[Path]
+    ) -> None:
+        """Take in what was found: new names first, for they may stand for what others stood for until now."""
+        for path, at, name in given:
+            self._name_files[path] = (name.name, at)
+            with self.lock:
+                self.index.give(name, owner)
+        for path in gone:
+            with self.lock:
+                shrunk = self.index.take(self._name_files.pop(path)[0])
+            for file in shrunk:
+                file.dead_since = file.dead_since or time.time()
 
     def _table(self, descriptor: int, owner: bytes) -> list[Row]:
         return read_table(
@@ -326,6 +353,38 @@ def remove_stale(folder: Folder) -> None:
             if time.time() - other.touched_at() > STALE_S:
                 log.info("saved KV of another model is removed, unused for a week: %s", other.path)
                 other.remove()
+
+
+class SavedKV:
+    """What models have saved under one root, be they loaded or not. For one thread at a time; methods raise
+    OSError."""
+
+    def __init__(self, root: Path, *, but: bytes | None = None) -> None:
+        """but: the identity of one that others look after."""
+        self._root = root
+        self._but = but
+        self._shelves: dict[Path, Shelf] = {}
+
+    def shelves(self) -> list[Shelf]:
+        """Of each model and its settings, as it is now."""
+        found = [folder for folder in folders(self._root) if folder.identity != self._but]
+        self._shelves = {each.path: self._shelves.get(each.path) or Shelf(each, None) for each in found}
+        for shelf in self._shelves.values():
+            shelf.refresh()
+            shelf.forget(shelf.index.expired(time.time()), "expired")
+        return [*self._shelves.values()]
+
+    def names(self) -> frozenset[str]:
+        """All that is there under any name, when what crashes have left is swept."""
+        shelves = self.shelves()
+        for shelf in shelves:
+            shelf.sweep()
+        return frozenset(name for shelf in shelves for name in shelf.index.names)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Remove names, and what they alone stood for."""
+        for shelf in self.shelves():
+            shelf.forget(names)
 
 
 def _files_in(folder: Path) -> list[Path]:

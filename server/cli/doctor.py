@@ -412,7 +412,7 @@ async def _kv(config: Config) -> Finding:
     folder, limit = config.kv_disk_folder, config.kv_disk_bytes
     if config.engine != "local" or not limit:
         if folder.exists() and any(folder.rglob("*.kv")):
-            told = f"{folder} has what was computed before, which deletions do not reach: remove it"
+            told = f"{folder} has what was computed before: remove it, and its room is free"
             return "note", f"nothing that is computed is kept on disk, but {told}"
         return "ok", "nothing that is computed is kept on disk"
     there = folder if folder.exists() else next(above for above in folder.parents if above.exists())

@@ -552,9 +552,8 @@ class ServerLifecycle:
 
 def _kv_readings(stats: EngineStats, model: Mapping[str, str]) -> Iterator[Reading]:
     """Where prompt tokens were found that were not computed anew, and what of the KV cache is on disk."""
-    disk = stats.tier.restored_tokens_total
-    for tier, tokens in (("pool", stats.prefix_hits_total - disk), ("disk", disk)):
-        yield Reading("kv", {"hit_tokens_total": max(0, tokens)}, {**model, "tier": tier})
+    for tier, tokens in stats.hit_tokens.items():
+        yield Reading("kv", {"hit_tokens_total": tokens}, {**model, "tier": tier})
     if stats.tier.state == "off":
         return
     yield Reading("kv", stats.tier, model)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.tiers.files import Bytes, Key, Row, new_file, open_private, read_table
+from engine.tiers.files import Bytes, FileWriter, Key, Name, Row, new_file, open_private, read_table
+from engine.tiers.shelf import Shelf
 
 IDENTITY, OWNER = b"i" * 16, b"o" * 16
 BLOCK_SIZE = 4
@@ -49,6 +50,20 @@ def table(path: Path) -> list[Row]:
     """The rows of a file."""
     with open_private(path, os.O_RDONLY) as descriptor:
         return read_table(descriptor, identity=IDENTITY, owner=OWNER, group_bytes=GROUP_BYTES)
+
+
+def save(shelf: Shelf, name: str, text: str, *, first: int = 0) -> bytes:
+    """Save a sequence with a block for each letter from the first one on, those before are on disk; returns
+    what stands for its owner."""
+    keys = [(key, 0b11, depth) for depth, key in enumerate(chain(text))][first:]
+    whose = shelf.folder.owner("a")
+
+    def fill(writer: FileWriter) -> None:
+        writer.add(keys, [content(key) for key, _, _ in keys])
+
+    shelf.write(whose, keys, fill)
+    shelf.give(Name(name, keys[-1][0].digest, None), whose)
+    return whose
 
 
 class Pool:

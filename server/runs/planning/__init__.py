@@ -8,7 +8,7 @@ from server.runs.planning.functions import Functions, enforced
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable, require_readable
 from server.runs.planning.pasts import Past, Pasts, read_items
 from server.runs.planning.plan import Planned, RunPlan, count_input, fit, is_long, make_plan
-from server.runs.planning.saved_names import SavedNames
+from server.runs.planning.saved_names import SavedNames, kv_folders
 from server.runs.planning.spending import spent, spent_so_far, used_by_tool
 from server.runs.planning.steps import TERMINAL, Progress, approved_calls, pending_calls
 from server.runs.planning.tools import TurnTools, turn_tools
@@ -31,6 +31,7 @@ __all__ = [
     "enforced",
     "fit",
     "is_long",
+    "kv_folders",
     "make_plan",
     "next_part",
     "not_found",

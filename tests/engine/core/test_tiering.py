@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import shutil
 import sys
 import threading
 import time
@@ -68,6 +70,9 @@ async def test_what_was_evicted_comes_back_from_disk(make: Make) -> None:
     assert (found, cached, none) == (expected, 64, 0)
     stats = engine.stats().tier
     assert (stats.state, stats.restored_tokens_total, stats.loading) == ("on", 64, 0)
+    assert engine.stats().hit_tokens == {"pool": 0, "disk": 64}
+    await answer(engine, going_on)
+    assert engine.stats().hit_tokens == {"pool": 64, "disk": 64} and engine.stats().prefix_hits_total == 128
     assert stats.saved_seconds_total > 0 and plain.stats().tier.state == "off"
 
 
@@ -117,6 +122,29 @@ async def test_owners_salts_and_other_settings_share_nothing(make: Make) -> None
     assert (await answer(again, ask((*LONG, 33), owner="a")))[1] == 64
 
 
+async def test_what_was_computed_under_another_configuration_is_computed_again(
+    make: Make, folder: Path, tmp_path: Path
+) -> None:
+    """The weights are the same, and keys would be rotated otherwise."""
+
+    def altered(name: str, **fields: Any) -> Path:
+        model = tmp_path / name
+        shutil.copytree(folder, model)
+        config = json.loads((model / "config.json").read_text()) | fields
+        (model / "config.json").write_text(json.dumps(config, sort_keys=True, indent=1))
+        return model
+
+    engine = await make()
+    first, _ = await answer(engine, ask(LONG))
+    await engine.close()
+    going_on = ask((*LONG, *first, 33, 34), saved_as=None)
+    same, other = altered("same", transformers_version="9"), altered("other", rope_theta=123.0)
+    rotated, plain = await make(other), await make(other, kv_disk_bytes=0)
+    assert await answer(rotated, going_on) == await answer(plain, going_on)
+    assert rotated.info.fingerprint == engine.info.fingerprint, "a run that was interrupted can go on"
+    assert (await answer(await make(same), going_on))[1] == 64
+
+
 async def test_several_that_begin_alike_wait_for_one_read(make: Make) -> None:
     engine = await make()
     first, _ = await answer(engine, ask(LONG))
@@ -125,6 +153,7 @@ async def test_several_that_begin_alike_wait_for_one_read(make: Make) -> None:
     results = await asyncio.gather(*(answer(again, ask((*LONG, *first, 40 + i))) for i in range(5)))
     assert [cached for _, cached in results] == [64] * 5
     assert again.stats().tier.restored_tokens_total == 64
+    assert again.stats().hit_tokens == {"pool": 4 * 64, "disk": 64}
 
 
 async def test_save_names_what_has_ended_already(make: Make) -> None:
@@ -177,6 +206,8 @@ async def test_an_aborted_request_leaves_no_block_behind(make: Make) -> None:
     await engine.settled()
     engine.check_integrity()
     assert engine.stats().tier.loading == 0 and engine.stats().kv_blocks_used == 0
+    hits = engine.stats().hit_tokens
+    assert sum(hits.values()) == engine.stats().prefix_hits_total == 64, "of the one that was not aborted"
 
 
 async def test_a_disk_that_hangs_is_left_alone_and_nobody_waits_long(
@@ -223,7 +254,30 @@ async def test_what_is_read_more_slowly_than_computed_is_computed(
     monkeypatch.setattr(rates.Rates, "read_s", lambda *_: 1e9)
     assert (await answer(engine, ask((*LONG, *LONG), saved_as="x")))[1] == 0
     assert engine.stats().tier.restores_refused == {"slower": 1}
-    assert engine.stats().tier.saves_refused == {"small": 1}
+    assert engine.stats().tier.saves_refused == {"slower": 1}
+
+
+async def test_a_slow_spell_of_the_disk_passes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as nothing is read, only a measurement can tell that it is over."""
+    engine = await make()
+    await answer(engine, ask(LONG))
+    await flood(engine)
+    tier = engine._loop.tiering
+    assert tier is not None
+    disk = tier.disk
+    monkeypatch.setattr(rates.Rates, "read_s", lambda self, _: 1e9 if self.bytes_per_s < 100 else 1e-9)
+    for asked, refused in (
+        (ask((*LONG, 33), saved_as=None), lambda: engine.stats().tier.restores_refused),
+        (ask((50, *LONG, *LONG), saved_as="x"), lambda: engine.stats().tier.saves_refused),
+    ):
+        disk.rates.read(1 << 20, 1e6, anew=True)
+        assert (await answer(engine, asked))[1] == 0 and refused() == {"slower": 1}
+        disk._measure_at = 0.0
+        disk.call(disk._upkeep)
+        await engine.saved()
+        assert disk.rates.bytes_per_s > 100
+        await flood(engine)
+    assert (await answer(engine, ask((*LONG, 33), saved_as=None)))[1] == 64
 
 
 async def test_what_computes_in_a_moment_is_not_saved(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

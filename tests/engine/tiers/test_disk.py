@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -490,6 +491,82 @@ def test_what_another_model_left_goes_after_a_week(make: Callable[..., Tier]) ->
         os.utime(path, (long_ago, long_ago))
     make()
     assert not other.folder.path.exists()
+
+
+def test_what_a_model_that_is_served_has_is_not_taken_for_left(make: Callable[..., Tier]) -> None:
+    """However long nothing of it was read or written."""
+    tier = make()
+    tier.save("one", "abcd")
+    long_ago = time.time() - shelves.STALE_S - 10
+    for path in [*tier.files, tier.folder.path]:
+        os.utime(path, (long_ago, long_ago))
+    tier.disk._housekeeping_at = 0.0
+    tier.disk.call(tier.disk._upkeep)
+    tier.flush()
+    make(identity=b"j" * 16)
+    assert tier.load("abcd").num_read == 4
+
+
+def test_what_others_have_left_is_looked_through_while_a_model_is_served(make: Callable[..., Tier]) -> None:
+    tier, other = make(), make(identity=b"j" * 16)
+    other.save("one", "abcd")
+    other.disk.close(WAIT)
+    long_ago = time.time() - shelves.STALE_S - 10
+    for path in [*other.files, other.folder.path]:
+        os.utime(path, (long_ago, long_ago))
+    tier.disk.call(tier.disk._upkeep)
+    tier.flush()
+    assert other.folder.path.exists(), "this is done now and then"
+    tier.disk._housekeeping_at = 0.0
+    tier.disk.call(tier.disk._upkeep)
+    tier.flush()
+    assert not other.folder.path.exists()
+
+
+def test_a_folder_that_is_removed_under_a_model_is_made_anew(make: Callable[..., Tier]) -> None:
+    tier = make()
+    tier.save("one", "abcd")
+    tier.folder.remove()
+    tier.disk.call(tier.disk._upkeep)
+    tier.flush()
+    assert tier.disk.state == "on" and tier.has("abcd") == [False] * 4 and not tier.names()
+    tier.save("two", "wxyz")
+    assert tier.load("wxyz").num_read == 4 and stat.S_IMODE(tier.folder.path.stat().st_mode) == 0o700
+
+
+def test_a_disk_that_was_too_slow_is_measured_again_in_time(make: Callable[..., Tier]) -> None:
+    tier = make()
+
+    def measured() -> bool:
+        """Whether upkeep finds out that a slow spell is over."""
+        tier.rates.read(1 << 20, 1000.0, anew=True)
+        tier.disk.call(tier.disk._upkeep)
+        tier.flush()
+        return tier.rates.bytes_per_s > 1 << 20
+
+    tier.disk._measure_at = 0.0
+    assert not measured(), "nobody did without the disk"
+    tier.disk.doubt()
+    assert measured()
+    tier.disk.doubt()
+    assert not measured(), "not so soon"
+    tier.disk._measure_at = 0.0
+    tier.disk.slow("it hangs")
+    assert not measured(), "it is left alone"
+    tier.disk._until = time.monotonic()
+    assert measured()
+    assert tier.disk._measure_s == disk.RETRY_S and disk.RETRY_S < disk.MOST_RETRY_S
+
+
+def test_a_disk_that_stays_slow_is_measured_less_and_less_often(
+    make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, pauses = make(), list[float]()
+    monkeypatch.setattr(tier.disk, "_measure", lambda: None)
+    for _ in range(8):
+        tier.disk._measure_again()
+        pauses.append(tier.disk._measure_s)
+    assert pauses == sorted(pauses) and pauses[0] == 2 * disk.RETRY_S and pauses[-1] == disk.MOST_RETRY_S
 
 
 def test_reads_teach_the_rate(make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,3 +58,12 @@ def test_reads_that_become_slow_are_noticed_within_a_few() -> None:
     for _ in range(12):
         known.read(10**8, 0.1 + FIXED_READ_S)
     assert known.bytes_per_s > 10**8
+
+
+def test_a_read_that_begins_anew_counts_alone() -> None:
+    known = rates()
+    known.read(10**8, 1000.0)
+    known.read(100, 1e-6, anew=True)
+    assert known.bytes_per_s == pytest.approx(10**5, rel=0.01), "one that is tiny teaches nothing"
+    known.read(10**8, 0.1 + FIXED_READ_S, anew=True)
+    assert known.bytes_per_s == pytest.approx(10**9, rel=0.01)

@@ -12,12 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from engine import ScriptedEngine
+from engine import EngineStats, RequestFailed, ScriptedEngine, TierStats
+from engine.tiers.folders import Folder
+from engine.tiers.shelf import Shelf
 from server.clock import now_us
 from server.runs.planning.saved_names import name_of
 from storage import StorageUnavailable
 from tests.server.runs.test_disconnect import eventually
 from tests.support.running import Running, http_client, running_app
+from tests.support.saved_blocks import GROUP_BYTES, IDENTITY, save
 from tests.support.talk import WEATHER, Api, call, calls
 
 
@@ -153,6 +156,54 @@ async def test_a_disk_that_hangs_holds_up_no_sweep(tmp_path: Path, monkeypatch: 
         async with asyncio.timeout(10):
             await server.context.runs.forget_gone()
             await asked.wait()
+
+
+async def test_an_engine_that_fails_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with saving(tmp_path) as (server, engine, _):
+
+        async def fails(owner: str | None = None) -> frozenset[str]:
+            raise RequestFailed("its disk is broken")
+
+        monkeypatch.setattr(engine, "saved_names", fails)
+        other = SavingEngine({"resp_unknown"})
+        await other.start()
+        server.context.models.add(other, ["other"])
+        assert await server.context.runs.saved.compare() == 1 and not other.names
+        assert "its disk is broken" in caplog.text
+        await other.close()
+
+
+async def test_deletions_reach_what_models_have_left_that_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with saving(tmp_path) as (server, engine, api):
+        gone, kept = await api.create("say one"), await api.create("say two")
+        conversation = await api.conversation()
+        await api.create("say three", conversation=conversation)
+        names = [kept["id"], name_of(conversation, 0)]
+        shelf = Shelf(Folder(tmp_path / "kv", IDENTITY), GROUP_BYTES)
+        for name, blocks in zip((gone["id"], *names), ("abcd", "wxyz", "abef"), strict=True):
+            save(shelf, name, blocks)
+
+        def left() -> tuple[set[str], int]:
+            """Names and how many blocks are on disk."""
+            found = Shelf(shelf.folder, GROUP_BYTES)
+            found.refresh()
+            return set(found.index.names), len(found.index)
+
+        await api.delete(gone["id"])
+        await eventually(lambda: left() == ({*names}, 8))
+        with monkeypatch.context() as patched:  # an engine looks after it
+            patched.setattr(engine, "stats", lambda: EngineStats(tier=TierStats(state="on")))
+            assert (await api.http.delete(f"/v1/conversations/{conversation}")).status_code == 200
+            await server.context.runs.saved.compare()
+            assert left() == ({*names}, 8)
+        headers = {"authorization": f"Bearer {server.life.admin_token}"}
+        purged = await api.http.post("/admin/purge", json={"owner": "local"}, headers=headers)
+        assert purged.status_code == 200, purged.text
+        await eventually(lambda: left() == (set(), 0))
 
 
 async def test_an_owner_who_is_purged(tmp_path: Path) -> None:
