@@ -13,6 +13,7 @@ import traceback
 from dataclasses import replace
 
 from tools.arguments import parse_arguments
+from tools.encodings import well_formed
 from tools.spec import ToolError, ToolResult, ToolSpec
 
 log = logging.getLogger("antiphon.tools")
@@ -33,14 +34,16 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
         async with asyncio.timeout(spec.timeout_s):
             output = await spec.run(**given)
     except ToolError as exc:
-        return with_doubt(ToolResult(error=str(exc), uncertain=exc.uncertain), repeatable=spec.idempotent)
+        failed = shortened(ToolResult(error=str(exc), uncertain=exc.uncertain))
+        return with_doubt(failed, repeatable=spec.idempotent)
     except TimeoutError:
         end = "was stopped" if spec.stops else "may still go on; nobody waits for it any more"
         late = f"{spec.name} took longer than {spec.timeout_s:g} s and {end}"
         return with_doubt(ToolResult(error=late, uncertain=True), repeatable=spec.idempotent)
     except Exception as exc:
         _log(spec, exc)
-        return ToolResult(error=f"{spec.name} failed: {type(exc).__name__}")
+        failed = ToolResult(error=f"{spec.name} failed: {type(exc).__name__}", uncertain=True)
+        return with_doubt(shortened(failed), repeatable=spec.idempotent)
     return shortened(output if isinstance(output, ToolResult) else ToolResult(output=output))
 
 
@@ -63,10 +66,12 @@ def with_doubt(result: ToolResult, *, repeatable: bool) -> ToolResult:
 
 
 def shortened(result: ToolResult) -> ToolResult:
-    """A result with no more than MAX_OUTPUT characters, and a note where it had more."""
+    """A result of well-formed text with no more than MAX_OUTPUT characters, and a note where it had more."""
     if result.output is not None:
-        return replace(result, output=cut(result.output, MAX_OUTPUT))
-    return result if result.error is None else replace(result, error=cut(result.error, MAX_OUTPUT))
+        return replace(result, output=cut(well_formed(result.output), MAX_OUTPUT))
+    return (
+        result if result.error is None else replace(result, error=cut(well_formed(result.error), MAX_OUTPUT))
+    )
 
 
 def cut_note(length: int | str) -> str:

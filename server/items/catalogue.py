@@ -204,7 +204,7 @@ def num_tool_calls(output: Sequence[Item]) -> int:
     asked = {key_of(item) for item in output if asks_approval(item)}
     made = [item for item in output if execution_of(item) is not None]
     # A hosted shell's call has no status for failing: one that was made is followed by its output.
-    told = {item["call_id"] for item in output if "call_id" in item and execution_of(item) is None}
+    told = {item.get("call_id") for item in output if execution_of(item) is None} - {None}
     whole = [
         item
         for item in made

@@ -309,6 +309,7 @@ class RunWriter:
 
     def _added(self, item: Item) -> list[Part]:
         self._fresh = True
+        self._start = self._num_said + (len(_GAP) if self._num_said else 0)
         if item["type"] not in _KINDS:
             return []
         self._kind = _KINDS[item["type"]]
@@ -323,7 +324,6 @@ class RunWriter:
             return []
         if self._fresh:
             text = _GAP * bool(self._num_said) + text
-            self._start = self._num_said + (len(_GAP) if self._num_said else 0)
         self._fresh = False
         self._num_said += len(text)
         return self._part({"content": text}, logprobs if self._logprobs else ())

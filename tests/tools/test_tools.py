@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools import BUILTIN, ToolSpec, execute
+from tools import BUILTIN, UNKNOWN_EFFECT, ToolSpec, execute
 from tools.builtin.calculator import calculator
+from tools.encodings import read_text
 from tools.runtime import MAX_OUTPUT
 from tools.spec import ToolError
 
@@ -149,7 +150,9 @@ async def test_no_exception_gets_out(caplog: pytest.LogCaptureFixture) -> None:
 
     spec = ToolSpec("t", "", {"type": "object", "properties": {}}, run=breaks, timeout_s=0.05)
     broken = await execute(spec, "{}")
-    assert broken.error == "t failed: RuntimeError"
+    assert broken.error == f"t failed: RuntimeError. {UNKNOWN_EFFECT}"
+    sure = await execute(replace(spec, idempotent=True), "{}")
+    assert sure.error == "t failed: RuntimeError"
     assert "tool t failed: RuntimeError at " in caplog.text
     assert f"{__file__}:{breaks.__code__.co_firstlineno + 1} in breaks" in caplog.text
     assert "a secret" not in caplog.text and "Traceback" not in caplog.text
@@ -158,6 +161,38 @@ async def test_no_exception_gets_out(caplog: pytest.LogCaptureFixture) -> None:
     assert "RuntimeError: a secret" in caplog.text
     assert "longer than 0.05 s" in str((await execute(replace(spec, run=hangs), "{}")).error)
     assert "[cut:" in str((await execute(replace(spec, run=floods), "{}")).output)
+
+
+async def test_halves_of_characters_go_no_further() -> None:
+    """No JSON of ours can be written with them, and so no run could end."""
+
+    async def names(error: bool) -> str:
+        if error:
+            raise ToolError("no file \udcff")
+        return "a\ud83d\ude00b\ud800"
+
+    parameters = {"type": "object", "properties": {"error": {"type": "boolean"}}}
+    spec = ToolSpec("t", "", parameters, run=names)
+    assert (await execute(spec, '{"error": false}')).output == "a😀b\N{REPLACEMENT CHARACTER}"
+    assert (await execute(spec, '{"error": true}')).error == "no file \N{REPLACEMENT CHARACTER}"
+    noted = await execute(BUILTIN["save_note"], '{"note": "\\ud800"}')
+    json.dumps(noted.output, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "text"),
+    [
+        (None, "grün".encode(), "grün"),
+        ("iso-8859-1", "grün".encode("latin-1"), "grün"),
+        ("Shift_JIS", "東京".encode("shift_jis"), "東京"),
+        ("punycode", b"gr-n-8ra", "gr-n-8ra"),
+        ("utf-7", b"+2AA-", "+2AA-"),
+        ("base64", b"YQ==", "YQ=="),
+        ("no\0such", b"a", "a"),
+    ],
+)
+def test_texts_are_read_in_the_encodings_of_texts(encoding: str | None, data: bytes, text: str) -> None:
+    assert read_text(data, encoding) == text
 
 
 async def test_a_cancelled_call_is_cancelled() -> None:

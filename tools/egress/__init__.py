@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from tools.egress.addresses import special_range
 from tools.egress.client import guarded_client, prepare_egress
-from tools.egress.policy import Caps, Egress, EgressError, Mode, Rule, read_rule
+from tools.egress.policy import GATEWAY_STATUSES, Caps, Egress, EgressError, Mode, Rule, read_rule
 from tools.egress.resolver import Resolver
 
 __all__ = [
+    "GATEWAY_STATUSES",
     "Caps",
     "Egress",
     "EgressError",

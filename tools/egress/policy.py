@@ -52,6 +52,10 @@ class EgressError(ToolError):
         self.extensions: Mapping[str, Any] = {}
 
 
+GATEWAY_STATUSES = (502, 504)
+"""By which a gateway says that the server behind it did not answer: it may have done what it was asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caps:
     """What one exchange may take.

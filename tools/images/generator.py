@@ -172,7 +172,7 @@ class ImageGenerator:
             failure = complaint(status, object_of(content))
         except ImageFailed:
             failure = complaint(status, None)
-        log.warning("an image was refused: %s", failure)
+        log.warning("an image was refused with status %s", status)
         return failure
 
     def _client(self, caps: Caps) -> httpx2.AsyncClient:

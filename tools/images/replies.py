@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.egress import GATEWAY_STATUSES
+from tools.encodings import well_formed
 from tools.spec import ToolError
 
 MAX_COMPLAINT = 1000
@@ -27,8 +29,10 @@ class ImageFailed(ToolError):
     """A server did not answer with an image. fault: the members of an official error object, as far as the
     server has said them."""
 
-    def __init__(self, message: str, fault: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, fault: Mapping[str, str] | None = None, *, uncertain: bool = False
+    ) -> None:
+        super().__init__(message, uncertain=uncertain)
         self.fault = dict(fault or {})
 
 
@@ -45,7 +49,11 @@ def image_of(data: bytes, said: Mapping[str, Any]) -> Image:
     """An image of these bytes, of which a server says this much. Raises ImageFailed for what is none."""
     if (kind := image_kind(data)) is None:
         raise ImageFailed("The image server did not answer with a PNG, JPEG, WebP or GIF image.")
-    facts = {name: said[name][:MAX_FACT] for name in FACTS if isinstance(said.get(name), str) and said[name]}
+    facts = {
+        name: well_formed(said[name][:MAX_FACT])
+        for name in FACTS
+        if isinstance(said.get(name), str) and said[name]
+    }
     return Image(base64.b64encode(data).decode(), len(data), {**facts, "output_format": kind})
 
 
@@ -82,12 +90,18 @@ def complaint(status: int | None, said: Any) -> ImageFailed:
     fault = {}
     if isinstance(error, dict):
         names = ("type", "code", "param", "message")
-        fault = {name: error[name][:MAX_COMPLAINT] for name in names if isinstance(error.get(name), str)}
+        fault = {
+            name: well_formed(error[name][:MAX_COMPLAINT])
+            for name in names
+            if isinstance(error.get(name), str)
+        }
     told = (
         fault.get("message") or _text(error) or _text(said.get("detail") if isinstance(said, dict) else None)
     )
     what = "The image server failed" if status is None else f"The image server answered with status {status}"
-    return ImageFailed(f"{what}: {told}" if told else f"{what}.", fault)
+    return ImageFailed(
+        well_formed(f"{what}: {told}") if told else f"{what}.", fault, uncertain=status in GATEWAY_STATUSES
+    )
 
 
 def _text(value: Any) -> str:

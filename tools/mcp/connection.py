@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
-from tools.egress import Caps, Egress, EgressError, guarded_client
+from tools.egress import GATEWAY_STATUSES, Caps, Egress, EgressError, guarded_client
 from tools.mcp.server import McpServer
 from tools.spec import ToolError, ToolResult
 
@@ -333,7 +333,7 @@ def failure(exc: BaseException, status: int | None, *, call: str | None = None) 
 def _refusal(status: int, begun: bool) -> ToolResult:
     """For an HTTP status that is an error. A gateway's own says that the server behind it did not answer."""
     told = f"it answered with HTTP status {status}"
-    return ToolResult(error=told, source="http", code=status, uncertain=begun and status in (502, 504))
+    return ToolResult(error=told, source="http", code=status, uncertain=begun and status in GATEWAY_STATUSES)
 
 
 def _is_closed(exc: BaseException | None) -> bool:

@@ -30,7 +30,7 @@ LOOK_S = 0.02
 """Pause between looks whether a program has ended that writes nothing."""
 
 END_S = 5.0
-"""How long the end of a killed program is awaited."""
+"""How long the end of a killed program is awaited, or that of its outputs."""
 
 
 PASSED_ON = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
@@ -41,8 +41,8 @@ def command_tool(command: Sequence[str], folder: Path, env: Mapping[str, str]) -
     """A function that runs a program in a folder. env: its variables, besides those that are passed on.
 
     The program leads a process group of its own, which is killed when the program ends, and when the call is
-    cancelled or takes too long. Anything but the exit status 0 is a ToolError with what it wrote to standard
-    error.
+    cancelled or takes too long; what leaves the group, as `setsid` does, goes on. Anything but the exit
+    status 0 is a ToolError with what it wrote to standard error.
     """
 
     async def run(**arguments: Any) -> str:
@@ -81,7 +81,8 @@ async def _outputs(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """What a program writes until it ends; what it has left behind is killed then."""
     assert process.stdout is not None and process.stderr is not None
     async with _reader(process.stdout) as stdout, _reader(process.stderr) as stderr:
-        outputs = asyncio.gather(_read(stdout), _read(stderr))
+        written = _Written(), _Written()
+        outputs = asyncio.gather(written[0].read(stdout), written[1].read(stderr))
         # What it ends with when it is given up is seen by nobody, and would be logged for that.
         outputs.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
@@ -92,10 +93,13 @@ async def _outputs(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
                 else:
                     await asyncio.wait([outputs], timeout=LOOK_S)
             _kill_group(process.pid)  # what it left behind would hold its outputs open
-            output, complaint = await outputs
+            # What has left the group, as a daemon does, may hold them still; it is not waited for.
+            await asyncio.wait([outputs], timeout=END_S)
+            if outputs.done():
+                outputs.result()
         finally:
             outputs.cancel()
-    return output, complaint
+    return written[0].kept(), written[1].kept()
 
 
 @asynccontextmanager
@@ -109,16 +113,26 @@ async def _reader(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
         transport.close()
 
 
-async def _read(pipe: asyncio.StreamReader) -> bytes:
-    kept = bytearray()
-    written = 0
-    while part := await pipe.read(65536):
-        written += len(part)
-        if written > MAX_WRITTEN:
-            told = f"the program wrote more than {MAX_WRITTEN} bytes and was stopped"
-            raise ToolError(told, uncertain=True)
-        kept += part[: MAX_KEPT - len(kept)]
-    return bytes(kept) if written <= MAX_KEPT else bytes(kept) + cut_note(written).encode()
+class _Written:
+    """What a program has written to one of its outputs so far."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._num_bytes = 0
+
+    async def read(self, pipe: asyncio.StreamReader) -> None:
+        """Take in everything. ToolError where that is too much."""
+        while part := await pipe.read(65536):
+            self._num_bytes += len(part)
+            if self._num_bytes > MAX_WRITTEN:
+                told = f"the program wrote more than {MAX_WRITTEN} bytes and was stopped"
+                raise ToolError(told, uncertain=True)
+            self._kept += part[: MAX_KEPT - len(self._kept)]
+
+    def kept(self) -> bytes:
+        """As much as is kept, with a note where there was more."""
+        note = cut_note(self._num_bytes).encode() if self._num_bytes > MAX_KEPT else b""
+        return bytes(self._kept) + note
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

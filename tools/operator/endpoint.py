@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tools.egress import Caps, Egress, guarded_client
+from tools.egress import GATEWAY_STATUSES, Caps, Egress, guarded_client
+from tools.encodings import read_text
 from tools.spec import Function, ToolError
 
 MAX_REPLY = 1 << 20
@@ -28,8 +29,10 @@ def endpoint_tool(url: str, headers: Mapping[str, str], timeout_s: float) -> Fun
     async def run(**arguments: Any) -> str:
         async with guarded_client(egress, caps, headers=headers) as client:
             reply = await client.post(url, json=arguments)
+        text = read_text(reply.content, reply.charset_encoding)
         if not reply.is_success:
-            raise ToolError(f"the endpoint replied {reply.status_code}: {reply.text[:MAX_COMPLAINT]}")
-        return str(reply.text)
+            told = f"the endpoint replied {reply.status_code}: {text[:MAX_COMPLAINT]}"
+            raise ToolError(told, uncertain=reply.status_code in GATEWAY_STATUSES)
+        return text
 
     return run

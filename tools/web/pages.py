@@ -16,12 +16,15 @@ from urllib.parse import urljoin, urlsplit
 
 from tools.documents import ReadingLimits, UnreadableDocument, prepare_documents, read_document
 from tools.egress import Caps, Egress, guarded_client
+from tools.encodings import read_text
 from tools.spec import ToolError
 from tools.web.plain_text import one_line, printable
 from tools.web.urls import host_of, is_within, key
 
 CAPS = Caps(max_bytes=5 << 20, total_s=15.0)
 """Of one page."""
+
+MAX_URL = 8_000
 
 MAX_PAGE = 100_000
 """Characters of a page's text; the rest is left out."""
@@ -98,6 +101,8 @@ class WebPages:
 def require_within(url: str, domains: Collection[str], blocked: Collection[str]) -> None:
     """ToolError unless a URL is of the web, lies in one of some domains, where there are any, and in none
     that is blocked."""
+    if len(url) > MAX_URL:
+        raise ToolError(f"The URL is longer than {MAX_URL} characters.")
     if urlsplit(url).scheme not in ("http", "https") or not host_of(url):
         raise ToolError("Only a page with an http or https URL can be opened.")
     if not is_within(url, domains):
@@ -122,10 +127,7 @@ async def as_page(url: str, kind: str, data: bytes, encoding: str) -> Page:
         return await _from_document(url, _DOCUMENTS[kind], data)
     if not (kind.startswith("text/") or kind in _PLAIN or kind.endswith(("+json", "+xml"))):
         raise ToolError(f"The page is of the type {kind}, which cannot be read.")
-    try:
-        text = data.decode(encoding, "replace")
-    except LookupError:
-        text = data.decode("utf-8", "replace")
+    text = read_text(data, encoding)
     return Page(url, _heading(text) or url, wrapped(text))
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 from urllib.parse import urlsplit
 
+# It begins where a word does, and a label is as long as one may be: a long word is looked at once.
 _URL = re.compile(
-    r"(?:https?://)?(?:[\w-]+\.)+[\w-]+(?::\d+)?(?:[/?#][^\s<>\"'`|\\^{}\[\]【】]*)?", re.IGNORECASE
+    r"(?<![\w-])(?:https?://)?(?:[\w-]{1,63}\.)+[\w-]{1,63}(?::\d+)?(?:[/?#][^\s<>\"'`|\\^{}\[\]【】]*)?",
+    re.IGNORECASE,
 )
 _WITH_SCHEME = re.compile(r"https?://[^\s<>\"'`|\\^{}【】]+", re.IGNORECASE)
 _SCHEME = re.compile(r"\A\s*https?://", re.IGNORECASE)
 _TRAILING = ".,;:!?*_)]"
+_MOST_TRAILING = 8
+"""Of the signs behind a URL that may be the sentence's; where there are more, they are."""
 
 
 def urls_in(text: str) -> set[str]:
@@ -22,10 +27,9 @@ def urls_in(text: str) -> set[str]:
 
 def _without_the_end(url: str) -> Iterator[str]:
     """A URL as it stands in a text, and without each of the signs behind it that may be the sentence's."""
-    yield url
-    while url and url[-1] in _TRAILING:
-        url = url[:-1]
-        yield url
+    bare = url.rstrip(_TRAILING)
+    for length in range(len(bare), min(len(url), len(bare) + _MOST_TRAILING) + 1):
+        yield url[:length]
 
 
 def key(url: str) -> str:
@@ -53,6 +57,7 @@ def is_within(url: str, domains: Collection[str], blocked: Collection[str] = ())
     return (not domains or _lies_in(host, domains)) and not _lies_in(host, blocked)
 
 
+@lru_cache(1024)
 def _reached(url: str) -> str:
     """The host that a request for a URL goes to, as it is looked up: one host has many spellings, with a dot
     behind it, with letters and dots of other scripts."""

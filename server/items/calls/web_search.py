@@ -55,6 +55,8 @@ def _domain(value: Any, path: str) -> str:
 
 described(_domain, lambda: schema_of(STRING))
 
+_DOMAINS = array(_domain, max_items=100)  # as the hosted service has it; each is compared with each result
+
 _LOCATION = record(
     {}, {"country": STRING, "region": STRING, "city": STRING, "timezone": STRING}, type="approximate"
 )
@@ -70,7 +72,7 @@ def _unused(value: Any, path: str) -> Any:
 described(_unused, dict)
 
 _MEMBERS = {
-    "filters": exactly({}, {"allowed_domains": array(_domain), "blocked_domains": array(_domain)}),
+    "filters": exactly({}, {"allowed_domains": _DOMAINS, "blocked_domains": _DOMAINS}),
     "user_location": _LOCATION,
     "search_context_size": _CONTEXT_SIZE,
     "search_content_types": _unused,

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -162,6 +163,19 @@ async def test_what_a_program_leaves_behind_ends_with_it(tmp_path: Path) -> None
     assert result.output == "done"
     for pid in await pids(tmp_path):
         await until_dead(pid)
+
+
+async def test_what_has_left_a_programs_group_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.operator.command.END_S", 0.2)
+    source = """
+import subprocess
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(child.pid)
+"""
+    result = await execute(program(tmp_path, source), "{}")
+    os.kill(int(result.output or ""), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -349,10 +363,11 @@ async def test_an_endpoint_is_posted_the_arguments(tmp_path: Path) -> None:
     ("status", "body", "error"),
     [
         ("500 Oh", b"no such city", "the endpoint replied 500: no such city"),
+        ("502 Bad Gateway", b"", UNKNOWN_EFFECT),
         ("302 Found\r\nlocation: http://127.0.0.1:1/", b"", "the endpoint replied 302: "),
         ("200 OK", b"x" * (2 << 20), "is larger than 1048576 bytes"),
     ],
-    ids=["error", "redirect", "large"],
+    ids=["error", "gateway", "redirect", "large"],
 )
 async def test_endpoints_that_fail(status: str, body: bytes, error: str, tmp_path: Path) -> None:
     async with endpoint(status, body) as (url, seen):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tools import host_of, is_within, urls_in
@@ -22,6 +24,17 @@ from tools.web.urls import key
 )
 def test_a_url_in_a_text_is_found(text: str, url: str) -> None:
     assert key(url) in urls_in(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["http://a.example/" + "." * 100_000, "x" * 100_000, "a." * 50_000, "https://" * 20_000]
+)
+def test_a_long_text_is_read_at_once(text: str) -> None:
+    began = time.process_time()
+    found = urls_in(f"{text} b.example/c")
+    assert time.process_time() - began < 2
+    assert key("https://b.example/c") in found
+    assert len(found) < 100 and sum(map(len, found)) < 1_000_000
 
 
 @pytest.mark.parametrize(
