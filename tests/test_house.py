@@ -67,7 +67,17 @@ ORDERS = {
         "storage",
     ),
     "tools": (
-        *("spec", "arguments", "ranking", "egress", "runtime", "priority", "landlock", "seccomp"),
+        *(
+            "spec",
+            "encodings",
+            "arguments",
+            "ranking",
+            "egress",
+            "runtime",
+            "priority",
+            "landlock",
+            "seccomp",
+        ),
         *("documents", "images"),
         *("mcp", "sandbox", "builtin", "operator", "web"),
     ),
