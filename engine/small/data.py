@@ -61,7 +61,7 @@ class Everyday:
         table = rng.choice(self.tables)
         chains = rng.sample(table.chains, rng.choice((0, 1, 1, 2)))
         made_up = {one.first.name: one for one in (lookup(rng, table), lookup(rng, table))}
-        chains += list(made_up.values())[: rng.choice((0, 1, 1, 2))]
+        chains += list(made_up.values())[: rng.choice((0, 1, 2, 2))]
         tools = {tool.name: tool for chain in chains for tool in (chain.first, chain.second)}
         more = max(1, rng.randint(1, 5) - len(tools))
         tools |= {tool.name: tool for tool in rng.sample(list(table.tools.values()), more)}

@@ -31,7 +31,7 @@ TYPES = {"text": "string", "whole": "integer", "number": "number", "yes": "boole
 
 Arguments = dict[str, Json]
 
-COINED = 0.2
+COINED = 0.3
 """How many of the names in requests are ones that nobody has heard."""
 
 
