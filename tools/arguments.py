@@ -143,7 +143,8 @@ def unique_items(_validator: Any, wanted: Any, instance: Any, _schema: Any) -> I
         seen = set()
         for item in instance:
             if (text := json.dumps(_plain(item), sort_keys=True)) in seen:
-                yield ValidationError(f"{text[:MAX_FAULT]} stands in the list more than once")
+                told = f"{text[:MAX_FAULT]} stands in it more than once"
+                yield ValidationError(f"the list has non-unique elements: {told}")
                 return
             seen.add(text)
 
