@@ -43,7 +43,7 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
     except Exception as exc:
         _log(spec, exc)
         failed = ToolResult(error=f"{spec.name} failed: {type(exc).__name__}", uncertain=True)
-        return with_doubt(shortened(failed), repeatable=spec.idempotent)
+        return with_doubt(failed, repeatable=spec.idempotent)
     return shortened(output if isinstance(output, ToolResult) else ToolResult(output=output))
 
 

@@ -37,6 +37,9 @@ from engine.tiny import (
 EVERYDAY, INVENTED, SERVED, TALK = 0.5, 0.13, 0.13, 0.06
 """Shares of families; what is left are single dialogues of antiphon-tiny's skills."""
 
+COMMON = frozenset(WORDS["common"])
+"""Words of descriptions that say nothing of what a tool is about."""
+
 TALK_FILE = Path(__file__).with_name("talk.jsonl")
 
 SINGLES: dict[str, float] = {
@@ -213,9 +216,7 @@ def _texts(value: Json) -> list[str]:
 
 def _subject(tool: Tool) -> set[str]:
     """The words by which a tool could be meant."""
-    return {word for word in re.findall(r"[a-z]{4,}", f"{tool.name} {tool.about}".lower())} - set(
-        WORDS["common"]
-    )
+    return {*re.findall(r"[a-z]{4,}", f"{tool.name} {tool.about}".lower())} - COMMON
 
 
 def declare(words: Words, tool: Tool) -> Json:
