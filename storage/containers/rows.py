@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, tuple_, update
 
 from storage.records import (
     ContainerChange,
@@ -32,7 +32,7 @@ def create(
     """Stores a container with its first files, in the place of one that has expired; returns the digests of
     that one's files, None where the container is there already. ContainerFull, PathTaken."""
     replaced: Sequence[str] = ()
-    over = containers.c.last_active_at + containers.c.lifetime <= container.created_at
+    over = expired(container.created_at)
     there = conn.execute(select(over).where(containers.c.id == container.id).with_for_update()).scalar()
     if there is not None:
         if not there:
@@ -108,16 +108,29 @@ def remove(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
     return digests
 
 
-def expired(conn: Connection, now: int) -> Sequence[str]:
-    """The next containers that have expired."""
-    over = containers.c.last_active_at + containers.c.lifetime <= now
-    return conn.execute(select(containers.c.id).where(over).limit(ROWS)).scalars().all()
+def expired(now: int) -> ColumnElement[bool]:
+    """Which containers have expired."""
+    return containers.c.last_active_at + containers.c.lifetime <= now
 
 
-def of_owner(conn: Connection, owner: str, before: int) -> Sequence[str]:
-    """The next containers that an owner had at that time."""
-    query = select(containers.c.id).where(containers.c.owner == owner, containers.c.created_at <= before)
-    return conn.execute(query.limit(ROWS)).scalars().all()
+def of_owner(owner: str, before: int) -> ColumnElement[bool]:
+    """Which containers an owner had at that time."""
+    return and_(containers.c.owner == owner, containers.c.created_at <= before)
+
+
+def next_(conn: Connection, which: ColumnElement[bool]) -> Sequence[str]:
+    """The next of such containers."""
+    return conn.execute(select(containers.c.id).where(which).limit(ROWS)).scalars().all()
+
+
+def remove_those(
+    conn: Connection, ids: Sequence[str], which: ColumnElement[bool]
+) -> tuple[int, Sequence[str]]:
+    """Removes those of these containers that are still such ones: an id may have been made anew since it was
+    read. Returns how many went, and the digests of their files."""
+    held = select(containers.c.id).where(containers.c.id.in_(ids), which).order_by(containers.c.id)
+    still = conn.execute(held.with_for_update()).scalars().all()
+    return len(still), remove(conn, still)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -244,8 +257,8 @@ def _make_way(conn: Connection, files: Sequence[ContainerFile]) -> list[str]:
     digests of those that went."""
     digests: list[str] = []
     for file in files:
-        path = container_files.c.path
-        below = path.startswith(f"{file.path}/", autoescape=True)
+        path, folder = container_files.c.path, f"{file.path}/"
+        below = func.substr(path, 1, len(folder)) == folder  # LIKE would ignore the case of letters on SQLite
         taken = delete(container_files).where(
             container_files.c.container_id == file.container_id, or_(below, path.in_(_above(file.path)))
         )

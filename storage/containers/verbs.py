@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection
 
 from storage.containers import rows
 from storage.drivers import Run
@@ -142,16 +142,16 @@ class Containers:
         """What a finished cell changes, where its outcome has no transaction of its own."""
         await self._blobs.drop(await self._write(partial(rows.apply, changes=(change,))))
 
-    async def sweep(self, now: int) -> AsyncGenerator[int]:
+    def sweep(self, now: int) -> AsyncGenerator[int]:
         """Removes containers that have expired; yields how many went after each short transaction."""
-        while ids := await self._read(partial(rows.expired, now=now)):
-            yield await self._remove(ids)
+        return self._remove(rows.expired(now))
 
-    async def purge(self, owner: str, now: int) -> AsyncGenerator[int]:
+    def purge(self, owner: str, now: int) -> AsyncGenerator[int]:
         """Removes those that an owner had at `now`, likewise."""
-        while ids := await self._read(partial(rows.of_owner, owner=owner, before=now)):
-            yield await self._remove(ids)
+        return self._remove(rows.of_owner(owner, now))
 
-    async def _remove(self, ids: Sequence[str]) -> int:
-        await self._blobs.drop(await self._write(partial(rows.remove, ids=ids)))
-        return len(ids)
+    async def _remove(self, which: ColumnElement[bool]) -> AsyncGenerator[int]:
+        while ids := await self._read(partial(rows.next_, which=which)):
+            num, digests = await self._write(partial(rows.remove_those, ids=ids, which=which))
+            await self._blobs.drop(digests)
+            yield num

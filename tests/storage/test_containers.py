@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from storage import (
     Account,
@@ -90,6 +93,17 @@ async def test_what_clients_bring_is_bounded_and_is_no_file_beside_its_folder(st
     assert {one.path for one in await containers.files(OWNER, "cntr_1", 1101)} == {"a/b", "d/e", "c"}
 
 
+async def test_a_file_is_no_folder_of_another_case(storage: Storage) -> None:
+    containers, room = storage.containers, replace(ROOM, files=9)
+    there = [file(path, f"d{at}") for at, path in enumerate(("Data/b", "datA/c", "dat_/d", "é/e", "data/f"))]
+    await containers.create(MADE, there, room=room)
+    for at, path in enumerate(("data", "dat%", "É")):
+        made = (file(path, f"e{at}", at=1100),)
+        await containers.change(ContainerChange("cntr_1", OWNER, 1100, None, made))
+    left = {one.path for one in await containers.files(OWNER, "cntr_1", 1101)}
+    assert left == {"Data/b", "datA/c", "dat_/d", "é/e", "data", "dat%", "É"}
+
+
 async def test_what_makes_way_for_a_cells_files_goes_with_its_outcome(storage: Storage) -> None:
     """What a client has put meanwhile is not among the files that the cell began with."""
     containers, blobs = storage.containers, storage.blobs
@@ -131,3 +145,28 @@ async def test_uploaded_files_are_given_once_and_an_expired_container_is_made_an
     assert await containers.whole(OWNER, "cntr_1", 1901) == (again, (), None)
     [used] = await storage.usage_sums(UsageFilter("k", 0, 10**12), (), 10**12)
     assert used.counts.requests == 2, "once for each that was made"
+
+
+@pytest.mark.parametrize("purged", [False, True], ids=["swept", "purged"])
+async def test_a_container_made_anew_while_its_id_is_swept_stays(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, purged: bool
+) -> None:
+    containers, read = storage.containers, storage.containers._read
+    await containers.create(MADE, [file("a", "d1")], room=ROOM)
+    again = replace(MADE, created_at=1900, last_active_at=1900)
+    made: list[bool] = []
+
+    async def then_made_anew(job: Callable[[Connection], Any]) -> Any:
+        found = await read(job)
+        if not made:
+            made.append(True)
+            made.append(await containers.create(again, [file("b", "d2", at=1900)], room=ROOM))
+        return found
+
+    with monkeypatch.context() as during:
+        during.setattr(containers, "_read", then_made_anew)
+        gone = containers.purge(OWNER, 1899) if purged else containers.sweep(1900)
+        assert sum([num async for num in gone]) == 0
+    assert made == [True, True]
+    found, files, _ = await containers.whole(OWNER, "cntr_1", 1901)
+    assert (found, [one.path for one in files]) == (again, ["b"])
