@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from server.errors import ApiError
-from server.input_files.sources import RequestFiles
+from server.input_files.sources import FoundFile, RequestFiles
 from server.items import READ_IMAGE, Item
 from server.schema import refuse
 from storage import NotFound, Storage
@@ -16,6 +16,9 @@ from tools import Egress, EgressError, Registry, ToolError, ToolResult, ToolSpec
 
 FIELDS = ("file_id", "image_url")
 """The members that name an image."""
+
+HEAD = 64
+"""Bytes that tell which kind of image a file is."""
 
 
 class InputImages:
@@ -47,12 +50,11 @@ class InputImages:
                 hint = "The operator may allow it by --egress or --egress-allow."
                 refuse(f"{path}.image_url", f"{why} {hint}", "invalid_file_url")
             return
-        data = await self._bytes(owner, part, path)
-        if image_kind(data) is None:
+        if image_kind(await (await self._found(owner, part, path)).read(HEAD)) is None:
             message = f"Invalid '{path}': expected a PNG, JPEG, WebP or GIF image."
             refuse(f"{path}.{given[0]}", message, "unsupported_file")
 
-    async def _bytes(self, owner: str, named: Mapping[str, Any], path: str) -> bytes:
+    async def _found(self, owner: str, named: Mapping[str, Any], path: str) -> FoundFile:
         """What a part, or a mask, names. Raises ApiError."""
         url = named.get("image_url")
         if url is None:
@@ -61,7 +63,7 @@ class InputImages:
             remote = url.startswith(("http://", "https://"))
             part = {"file_url" if remote else "file_data": url}
         try:
-            return (await RequestFiles(self._storage, self._egress, owner).find(part, path)).data
+            return await RequestFiles(self._storage, self._egress, owner).find(part, path)
         except ApiError as error:
             if url is not None:
                 for name in ("file_url", "file_data"):
@@ -87,7 +89,7 @@ class InputImages:
             if image.get("type") == "image_generation_call":
                 image = {"image_url": await self._made(owner, image)}
             try:
-                data = await self._bytes(owner, image, "image")
+                data = await (await self._found(owner, image, "image")).read()
             except (ApiError, NotFound) as error:
                 raise ToolError(f"An image could not be read. {error}") from None
             if (kind := image_kind(data)) is None:

@@ -108,7 +108,7 @@ class InputFiles:
             return known
         try:
             document = await read_document(
-                source.data, source.filename, url=source.url, owner=owner, limits=LIMITS
+                source.content, source.filename, url=source.url, owner=owner, limits=LIMITS
             )
         except UnreadableDocument as why:
             _refuse(why, source, path)

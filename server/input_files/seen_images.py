@@ -121,14 +121,16 @@ class SeenImages:
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known
-        if not source.data:
+        if not source.num_bytes:
             refuse(at, f"Invalid '{at}': the image file is empty.", "empty_image_file")
         try:
             pixels = await read_image(
-                source.data, side=side, max_pixels=self._max_pixels, max_bytes=MAX_BYTES, owner=owner
+                source.content, side=side, max_pixels=self._max_pixels, max_bytes=MAX_BYTES, owner=owner
             )
         except UnreadableDocument as why:
-            _refuse(why, len(source.data), at)
+            _refuse(why, source.num_bytes, at)
+        except ApiError as gone:
+            raise _of_images(gone, path, at) from None
         picture = await asyncio.to_thread(_kept, pixels)
         if key not in self._known:  # else another request has read it meanwhile
             self._known[key] = picture

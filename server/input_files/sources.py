@@ -1,4 +1,4 @@
-"""The bytes of a file that an item names: uploaded before, sent along, or at an address."""
+"""A file that an item names: uploaded before, sent along, or at an address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urljoin, urlsplit
 
 from server.clock import now_us
@@ -30,14 +30,29 @@ FETCH_S = 30.0
 FIELDS = ("file_id", "file_data", "file_url")
 
 
+class Load(Protocol):
+    """Loads the bytes of a file, or those before `stop`. Raises ApiError 404 where they are gone."""
+
+    async def __call__(self, stop: int | None = None) -> bytes: ...
+
+
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """The bytes of a file, the name to show, and their SHA-256 in hexadecimal. url: where they come from."""
+    """A file: its content, how many bytes that has, the name to show, and their SHA-256 in hexadecimal.
 
-    data: bytes
+    content: the bytes, or, of an uploaded file, what loads them: a small request can name a large file, so
+    the files of many may wait to be read. url: where they come from.
+    """
+
+    content: bytes | Load
+    num_bytes: int
     filename: str
     digest: str
     url: str | None = None
+
+    async def read(self, stop: int | None = None) -> bytes:
+        """Its bytes, or those before `stop`. Raises ApiError 404 where they are gone."""
+        return self.content[:stop] if isinstance(self.content, bytes) else await self.content(stop)
 
 
 class RequestFiles:
@@ -68,7 +83,7 @@ class RequestFiles:
             )
         else:
             source = await self._fetched(part["file_url"], name, at)
-        self._count(len(source.data), at)
+        self._count(source.num_bytes, at)
         return source
 
     def _count(self, num_bytes: int, at: str) -> None:
@@ -77,16 +92,20 @@ class RequestFiles:
         self._left -= num_bytes
 
     async def _uploaded(self, id: str, name: str | None, at: str) -> FoundFile:
+        unknown = ApiError(404, f"File with id '{shorten(id)}' not found.", code="not_found", param=at)
         try:
             file = await self._storage.files.get(self._owner, id, now_us())
-            if file.num_bytes > self._left:
-                raise _too_large(at)
-            async with aclosing(self._storage.blobs.open(file.digest)) as content:
-                data = b"".join([piece async for piece in content])
         except NotFound:
-            message = f"File with id '{shorten(id)}' not found."
-            raise ApiError(404, message, code="not_found", param=at) from None
-        return FoundFile(data, name or file.filename, file.digest)
+            raise unknown from None
+
+        async def load(stop: int | None = None) -> bytes:
+            try:
+                async with aclosing(self._storage.blobs.open(file.digest, stop=stop)) as content:
+                    return b"".join([piece async for piece in content])
+            except NotFound:  # it was deleted meanwhile
+                raise unknown from None
+
+        return FoundFile(load, file.num_bytes, name or file.filename, file.digest)
 
     def _check(self, url: str, at: str) -> None:
         """Raise EgressError, or ApiError for a host that is not among those to be asked."""
@@ -120,12 +139,12 @@ class RequestFiles:
             raise Unreached(at, f"The answer has status {answer.status_code}.")
         name = name or unquote(urlsplit(asked).path.rpartition("/")[2])[-MAX_FILENAME:] or "file"
         digest = await asyncio.to_thread(lambda: sha256(answer.content).hexdigest())
-        return FoundFile(answer.content, name, digest, url)
+        return FoundFile(answer.content, len(answer.content), name, digest, url)
 
 
 def found_file(data: bytes, filename: str) -> FoundFile:
     """A file that is there already."""
-    return FoundFile(data, filename, sha256(data).hexdigest())
+    return FoundFile(data, len(data), filename, sha256(data).hexdigest())
 
 
 def _decoded(text: str, name: str | None, at: str) -> FoundFile:

@@ -26,7 +26,7 @@ from tools.documents.reader import (
     unreadable_kinds,
 )
 from tools.documents.sound import Sound
-from tools.documents.splitting import Chunk, estimated_tokens, split_document, splitter_version
+from tools.documents.splitting import Chunk, chunks_of, estimated_tokens, split_document, splitter_version
 
 __all__ = [
     "Chunk",
@@ -37,6 +37,7 @@ __all__ = [
     "ReadingLimits",
     "Sound",
     "UnreadableDocument",
+    "chunks_of",
     "estimated_tokens",
     "parser_version",
     "prepare_documents",

@@ -34,6 +34,8 @@ from tools.priority import NICENESS
 FRAME = struct.Struct("<I")
 PAGE = struct.Struct("<i")
 """In front of a page's text: its number; 0 for none."""
+CUT = struct.Struct("<II")
+"""Where a chunk begins and ends, in characters of the text. All cuts are one frame, behind the pages."""
 ORDER = struct.Struct("<cq")
 """To the nursery: fork, with the index of the likely kind in KINDS; or end the child of a process id."""
 ANSWER = struct.Struct("<q")
@@ -186,6 +188,8 @@ def _tell(channel: socket.socket, read: Read, confined: list[str]) -> None:
         send(channel, json.dumps(told | {"confined": confined}).encode())
         for page in read.pages:
             send(channel, PAGE.pack(page.number or 0), page.text.encode("utf-8", "replace"))
+        if read.cuts is not None:
+            send(channel, *(CUT.pack(*cut) for cut in read.cuts))
         return
     if isinstance(read, Sound):
         told, whole = {"bytes": len(read.samples)}, memoryview(read.samples)

@@ -23,11 +23,13 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as text. title: as the document itself says it."""
+    """A document as text. title: as the document itself says it. cuts: where chunks of its text begin and
+    end, in characters; None where it was not cut."""
 
     kind: Kind
     pages: tuple[DocumentPage, ...]
     title: str | None = None
+    cuts: tuple[tuple[int, int], ...] | None = None
 
     @property
     def text(self) -> str:
@@ -76,21 +78,31 @@ class ReadingLimits:
     """What the reading of one document may take.
 
     max_bytes: of the file. max_unpacked: bytes of all members of an archive, such as docx. max_pages: pages,
-    slides or sheets. max_chars: of the text. max_seconds: of sound. max_pixels: of an image as it is in its
-    file. max_side: of the pixels that it is given along a side. memory: bytes of address space. cpu_s:
-    seconds of a processor. wall_s: seconds by the clock, once it is a document's turn.
+    slides or sheets. max_chars: of the text. chunk_tokens: of a chunk; 0: the text is not cut. chunk_overlap:
+    tokens that a chunk shares with the next one. max_chunks: what is behind them is not cut. max_seconds: of
+    sound. max_pixels: of an image as it is in its file. max_side: of the pixels that it is given along a
+    side. memory: bytes of address space. cpu_s: seconds of a processor. wall_s: seconds by the clock, once it
+    is a document's turn.
     """
 
     max_bytes: int = 128 << 20
     max_unpacked: int = 256 << 20
     max_pages: int = 10_000
     max_chars: int = 16_000_000
+    chunk_tokens: int = 0
+    chunk_overlap: int = 0
+    max_chunks: int = 0
     max_seconds: float = 3600.0
     max_pixels: int = 40_000_000
     max_side: int = 4096
     memory: int = 1 << 30
     cpu_s: int = 30
     wall_s: float = 120.0
+
+    def require_size(self, num_bytes: int) -> None:
+        """Raise UnreadableDocument where a file of so many bytes is not read."""
+        if num_bytes > self.max_bytes:
+            raise UnreadableDocument("too_large", f"This file is larger than {self.max_bytes >> 20} MiB.")
 
 
 class Text:

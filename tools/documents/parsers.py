@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from tools.documents.document import Document, Kind, ReadingLimits, Text, UnreadableDocument, too_many_pages
 from tools.documents.kinds import HEAD, decoded, family_of, likely_kind
 from tools.documents.markup import markdown_of
 from tools.documents.office import read_office
+from tools.documents.splitting import cuts_of
 
 _NO_CHARACTERS = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ufffe\uffff\ud800-\udfff]")
 """Control characters, tabs and line ends aside; halves of surrogate pairs. No database takes them."""
@@ -20,8 +22,8 @@ _MAX_TITLE = 300
 
 
 def parse(data: bytes, filename: str, url: str | None, limits: ReadingLimits) -> Document:
-    """A file as text. url: where links in HTML lead from; they are left out where there is none. Raises
-    UnreadableDocument, and what libraries raise on what is broken."""
+    """A file as text, with where it is to be cut, if it is. url: where links in HTML lead from; they are left
+    out where there is none. Raises UnreadableDocument, and what libraries raise on what is broken."""
     head = data[:HEAD]
     family = family_of(head, filename)
     text = Text(limits)
@@ -33,7 +35,8 @@ def parse(data: bytes, filename: str, url: str | None, limits: ReadingLimits) ->
         kind, title = _html(data, url, text)
     else:
         kind, title = _plain(data, likely_kind(head, filename), text)
-    return _cleaned(kind, title, text)
+    document = _cleaned(kind, title, text)
+    return replace(document, cuts=cuts_of(document, limits)) if limits.chunk_tokens else document
 
 
 def _cleaned(kind: Kind, title: str | None, text: Text) -> Document:

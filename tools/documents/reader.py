@@ -15,7 +15,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -25,6 +25,7 @@ from typing import IO, Any, Generic, TypeVar, get_args
 
 from tools.documents.child_process import (
     ANSWER,
+    CUT,
     END,
     FORK,
     KINDS,
@@ -38,6 +39,7 @@ from tools.documents.child_process import (
 )
 from tools.documents.confinement import OWN, namespaced, readable_folders
 from tools.documents.document import (
+    BETWEEN_PAGES,
     Code,
     Document,
     DocumentPage,
@@ -50,10 +52,15 @@ from tools.documents.document import (
 from tools.documents.image import image_limits
 from tools.documents.kinds import HEAD, LIBRARIES, likely_kind
 from tools.documents.sound import RATE, Sound
+from tools.documents.splitting import CHARS_PER_TOKEN
 from tools.documents.turns import Turns
 from tools.priority import let_session_stand_back
 
 T = TypeVar("T")
+
+Load = Callable[[], Coroutine[Any, Any, bytes]]
+"""Loads the bytes of a document, on the event loop of whoever has it read. It is called when it is the
+document's turn, so that the bytes of those that wait are not in memory."""
 
 DEFAULT_LIMITS = ReadingLimits()
 
@@ -230,7 +237,14 @@ def _hear_document(told: Mapping[str, Any], frame: Callable[[int], bytes], limit
         if number < 0 or chars > limits.max_chars:
             raise ValueError("no such page")
         pages.append(DocumentPage(number or None, text))
-    return Document(kind, tuple(pages), title if title is None else _plain(title))
+    cuts = None
+    if limits.chunk_tokens:
+        cuts = tuple(CUT.iter_unpack(frame(CUT.size * limits.max_chunks)))
+        chars += len(BETWEEN_PAGES) * max(count - 1, 0)
+        longest = CHARS_PER_TOKEN * limits.chunk_tokens
+        if not all(start < end <= min(chars, start + longest) for start, end in cuts):
+            raise ValueError("no such chunk")
+    return Document(kind, tuple(pages), title if title is None else _plain(title), cuts)
 
 
 def _hear_sound(told: Mapping[str, Any], frame: Callable[[int], bytes], limits: ReadingLimits) -> Sound:
@@ -361,7 +375,7 @@ class Reader(Generic[T]):
 
     async def read(
         self,
-        source: bytes | IO[bytes],
+        source: bytes | IO[bytes] | Load,
         filename: str,
         *,
         url: str | None = None,
@@ -369,7 +383,8 @@ class Reader(Generic[T]):
         limits: ReadingLimits = DEFAULT_LIMITS,
     ) -> T:
         """What a file says. Raises UnreadableDocument; of these ReadersBusy where it is not even tried."""
-        work = _Work(self._nursery, self._reading, source, {"filename": filename, "url": url}, limits)
+        order = {"filename": filename, "url": url}
+        work = _Work(self._nursery, self._reading, source, order, limits, asyncio.get_running_loop())
         turn = self._turns.submit(owner, work.run)
         reading = asyncio.wrap_future(turn)
         try:
@@ -399,48 +414,56 @@ class Reader(Generic[T]):
 
 
 class _Work(Generic[T]):
-    """The reading of one document, on a thread. order: its name and its URL."""
+    """The reading of one document, on a thread. order: its name and its URL. loop: where it is loaded."""
 
     def __init__(
         self,
         nursery: Nursery,
         reading: Reading[T],
-        source: bytes | IO[bytes],
+        source: bytes | IO[bytes] | Load,
         order: Mapping[str, str | None],
         limits: ReadingLimits,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._nursery = nursery
         self._reading = reading
         self._source = source
         self._order = order
         self._limits = limits
+        self._loop = loop
         self._lock = threading.Lock()
-        self._child: Child | None = None
+        self._stop: Callable[[], object] | None = None  # ends what is under way
         self._cancelled = False
 
     def run(self) -> tuple[T, tuple[str, ...]]:
-        source = self._source
+        source = self._loaded(self._source) if callable(self._source) else self._source
         size = len(source) if isinstance(source, bytes) else source.seek(0, os.SEEK_END)
-        if size > self._limits.max_bytes:
-            message = f"This file is larger than {self._limits.max_bytes >> 20} MiB."
-            raise UnreadableDocument("too_large", message)
+        self._limits.require_size(size)
         if not size:
             raise UnreadableDocument("invalid_file", "This file is empty.")
         head = next(_parts(source, HEAD))
         child = self._nursery.fork(self._reading.kind(head, self._order["filename"] or ""))
-        with self._lock:
-            self._child = child
-            if self._cancelled:
-                child.cancel()
+        self._begun(child.cancel)
         order = {**self._order, "size": size}
         read = child.read(_parts(source, PART), order, self._limits, self._reading.hear)
         return read, child.confined
 
+    def _loaded(self, load: Load) -> bytes:
+        loading = asyncio.run_coroutine_threadsafe(load(), self._loop)
+        self._begun(loading.cancel)
+        return loading.result()
+
+    def _begun(self, stop: Callable[[], object]) -> None:
+        with self._lock:
+            self._stop = stop
+            if self._cancelled:
+                stop()
+
     def cancel(self) -> None:
         with self._lock:
             self._cancelled = True
-            if self._child is not None:
-                self._child.cancel()
+            if self._stop is not None:
+                self._stop()
 
 
 def _parts(source: bytes | IO[bytes], size: int) -> Iterator[bytes]:
@@ -489,7 +512,7 @@ def prepare_sounds() -> None:
 
 
 async def read_document(
-    source: bytes | IO[bytes],
+    source: bytes | IO[bytes] | Load,
     filename: str,
     *,
     url: str | None = None,
@@ -498,21 +521,23 @@ async def read_document(
 ) -> Document:
     """A document as text, read in a confined process of its own.
 
-    source: its bytes, or an open file that nobody else moves in until it is read. filename: what its sender
-    calls it; its ending tells the kind where the bytes do not. url: for a page of the web, from where its
-    relative links lead; links are left out otherwise. owner: whose it is; owners take turns. Raises
-    UnreadableDocument, of these ReadersBusy where too much waits or has waited too long, and OSError for a
-    file that cannot be read.
+    source: its bytes, an open file that nobody else moves in until it is read, or what loads the bytes at
+    the document's turn. filename: what its sender calls it; its ending tells the kind where the bytes do not.
+    url: for a page of the web, from where its relative links lead; links are left out otherwise. owner: whose
+    it is; owners take turns. Raises UnreadableDocument, of these ReadersBusy where too much waits or has
+    waited too long, OSError for a file that cannot be read, and what `source` raises.
     """
     return await shared_reader().read(source, filename, url=url, owner=owner, limits=limits)
 
 
-async def read_image(data: bytes, *, side: int, max_pixels: int, max_bytes: int, owner: str = "") -> Pixels:
+async def read_image(
+    source: bytes | Load, *, side: int, max_pixels: int, max_bytes: int, owner: str = ""
+) -> Pixels:
     """An image file as pixels, decoded in a confined process of its own: upright, and with `side` pixels at
-    most along a side. max_pixels: of the image as it is. owner: as in `read_document`, whose errors it
-    raises."""
+    most along a side. max_pixels: of the image as it is. source, owner: as in `read_document`, whose errors
+    it raises."""
     limits = image_limits(side, max_pixels, max_bytes)
-    return await image_reader().read(data, "image", owner=owner, limits=limits)
+    return await image_reader().read(source, "image", owner=owner, limits=limits)
 
 
 def prepare_documents() -> None:

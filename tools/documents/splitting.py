@@ -1,17 +1,22 @@
 """Cuts documents into chunks of at most so many tokens, which overlap. The same document gives the same
-chunks."""
+chunks.
+
+Where to cut is found in the confined process that has read the document (`cuts_of`), because a text of a
+stranger can make it long work; what is told of that is made into chunks here (`chunks_of`).
+"""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
-from tools.documents.document import BETWEEN_PAGES, Document
+from tools.documents.document import BETWEEN_PAGES, Document, ReadingLimits
 
 if TYPE_CHECKING:
     from semantic_text_splitter import MarkdownSplitter, TextSplitter
@@ -20,8 +25,12 @@ CHARS_PER_TOKEN = 4
 """Where no tokenizer counts."""
 
 WINDOW = 40
-"""Characters that are looked at in one go, for each token of a chunk: some ten chunks. The library holds
-Python's lock all the while, and no other thread may wait long for it."""
+"""Characters that are looked at in one go, for each token of a chunk: some ten chunks. The library looks at
+all that is left of them for each chunk."""
+
+_GAP = re.compile(r"(?<!\s)\s{1000,}")
+"""Blanks that no chunk reaches over: the library's time grows with the square of how many follow each other,
+and 10,000 lines without a word took seconds."""
 
 _PLAIN = ("text", "pdf")
 
@@ -50,17 +59,33 @@ def split_document(
     """The chunks of a document, in order: cut at headings, paragraphs or sentences where that is possible.
 
     overlap_tokens: of the end of a chunk, which the next one begins with; at most half of max_tokens. count:
-    the tokens of a text; estimated where it is None. Chunks are made as they are taken; a long document is
-    work for a thread.
+    the tokens of a text; estimated where it is None. Chunks are made as they are taken.
     """
     if max_tokens < 1 or not 0 <= overlap_tokens <= max_tokens // 2:
         raise ValueError("a chunk has at least one token, and shares at most half of them with the next")
     counted = count or estimated_tokens
     splitter = _splitter(document, max_tokens, overlap_tokens, counted)
+    return _chunks(document, _cut(splitter, document.text, max_tokens * WINDOW), counted)
+
+
+def cuts_of(document: Document, limits: ReadingLimits) -> tuple[tuple[int, int], ...]:
+    """Where chunks of such sizes begin and end, in characters of `Document.text`; `max_chunks` at most."""
+    chunks = split_document(document, max_tokens=limits.chunk_tokens, overlap_tokens=limits.chunk_overlap)
+    return tuple((chunk.start, chunk.end) for chunk in islice(chunks, limits.max_chunks))
+
+
+def chunks_of(document: Document) -> Iterator[Chunk]:
+    """The chunks of a document that was cut as it was read, in order."""
+    return _chunks(document, document.cuts or (), estimated_tokens)
+
+
+def _chunks(
+    document: Document, cuts: Iterable[tuple[int, int]], counted: Callable[[str], int]
+) -> Iterator[Chunk]:
     text = document.text
     starts = [0, *accumulate(len(page.text) + len(BETWEEN_PAGES) for page in document.pages)][:-1]
-    for start, part in _cut(splitter, text, max_tokens * WINDOW):
-        end = start + len(part)
+    for start, end in cuts:
+        part = text[start:end]
         first, behind = bisect_right(starts, start), bisect_left(starts, end)
         page = document.pages[first - 1].number
         later = zip(starts[first:behind], document.pages[first:behind], strict=True)
@@ -68,28 +93,30 @@ def split_document(
         yield Chunk(part, page, start, end, counted(part), breaks)
 
 
-def _cut(splitter: MarkdownSplitter | TextSplitter, text: str, window: int) -> Iterator[tuple[int, str]]:
-    """Positions and texts of chunks. Windows overlap by a chunk: the last of one, which may have been cut
+def _cut(splitter: MarkdownSplitter | TextSplitter, text: str, window: int) -> Iterator[tuple[int, int]]:
+    """Where chunks begin and end. Windows overlap by a chunk: the last of one, which may have been cut
     short, is the first of the next."""
     at = 0
-    while at < len(text):
-        found = splitter.chunk_indices(text[at : at + window])
-        last = at + window >= len(text)
-        if not found:
-            at += window  # nothing but blanks
-            continue
-        for offset, part in found if last or len(found) == 1 else found[:-1]:
-            yield at + offset, part
-        if last:
-            return
-        offset, part = found[-1]
-        at += offset + len(part) if len(found) == 1 else offset
+    for stop, behind in (*(gap.span() for gap in _GAP.finditer(text)), (len(text), len(text))):
+        while at < stop:
+            last = at + window >= stop
+            found = splitter.chunk_indices(text[at : min(at + window, stop)])
+            for offset, part in found if last or len(found) == 1 else found[:-1]:
+                yield at + offset, at + offset + len(part)
+            if last:
+                break
+            if not found:
+                at += window  # nothing but blanks
+                continue
+            offset, part = found[-1]
+            at += offset + len(part) if len(found) == 1 else offset
+        at = behind
 
 
 def _splitter(
     document: Document, max_tokens: int, overlap_tokens: int, count: Callable[[str], int]
 ) -> MarkdownSplitter | TextSplitter:
-    # here, because a server that no file is searched on has no use for it
+    # here, because a document that is not cut has no use for it
     from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
     splitter = TextSplitter if document.kind in _PLAIN else MarkdownSplitter
@@ -104,4 +131,4 @@ def estimated_tokens(text: str) -> int:
 @cache
 def splitter_version() -> str:
     """What chunks depend on besides their document: this code, and the library."""
-    return f"1 semantic-text-splitter={version('semantic-text-splitter')}"
+    return f"2 semantic-text-splitter={version('semantic-text-splitter')}"

@@ -2,8 +2,9 @@
 command.
 
 Under bubblewrap it has a network of its own without any connection, sees nothing of the system but what it
-needs to run, which it cannot write, and no process but its own. The folder of its files is a file system of
-its own in memory, whose size nothing that it does can exceed; the server has a descriptor of it.
+needs to run, which it cannot write, and no process but its own. The folders that it can write to are file
+systems of its own in memory, whose sizes nothing that it does can exceed; the server has descriptors of them,
+because a size bounds no files and links without content, which take memory of the kernel.
 
 By Landlock it shares the machine's processes, users and network, which the kernel refuses it the use of; it
 can open no more files than under bubblewrap. In both, its user is another one where the server's is root, so
@@ -54,6 +55,8 @@ _SLACK_BYTES = 8192
 _LANDLOCK = 6
 """The version that also keeps signals and abstract sockets in."""
 _UNKNOWN = f"the system calls of this machine ({platform.machine()}) are not known here"
+SCRATCH = ("/tmp", "/dev/shm")
+"""What code can write to under bubblewrap, besides the folder of its files."""
 SCRATCH_NAME = "tmp"
 """Of the folder beside that of the files which takes the place of /tmp by Landlock."""
 _DESCRIPTORS = 256
@@ -67,7 +70,8 @@ _CPU_FACTOR = 20
 @dataclass(frozen=True, slots=True)
 class Started:
     """A program that runs. output: a descriptor that what it writes to standard error comes out of, which
-    does not wait. channel: over which it shows the folder of its files; None where the server made that."""
+    does not wait. channel: over which it shows the folders that it can write to, that of its files first;
+    None where the server made that."""
 
     process: asyncio.subprocess.Process
     output: int
@@ -141,7 +145,7 @@ class Confinement:
             else:
                 told |= {"shared": True, "restrictions": self._restrictions([str(data), str(scratch)])}
             if theirs is not None:
-                told["channel"] = theirs.fileno()
+                told |= {"channel": theirs.fileno(), "shown": [DATA, *SCRATCH]}
             argv += [str(self.python.path), "-I", "-c", program, json.dumps(told)]
             handed = [filter_, None if theirs is None else theirs.fileno()]
             process = await asyncio.create_subprocess_exec(

@@ -21,7 +21,7 @@ from typing import Any
 
 from tools.priority import end_first, let_session_stand_back
 from tools.sandbox.cells import DATA, CellLimits, CellResult, SandboxError
-from tools.sandbox.confinement import SCRATCH_NAME, Confinement
+from tools.sandbox.confinement import SCRATCH, SCRATCH_NAME, Confinement
 from tools.sandbox.folder import MAX_ENTRIES, Folder, TooMuch, remove, space_taken
 from tools.sandbox.processes import (
     below,
@@ -70,6 +70,7 @@ class PythonSession:
         self.slot = slot
         self._memory = limits.memory_bytes
         self._folder: Folder | None = None
+        self._scratch: list[int] = []  # descriptors of the other folders in memory
         self._process: asyncio.subprocess.Process | None = None
         self._output = -1
         self._logs = bytearray()
@@ -109,7 +110,10 @@ class PythonSession:
             async with asyncio.timeout(START_S):
                 ready = await self._answer()
             if ready is not None:
-                self._folder = data if started.channel is None else _shown(started.channel)
+                if started.channel is None:
+                    self._folder = data
+                else:
+                    self._folder, *self._scratch = _shown(started.channel)
                 await asyncio.to_thread(self._confinement.give, self.folder, self.slot)
                 await asyncio.to_thread(self._hold_back)
         except (TimeoutError, OSError):
@@ -145,10 +149,11 @@ class PythonSession:
         return place / DATA_NAME
 
     def release(self) -> None:
-        """Let go of the folder of the files. One in memory is then no more."""
-        folder, self._folder = self._folder, None
-        if isinstance(folder, int):
-            os.close(folder)
+        """Let go of the folders. Those in memory are then no more."""
+        held, self._folder, self._scratch = [self._folder, *self._scratch], None, []
+        for folder in held:
+            if isinstance(folder, int):
+                os.close(folder)
 
     def excess(self) -> str | None:
         """What the session takes more of than it may; None where nothing is. One that writes to a disk faster
@@ -165,6 +170,7 @@ class PythonSession:
             return f"Its processes held {number} descriptors; {limits.descriptors} may be held."
         try:
             taken, entries = space_taken(self._place or self.folder, processes)
+            entries += sum(space_taken(folder, ())[1] for folder in self._scratch)
         except TooMuch as fault:
             return str(fault)
         except OSError as fault:
@@ -257,6 +263,10 @@ class PythonSession:
         stops = said is not None and self._confinement.tier != "command"
         if stops and not await asyncio.to_thread(self._settle):
             said = None  # it starts processes faster than they can be stopped
+        # Many short cells, none of which anybody has looked at, can take what one may not.
+        if said is not None and (why := await asyncio.to_thread(self.excess)) is not None:
+            said = None
+            notes.append(f"[{why}]")
         reported = frozenset[int]() if said is None else said["mapped"]
         before, now = self._mapped, await asyncio.to_thread(self._map)
         self._mapped = now
@@ -373,13 +383,13 @@ class PythonSession:
                 self._cut.set()
 
 
-def _shown(channel: socket.socket) -> int:
-    """The descriptor of a folder that the worker has sent before it was ready. Raises OSError."""
+def _shown(channel: socket.socket) -> list[int]:
+    """The descriptors of the folders that the worker has sent before it was ready. Raises OSError."""
     channel.setblocking(False)
-    _, handed, _, _ = socket.recv_fds(channel, 1, 1)
-    if len(handed) != 1:
-        raise OSError("no folder was shown")
-    return handed[0]
+    _, handed, _, _ = socket.recv_fds(channel, 1, 1 + len(SCRATCH))
+    if len(handed) != 1 + len(SCRATCH):
+        raise OSError("not all folders were shown")
+    return handed
 
 
 def _line(order: dict[str, Any]) -> bytes:

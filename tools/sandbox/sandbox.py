@@ -81,6 +81,11 @@ class _Room:
     users: int = 0
     used: float = 0.0
 
+    @property
+    def gone(self) -> bool:
+        """Whether its place was removed, as by what cleans the machine of temporary files."""
+        return self.place is not None and not self.place.is_dir()
+
 
 class Sandbox:
     """Runs Python for all containers of this process."""
@@ -185,7 +190,7 @@ class Sandbox:
         memory = min(self.limits.memory_bytes, space.memory_bytes or self.limits.memory_bytes)
         fresh = self._monty is None and (room.session is None or not room.session.alive)
         behind = room.version != space.version
-        if fresh or (behind and not await self._catch_up(room, space, fetch)):
+        if fresh or room.gone or (behind and not await self._catch_up(room, space, fetch)):
             fresh = self._monty is None
             await self._build(room, space, fetch, memory)
         room.version, room.cells = None, space.cells + 1  # until the outcome is kept
@@ -278,10 +283,13 @@ class Sandbox:
     def _room(self, key: str, owner: str) -> _Room:
         room = self._rooms.get(key)
         if room is None:
-            assert self._ground is not None, "it was started"
             in_memory = self.confinement is not None and self.confinement.in_memory
-            room = self._rooms[key] = _Room(owner, None if in_memory else self._ground.folder())
+            room = self._rooms[key] = _Room(owner, None if in_memory else self._new_place())
         return room
+
+    def _new_place(self) -> Path:
+        assert self._ground is not None, "it was started"
+        return self._ground.folder()
 
     async def _build(self, room: _Room, space: Workspace, fetch: Fetch, memory: int) -> None:
         """Make a room's folder what storage has of the container, in a new session where sessions live.
@@ -336,6 +344,8 @@ class Sandbox:
     async def _empty(self, room: _Room) -> None:
         await self._end_session(room)
         room.marks, room.unkept = {}, frozenset()
+        if room.gone:
+            room.place = self._new_place()
         if self._monty is not None:
             assert room.place is not None, "its tier has it on disk"
             await asyncio.to_thread(remove, room.place)

@@ -113,12 +113,13 @@ def _tasks_of(user: int) -> int:
     return count
 
 
-def show_folder(channel: int, path: str) -> None:
-    """Hand the folder of the files, as it is in this namespace of mounts, to whoever has the other end."""
+def show_folders(channel: int, paths: list[str]) -> None:
+    """Hand folders, as they are in this namespace of mounts, to whoever has the other end."""
     with socket.socket(fileno=channel) as there:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        socket.send_fds(there, [b"f"], [folder])
-        os.close(folder)
+        folders = [os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in paths]
+        socket.send_fds(there, [b"f"], folders)
+        for folder in folders:
+            os.close(folder)
 
 
 class Cells:
@@ -298,7 +299,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     confine(told)
     if told.get("channel") is not None:
-        show_folder(told["channel"], told["data"])
+        show_folders(told["channel"], told["shown"])
     os.chdir(told["data"])
     sys.argv = [""]
     sys.path.insert(0, told["data"])

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from engine import ScriptedEngine
-from server.input_files import InputFiles, reader
+from server.errors import ApiError
+from server.input_files import InputFiles, InputImages, images, reader
+from server.items.file_texts import texts_of
+from tests.support.blocking import until
 from tests.support.documents import docx, docx_paragraph, pdf
 from tests.support.loopback_web import loopback_web
 from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.seeing import png
 from tests.support.talk import TIME, WEATHER, Api, Gate, answer, call, calls, gated, prompts
 from tests.support.wire import Json
 from tools import Document, ReadersBusy
 from tools.documents import DocumentPage
+from tools.documents.reader import PLACES
 
 MANUAL = pdf(["The lamp glows blue.", "Press the red button\nfor two seconds."])
 SHOWN = (
@@ -268,6 +273,87 @@ async def test_what_was_read_before_is_known_of_its_owner_alone_and_counted_once
     assert len(reads) == num_reads, "known"
     await files.read("bob", [message])
     assert reads[num_reads:] == ["bob"]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, server: Running) -> list[int | None]:
+    """How many bytes were wanted of each content that was opened."""
+    blobs, opened = server.context.storage.blobs, list[int | None]()
+    real = blobs.open
+
+    def noted(digest: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
+        opened.append(stop)
+        return real(digest, start, stop)
+
+    monkeypatch.setattr(blobs, "open", noted)
+    return opened
+
+
+async def test_an_uploaded_file_that_was_read_before_is_not_loaded(
+    http: httpx.AsyncClient, engine: ScriptedEngine, opened: list[int | None]
+) -> None:
+    api, file_id = Api(http), await upload(http)
+    for _ in range(2):
+        await api.create(asked(file_id=file_id))
+        assert SHOWN in prompts(engine)[-1]
+    assert opened == [None]
+
+
+async def test_the_kind_of_an_image_is_told_by_the_begin_of_its_file(
+    server: Running, http: httpx.AsyncClient, opened: list[int | None]
+) -> None:
+    file_id = await upload(http, png("red") + bytes(1 << 20), "a.png")
+    part = {"type": "input_image", "file_id": file_id}
+    found = InputImages(server.context.storage, server.context.config.egress_policy)
+    await found.check("local", [{"type": "message", "role": "user", "content": [part]}])
+    assert opened == [images.HEAD]
+
+
+async def test_uploaded_files_that_wait_to_be_read_are_not_in_memory(
+    monkeypatch: pytest.MonkeyPatch, server: Running, http: httpx.AsyncClient
+) -> None:
+    """A small request can name a large file."""
+    blobs, loading, go_on = server.context.storage.blobs, list[str](), asyncio.Event()
+    real = blobs.open
+
+    async def held(digest: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
+        loading.append(digest)
+        await go_on.wait()
+        async for piece in real(digest, start, stop):
+            yield piece
+
+    file_id = await upload(http)
+    monkeypatch.setattr(blobs, "open", held)
+    files = InputFiles(server.context.storage, server.context.config.egress_policy)
+    part = {"type": "input_file", "file_id": file_id}
+    message = {"type": "message", "role": "user", "content": [part]}
+    reads = [asyncio.create_task(files.read("local", [message])) for _ in range(PLACES + 16 + 4)]
+    await until(lambda: sum(read.done() for read in reads) == 4)
+    assert len(loading) == PLACES
+    for read in (each for each in reads if each.done()):
+        refused = read.exception()
+        assert isinstance(refused, ApiError) and refused.status == 429
+    go_on.set()
+    told = await asyncio.gather(*reads, return_exceptions=True)
+    texts = [texts_of(each[0]) for each in told if not isinstance(each, BaseException)]
+    assert texts == [{"0": READ.rstrip()}] * (PLACES + 16)
+
+
+async def test_a_file_that_is_deleted_while_it_waits_to_be_read_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, server: Running, http: httpx.AsyncClient
+) -> None:
+    file_id = await upload(http)
+
+    async def read(load: Callable[[], Awaitable[bytes]], *_: object, **__: object) -> Document:
+        assert (await http.delete(f"/v1/files/{file_id}")).status_code == 200
+        await load()
+        raise AssertionError("it was not deleted")
+
+    monkeypatch.setattr(reader, "read_document", read)
+    reply = await http.post("/v1/responses", json={"input": asked(file_id=file_id)})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (404, "not_found")
+    assert error["param"] == "input[0].content[0].file_id"
 
 
 @pytest.mark.parametrize(

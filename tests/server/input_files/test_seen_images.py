@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,25 @@ async def test_an_image_stays_when_its_file_and_its_server_have_gone(tmp_path: P
         # And a client that sends it back sends the same item.
         await api.create([filled, {"role": "user", "content": "again"}])
         assert engine.seen == [shown]
+
+
+async def test_an_uploaded_image_that_was_read_before_is_not_loaded(
+    tmp_path: Path, engine: SeeingScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        api, file_id, opened = Api(http), await uploaded(http, RED), list[str]()
+        blobs = running.context.storage.blobs
+        real = blobs.open
+
+        def noted(digest: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
+            opened.append(digest)
+            return real(digest, start, stop)
+
+        monkeypatch.setattr(blobs, "open", noted)
+        for _ in range(2):
+            await api.create(asked({"file_id": file_id}))
+            assert [color_of(picture) for picture in engine.seen] == [(255, 0, 0)]
+        assert len(opened) == 1
 
 
 async def test_outputs_of_tools_and_screens_are_shown_behind_them(

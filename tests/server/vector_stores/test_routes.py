@@ -109,7 +109,12 @@ async def test_files_are_read_shown_searched_and_taken_out(
         http, "GET", f"{path}/files", "ListVectorStoreFilesResponse", params={"filter": "completed"}
     )
     assert [each["id"] for each in listed["data"]] == [file]
+    keyed = {"json": {"query": "full moon"}, "headers": {"idempotency-key": "once"}}
+    replies = [await http.post(f"/v1/vector_stores{path}/search", **keyed) for _ in range(2)]
+    assert "full moon" in replies[1].text and replies[1].content == replies[0].content
     await ask(http, "DELETE", f"{path}/files/{file}", "DeleteVectorStoreFileResponse")
+    again = await http.post(f"/v1/vector_stores{path}/search", **keyed)
+    assert (again.status_code, validate_error(again.json())["code"]) == (409, "idempotency_reply_not_kept")
     found = await ask(
         http, "POST", f"{path}/search", "VectorStoreSearchResultsPage", json={"query": ["full", "moon"]}
     )

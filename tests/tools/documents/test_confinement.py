@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tools.documents import Document, ReadersBusy, ReadingLimits, UnreadableDocument
-from tools.documents.child_process import FRAME
+from tools.documents.child_process import CUT, FRAME
 from tools.documents.reader import DOCUMENTS, PLACES, Nursery, Reader
 from tools.landlock import landlock_version
 from tools.priority import NICENESS
@@ -157,6 +157,26 @@ async def test_an_answer_that_no_parser_gives_is_the_error_of_one_document(
 ) -> None:
     code, message = await error_of(reader, f"say {ANSWERS[name].hex()}")
     assert (code, message) == ("invalid_file", "This file cannot be read.")
+
+
+CUTS = {
+    "behind the text": CUT.pack(9, 13),
+    "too long": CUT.pack(0, 9),
+    "backwards": CUT.pack(2, 1),
+    "without text": CUT.pack(1, 1),
+    "half of one": CUT.pack(0, 3)[:-1],
+    "more than may be": CUT.pack(0, 3) * 3,
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+async def test_a_cut_that_is_none_is_the_error_of_one_document(reader: Reader[Document], name: str) -> None:
+    limits = ReadingLimits(chunk_tokens=2, max_chunks=2)
+    page = _document(_frame(b"\0\0\0\0" + b"a" * 12))
+    read = await reader.read(f"say {(page + _frame(CUT.pack(0, 3) * 2)).hex()}".encode(), "a", limits=limits)
+    assert read.cuts == ((0, 3), (0, 3))
+    told = await error_of(reader, f"say {(page + _frame(CUTS[name])).hex()}", limits)
+    assert told == ("invalid_file", "This file cannot be read.")
 
 
 async def test_who_gives_up_ends_the_child(reader: Reader[Document]) -> None:

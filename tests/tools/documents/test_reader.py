@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import struct
 import tempfile
 import time
 import zipfile
+from dataclasses import replace
 from datetime import date
 
 import pytest
 
 from tests.support import documents as made
-from tools.documents import Document, DocumentPage, ReadingLimits, UnreadableDocument, read_document
+from tests.support.blocking import until
+from tools.documents import (
+    Document,
+    DocumentPage,
+    ReadingLimits,
+    UnreadableDocument,
+    chunks_of,
+    read_document,
+    split_document,
+)
 from tools.documents.kinds import family_of
 from tools.documents.markup import markdown_of
+from tools.documents.reader import PLACES, Load
 
 
 async def test_pdf_by_its_pages() -> None:
@@ -111,6 +123,35 @@ async def test_an_open_file_without_what_no_database_takes() -> None:
     assert len(document.text) == len("# Heading\n\n") + 5_000_000
 
 
+async def test_a_document_is_loaded_at_its_turn_and_no_more_when_nobody_waits_for_it() -> None:
+    loading, gone, go_on = list[str](), list[str](), asyncio.Event()
+
+    def loads(name: str) -> Load:
+        async def load() -> bytes:
+            loading.append(name)
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                gone.append(name)
+                raise
+            if name == "lost":
+                raise LookupError(name)
+            return name.encode()
+
+        return load
+
+    names = [*(f"document {number}" for number in range(PLACES + 1)), "lost"]
+    reads = [asyncio.create_task(read_document(loads(name), "a.txt")) for name in names]
+    await until(lambda: len(loading) == PLACES)
+    reads[0].cancel()
+    await until(lambda: len(loading) == PLACES + 1)
+    assert {*loading} == {*names[:-1]} and gone == names[:1], "the next has the place of what was given up"
+    go_on.set()
+    told = await asyncio.gather(*reads, return_exceptions=True)
+    assert [each.text for each in told if isinstance(each, Document)] == names[1:-1]
+    assert isinstance(told[0], asyncio.CancelledError) and isinstance(told[-1], LookupError)
+
+
 PASSWORD = (
     f" /Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <{'41' * 32}> /U <{'42' * 32}> >> /ID [<00> <00>]"
 )
@@ -182,6 +223,20 @@ async def test_limits(limits: ReadingLimits, words: str) -> None:
     with pytest.raises(UnreadableDocument, match=words) as raised:
         await read_document(made.pdf(["page"] * 3), "a.pdf", limits=limits)
     assert raised.value.code == "too_large"
+
+
+async def test_a_document_is_cut_where_it_is_read() -> None:
+    paragraph = "The harbour is deep, and the moon is full. " * 8
+    data = made.pdf([f"{paragraph}{number}" for number in range(5)])
+    limits = ReadingLimits(chunk_tokens=100, chunk_overlap=40, max_chunks=100)
+    document = await read_document(data, "a.pdf", limits=limits)
+    chunks = [*chunks_of(document)]
+    assert chunks == [*split_document(document, max_tokens=100, overlap_tokens=40)]
+    assert {chunk.page for chunk in chunks} == {1, 2, 3, 4, 5}
+    first = await read_document(data, "a.pdf", limits=replace(limits, max_chunks=3))
+    assert [*chunks_of(first)] == chunks[:3]
+    whole = await read_document(data, "a.pdf")
+    assert whole.cuts is None and whole.text == document.text
 
 
 @pytest.mark.parametrize("end", [b"x", b"<html>"])

@@ -89,6 +89,25 @@ def test_texts_without_anything_to_cut_at(text: str) -> None:
     assert chunks
 
 
+@pytest.mark.parametrize("kind", ["text", "markdown"])
+@pytest.mark.parametrize("blanks", ["\n", " \n", "\u2028", "\x85", "\t \u3000"])
+def test_many_blanks_are_little_work(kind: str, blanks: str) -> None:
+    """The library asks for the size of a chunk for each of them, and looks at all others then."""
+    asked = 0
+
+    def count(text: str) -> int:
+        nonlocal asked
+        asked += 1
+        return estimated_tokens(text)
+
+    gap = blanks * 10_000
+    document = Document(kind, (DocumentPage(None, f"{gap}one{gap}two\n\nthree{gap}"),))
+    chunks = list(split_document(document, count=count))
+    check(document, chunks, 800)
+    assert [chunk.text for chunk in chunks] == ["one", "two\n\nthree"]
+    assert asked < 1000
+
+
 def test_sizes_that_make_no_sense() -> None:
     document = Document("text", (DocumentPage(None, "text"),))
     for most, overlap in ((0, 0), (100, 51), (100, -1)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import platform
 import re
@@ -35,7 +36,7 @@ from tools.sandbox import (
 )
 from tools.sandbox import processes as processes_module
 from tools.sandbox import sandbox as sandbox_module
-from tools.sandbox.folder import open_file
+from tools.sandbox.folder import open_file, remove
 from tools.sandbox.monty_session import LACKS
 from tools.sandbox.processes import lives
 
@@ -529,6 +530,11 @@ except OSError:
         "import os\nfor n in range(10**7): os.mknod(f'\\x01{n}')",
         "more than 20000 files",
     ),
+    "entries that take no room": (
+        "import os\nfor n in range(10**7):\n"
+        "    for folder in ('/tmp', '/dev/shm'): os.symlink('a' * 127, f'{folder}/{n}')",
+        "more than 20000 files",
+    ),
     "memory of many processes": (
         "import os, time\nfor n in range(4):\n    if os.fork() == 0:\n"
         "        held = b'a' * (60 * MIB)\n        time.sleep(60)\ntime.sleep(60)",
@@ -618,6 +624,22 @@ async def test_what_code_may_use_is_bounded(name: str) -> None:
 
 
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+async def test_what_a_cell_has_taken_is_looked_at_when_it_has_ended(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else many short ones could take what one may not."""
+    monkeypatch.setattr(sandbox_module, "WATCH_S", 60)
+    monkeypatch.setattr(python_session, "MAX_ENTRIES", 2000)
+    async with box(tier, replace(LIMITS, cell_s=60)) as kept:
+        code = "import os, tempfile\npath, x = tempfile.mkdtemp(), 1\n"
+        code += "for n in range(1500): os.symlink('a' * 127, f'{path}/{n}')"
+        assert (await kept.run(code)).ok
+        more = await kept.run(code)
+        assert more.lost and more.logs.startswith("[There are more than 2000 files and folders.]"), more.logs
+        assert (await kept.run("'x' in dir()")).logs.endswith("False\n")
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
 async def test_the_watch_looks_also_when_all_other_threads_of_the_server_are_busy(tier: Tier) -> None:
     """What else the server does on threads is read or written for as long as others like."""
     limits = replace(LIMITS, cell_s=60, memory_bytes=160 * MIB)
@@ -681,7 +703,7 @@ async def _bounded(tier: Tier, name: str, code: str, told: str) -> None:
     limits = replace(LIMITS, scratch_bytes=MIB) if tier == "landlock" else LIMITS
     if name == "time":
         limits = replace(limits, grace_s=20)  # on a busy machine an interrupt takes its time to come through
-    if name == "entries" or "of many processes" in name:
+    if "entries" in name or "of many processes" in name:
         limits = replace(limits, cell_s=20, memory_bytes=160 * MIB)
     begun = time.monotonic()
     async with box(tier, limits) as kept:
@@ -862,6 +884,45 @@ def test_folders_of_processes_that_have_ended_are_removed(
     living.leave()
     new.leave()
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_was_cleaned_is_its_processs_own_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by systemd-tmpfiles, which takes what nobody has touched for days, and knows of locks on folders."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living, unlocked = ground.Ground.claim(), Path(tempfile.mkdtemp(prefix=ground.PREFIX))
+    for left in living.root.iterdir():
+        left.unlink()
+    os.utime(living.root, (0, 0))
+    looker = os.open(living.root, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(looker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(looker)
+    new = ground.Ground.claim()
+    assert {*tmp_path.iterdir()} == {living.root, new.root, unlocked}, "one may be about to be locked"
+    os.utime(unlocked, (0, 0))
+    last = ground.Ground.claim()
+    assert {*tmp_path.iterdir()} == {living.root, new.root, last.root}
+    for each in (living, new, last):
+        each.leave()
+
+
+@pytest.mark.parametrize("tier", ["landlock", "monty"])
+async def test_containers_outlive_the_removal_of_their_folders(tier: Tier) -> None:
+    async with box(tier) as kept:
+        await kept.run("x = 41")
+        held = kept.sandbox._ground
+        assert held is not None
+        remove(held.root)
+        again = await kept.run("print(open('in.txt').read())")
+        assert again.ok and again.logs.endswith("hello\n"), again.logs
+        other = Box(kept.sandbox)
+        other.space = replace(other.space, key="c2")
+        remove(held.root)
+        assert (await other.run("open('a', 'w').write('a')\nNone")).changed == ("a",)
+        root = held.root
+    assert not root.exists()
 
 
 async def test_plots_are_files_of_the_container() -> None:
