@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.interface import Engine
 from engine.late import late
 from engine.pooling import PoolingConfig, PoolingInfo, PoolingKind, PoolingStats
-from engine.search import MAX_BEAMS, BeamParams, Picked, beam_search, best_of
+from engine.search import MAX_BEAMS, BeamParams, Generate, Picked, beam_search, best_of
 from engine.shipped import packaged_folder
 from engine.speech import (
     SAMPLE_RATE,
@@ -147,6 +147,7 @@ __all__ = [
     "EngineStats",
     "EngineUnavailable",
     "Fail",
+    "Generate",
     "GenerateRequest",
     "LoadError",
     "LocalEngine",

@@ -28,10 +28,19 @@ class Place:
     """A place among those that are generated for or wait; it is given back once, by `leave` or at the end of
     a `with`."""
 
-    __slots__ = ("_admission", "_begun", "_left", "num_tokens", "owner", "promised", "taken_at")
+    __slots__ = ("_admission", "_begun", "_left", "_on_begin", "num_tokens", "owner", "promised", "taken_at")
 
-    def __init__(self, admission: Admission, owner: str, taken_at: float, *, promised: bool) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        owner: str,
+        taken_at: float,
+        *,
+        promised: bool,
+        on_begin: Callable[[], object] = lambda: None,
+    ) -> None:
         self._admission = admission
+        self._on_begin = on_begin
         self.owner = owner
         self.promised = promised
         self.num_tokens = 0  # of its prompt, once that is known
@@ -50,6 +59,12 @@ class Place:
         if not (self._begun or self._left):
             self._begun = True
             self._admission._begun(self)
+            self._on_begin()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine had begun with the request before the place was given back."""
+        return self._begun
 
     def __enter__(self) -> Place:
         return self
@@ -95,16 +110,23 @@ class Admission:
         self._busy_s = 0.0  # seconds in which it was busy, older ones counting less,
         self._ended = 0.0  # and how many ended in them
 
-    def enter(self, owner: str = "", weight: float = 1.0, *, promised: bool = False) -> Place:
+    def enter(
+        self,
+        owner: str = "",
+        weight: float = 1.0,
+        *,
+        promised: bool = False,
+        on_begin: Callable[[], object] = lambda: None,
+    ) -> Place:
         """Take a place. Raises QueueFull when as many wait as may, with the wait that is to be expected.
 
         owner, weight: as in `GenerateRequest`. promised: somebody was told already that this will be done, as
-        with what goes on after a crash: it is never refused.
+        with what goes on after a crash: it is never refused. on_begin: called when the engine begins with it.
         """
         if not promised:
             self.require_room(owner, weight)
         self._measure()
-        place = Place(self, owner, self._clock(), promised=promised)
+        place = Place(self, owner, self._clock(), promised=promised, on_begin=on_begin)
         self._places[place] = None
         self._waiting[owner] = self._waiting.get(owner, 0) + 1
         self._weights[owner] = weight

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from engine.config import EngineConfig
 from engine.interface import Engine
 from engine.llm_options import Options
-from engine.search import best_of
+from engine.search import Generate, best_of
 from engine.shipped import TINY
 from engine.structured import closed_schema
 from engine.types import (
@@ -43,8 +43,6 @@ from engine.types import (
 )
 
 T = TypeVar("T")
-
-Generate = Callable[[GenerateRequest], AsyncGenerator[Chunk]]
 
 IN_FLIGHT = 512  # requests that the engine is given at once; it takes as many into its queue by default
 

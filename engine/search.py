@@ -1,6 +1,7 @@
 """Searches several continuations of a prompt for the best: beam search, and best-of.
 
-Both drive `Engine.generate`. Neither can be streamed, since the best continuation is known at the end.
+Both drive `Engine.generate`, as the caller gives it. Neither can be streamed, since the best continuation is
+known at the end.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from engine.admission import Place
-from engine.interface import Engine
 from engine.types import (
     Chunk,
     GenerateRequest,
+    ModelInfo,
     ReaderParams,
     RequestError,
     SamplingParams,
@@ -54,19 +54,18 @@ class Beam:
 class Picked:
     """The best continuations, best first, each as the chunks of one generation.
 
-    scores: what they were ranked by. spent: output tokens of those that were not picked.
+    scores: what they were ranked by.
     """
 
     chunks: list[list[Chunk]]
     scores: list[float]
-    spent: int = 0
 
 
-async def best_of(
-    generate: Callable[[GenerateRequest], AsyncGenerator[Chunk]],
-    requests: Sequence[GenerateRequest],
-    count: int,
-) -> Picked:
+Generate = Callable[[GenerateRequest], AsyncGenerator[Chunk]]
+"""`Engine.generate`, by which the caller sees all that is generated, also what is not picked."""
+
+
+async def best_of(generate: Generate, requests: Sequence[GenerateRequest], count: int) -> Picked:
     """Run all requests side by side and pick the `count` with the highest mean log probability of a token.
 
     Raises what the engine raises; the first failure ends them all.
@@ -79,21 +78,20 @@ async def best_of(
 
     found = await _together([run(request) for request in requests])
     found.sort(key=_mean, reverse=True)
-    spent = sum(len(chunk.token_ids) for chunks in found[count:] for chunk in chunks)
-    return Picked(found[:count], [_mean(chunks) for chunks in found[:count]], spent)
+    return Picked(found[:count], [_mean(chunks) for chunks in found[:count]])
 
 
 async def beam_search(
-    engine: Engine, request: GenerateRequest, params: BeamParams, count: int, place: Place | None = None
+    generate: Generate, info: ModelInfo, request: GenerateRequest, params: BeamParams, count: int
 ) -> Picked:
     """The `count` best continuations of a prompt that beams of likely tokens find; nothing is drawn.
 
-    place: the caller's in the engine's queue, for all steps. Of the sampling only `max_tokens`, `min_tokens`,
-    `ignore_eos`, `stop_token_ids` and `logprobs` count. Raises RequestError for what beams cannot do, and
-    what the engine raises.
+    info: of the engine that generates. Of the sampling only `max_tokens`, `min_tokens`, `ignore_eos`,
+    `stop_token_ids` and `logprobs` count. Raises RequestError for what beams cannot do, and what the engine
+    raises.
     """
     sampling = request.sampling
-    eos = set() if sampling.ignore_eos else set(engine.info.eos_token_ids)
+    eos = set() if sampling.ignore_eos else set(info.eos_token_ids)
     stops = eos | set(sampling.stop_token_ids)
     if not 1 <= params.num_beams <= MAX_BEAMS:
         raise RequestError(f"beams must be between 1 and {MAX_BEAMS}")
@@ -103,10 +101,10 @@ async def beam_search(
         raise RequestError(f"beams and tokens that end them must together be at most {MAX_ALTERNATIVES}")
     if request.constraint is not None or sampling.stop:
         raise RequestError("beam search takes neither constraints nor stop strings")
-    most = min(sampling.max_tokens, engine.info.max_model_len - len(request.prompt_ids))
+    most = min(sampling.max_tokens, info.max_model_len - len(request.prompt_ids))
     running, finished, cached = [Beam(0.0)], list[Beam](), 0
     for length in range(1, most + 1):
-        heads = await _together([_next(engine, request, beam, num_alternatives, place) for beam in running])
+        heads = await _together([_next(generate, request, beam, num_alternatives) for beam in running])
         if length == 1:
             cached = heads[0].cached_tokens or 0
         grown = [_grow(beam, head) for beam, head in zip(running, heads, strict=True)]
@@ -123,7 +121,7 @@ async def beam_search(
         if length == most or not _can_improve(running, finished, length, most, params):
             break
     best = finished[:count]
-    chunks = await _together([_written(engine, request, beam, cached, place) for beam in best])
+    chunks = await _together([_written(generate, request, beam, cached) for beam in best])
     return Picked(chunks, [beam.score for beam in best])
 
 
@@ -151,20 +149,16 @@ def _can_improve(
     return best > finished[-1].score
 
 
-async def _next(
-    engine: Engine, request: GenerateRequest, beam: Beam, num_alternatives: int, place: Place | None
-) -> Chunk:
+async def _next(generate: Generate, request: GenerateRequest, beam: Beam, num_alternatives: int) -> Chunk:
     """One step after a beam: a chunk whose only token has the alternatives."""
     asked = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=num_alternatives)
     prompt_ids = (*request.prompt_ids, *(token.token_id for token in beam.tokens))
     step = replace(request, prompt_ids=prompt_ids, sampling=asked, reader=ReaderParams(dialect=False))
-    async with aclosing(engine.generate(step, place)) as stream:
+    async with aclosing(generate(step)) as stream:
         return await anext(stream)
 
 
-async def _written(
-    engine: Engine, request: GenerateRequest, beam: Beam, cached: int, place: Place | None
-) -> list[Chunk]:
+async def _written(generate: Generate, request: GenerateRequest, beam: Beam, cached: int) -> list[Chunk]:
     """A finished beam as the chunks of a generation that is read to its end, with no token left to draw."""
     sampling, prefix = request.sampling, tuple(token.token_id for token in beam.tokens)
     given: tuple[tuple[TokenLogprob, ...], ...] = ()
@@ -173,7 +167,7 @@ async def _written(
     whole = replace(
         request, prefix=(prefix,), prefix_logprobs=given, sampling=replace(sampling, max_tokens=len(prefix))
     )
-    async with aclosing(engine.generate(whole, place)) as stream:
+    async with aclosing(generate(whole)) as stream:
         return [replace(chunk, replayed=False, cached_tokens=cached) async for chunk in stream]
 
 

@@ -7,6 +7,7 @@ A request has a mailbox, in which the outputs of steps gather while its consumer
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from engine.dialects import Dialect
 from engine.parsing import Reader
@@ -44,11 +45,13 @@ def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
 
 
 class Mailbox:
-    """What the engine thread delivered for one request and its consumer has not taken yet."""
+    """What the engine thread delivered for one request and its consumer has not taken yet. begin: to be
+    called when the engine begins with the request."""
 
-    __slots__ = ("_begun", "_outputs", "_waiter", "num_uncredited")
+    __slots__ = ("_begun", "_outputs", "_waiter", "begin", "num_uncredited")
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], object] = lambda: None) -> None:
+        self.begin = begin
         self._begun = False  # something was taken
         self._outputs: list[RowOutput] = []
         self._waiter: asyncio.Future[None] | None = None

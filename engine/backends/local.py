@@ -139,6 +139,7 @@ class LocalEngine(WithTexts):
             eos_token_ids=text.eos_token_ids,
             inbox=self._inbox,
             deliver=lambda outputs: self._thread.post(self._receive, outputs),
+            begin=lambda handles: self._thread.post(self._begun, handles),
         )
 
     def _compute(self, loop: EngineLoop) -> None:
@@ -408,23 +409,21 @@ class LocalEngine(WithTexts):
             self._thread.require_alive()  # still, after a grammar was compiled
             if place is None:
                 place = own_place = self._admission.enter(request.owner, request.weight)
-            self._mailboxes[handle] = Mailbox()
+            self._mailboxes[handle] = Mailbox(place.begin)
             self._inbox.put(Submit(handle, request, begun.matcher, begun.banned))
         try:
-            yield _Arriving(self, handle, place)
+            yield _Arriving(self, handle)
         finally:
             self._drop(handle)
             if own_place is not None:
                 own_place.leave()
 
-    async def _take(self, handle: int, place: Place | None) -> list[RowOutput] | None:
+    async def _take(self, handle: int) -> list[RowOutput] | None:
         """What has gathered for a request, once there is something; None where there will be no more."""
         mailbox = self._mailboxes.get(handle)
         if mailbox is None:
             return None
         outputs = await mailbox.take()
-        if place is not None:
-            place.begin()
         if outputs[-1].finish is not None or outputs[-1].error is not None:
             self._mailboxes.pop(handle, None)  # the engine thread has dropped it already
         elif mailbox.num_uncredited >= self._credit_step:
@@ -478,6 +477,12 @@ class LocalEngine(WithTexts):
         """Have the engine thread forget a request, if it still runs there."""
         if self._mailboxes.pop(handle, None) is not None:
             self._inbox.put(Abort(handle))
+
+    def _begun(self, handles: list[int]) -> None:
+        """The engine thread begins with requests."""
+        for handle in handles:
+            if (mailbox := self._mailboxes.get(handle)) is not None:
+                mailbox.begin()
 
     def _receive(self, outputs: list[RowOutput]) -> None:
         """A step's outputs arrive on the asyncio loop; those of requests that are gone are dropped."""
@@ -552,11 +557,10 @@ class _Arriving:
 
     engine: LocalEngine
     handle: int
-    place: Place | None
 
     async def take(self) -> list[RowOutput] | None:
         """See `LocalEngine._take`."""
-        return await self.engine._take(self.handle, self.place)
+        return await self.engine._take(self.handle)
 
     def drop(self) -> None:
         """No more are wanted."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.admission import Admission, Place
 from engine.backends.generation import LONG_SCORES, Generation, end_of_prefix, is_last
-from engine.backends.remote_line import EngineLine, LineLost
+from engine.backends.remote_line import Begin, EngineLine, LineLost
 from engine.backends.remote_wire import ints_text, merged, request_form
 from engine.backends.request_checks import LONG_PROMPT, check_request
 from engine.backends.scripted_tokens import DIALECT, scripted_tokenizer
@@ -260,7 +260,11 @@ class RemoteEngine(WithTexts):
             goes_on = replace(request, prefix=(*request.prefix, tuple(produced))) if produced else request
             progressed = False
             try:
-                handle, reception = self._line.generate(request_form(goes_on), suspect=suspect)
+                handle, reception = self._line.generate(
+                    request_form(goes_on),
+                    suspect=suspect,
+                    begin=place.begin if place is not None else lambda: None,
+                )
             except LineLost:
                 continue
             try:
@@ -269,8 +273,6 @@ class RemoteEngine(WithTexts):
                     lost = isinstance(output.error, LineLost)
                     if lost and not output.token_ids:
                         break
-                    if place is not None:
-                        place.begin()
                     progressed = True
                     produced += output.token_ids
                     if told:  # these are of the first life's first step
@@ -328,7 +330,7 @@ class RemoteEngine(WithTexts):
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-async def ask(line: EngineLine, patience_s: float, *parts: object) -> Any:
+async def ask(line: EngineLine, patience_s: float, *parts: object, begin: Begin = lambda: None) -> Any:
     """The answer of the engine's process to a question, from as many lives of it as it takes, up to
     `MAX_ENDS`. Raises EngineUnavailable where it is away for longer than the patience."""
     for _ in range(MAX_ENDS):
@@ -338,7 +340,7 @@ async def ask(line: EngineLine, patience_s: float, *parts: object) -> Any:
         except TimeoutError:
             raise EngineUnavailable("the engine's process is away") from None
         try:
-            return await line.ask(*parts)
+            return await line.ask(*parts, begin=begin)
         except LineLost:
             continue
     failure: EngineError = RequestFailed(f"the engine's process ended {MAX_ENDS} times under this request")

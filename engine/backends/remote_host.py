@@ -14,10 +14,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from engine.admission import Place
+from engine.admission import Admission, Place
 from engine.backends.remote_wire import (
     error_form,
     floats_text,
@@ -273,7 +274,7 @@ class _Client(asyncio.Protocol):
         assert engine is not None
         try:
             # Whoever asks has given it a place in a queue of its own.
-            with engine.admission.enter(request.owner, request.weight, promised=True) as place:
+            with self._place(engine.admission, id, request.owner, request.weight) as place:
                 async with aclosing(engine.outputs(request, place)) as stream:
                     async for outputs in stream:
                         if isinstance(outputs[-1].error, EngineDead):
@@ -288,6 +289,11 @@ class _Client(asyncio.Protocol):
         finally:
             if alone:
                 self._host.probation.release()
+
+    def _place(self, admission: Admission, id: int, owner: str, weight: float) -> Place:
+        """A place for what was asked. Whoever asked is told when the engine begins with it."""
+        begun = partial(self.send, message("begun", id))
+        return admission.enter(owner, weight, promised=True, on_begin=begun)
 
     async def _room(self, flow: _Flow) -> None:
         """Wait until the reader, and its process, have taken enough of what was sent."""
@@ -348,7 +354,7 @@ class _Client(asyncio.Protocol):
 
     async def _answer(self, id: int, what: str, parts: Sequence[Any]) -> None:
         try:
-            answer = await self._ask(what, *parts)
+            answer = await self._ask(id, what, *parts)
         except EngineDead:
             self._host.stop()
         except EngineError as error:
@@ -359,7 +365,7 @@ class _Client(asyncio.Protocol):
         else:
             self.send(message("answer", id, answer))
 
-    async def _ask(self, what: str, *parts: Any) -> Any:
+    async def _ask(self, id: int, what: str, *parts: Any) -> Any:
         engine = self._host.engine
         match what, parts:
             case "check", (constraint, owner):
@@ -375,7 +381,7 @@ class _Client(asyncio.Protocol):
                 return [text_form(text) for text in found]
             case "pool", (index, texts, owner, weight, deadline):
                 model = self._pooling(index)
-                with model.admission.enter(owner, weight, promised=True) as place:
+                with self._place(model.admission, id, owner, weight) as place:
                     vectors, cached = await model.pool(
                         [read_text(text) for text in texts],
                         owner=owner,

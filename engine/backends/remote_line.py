@@ -39,16 +39,27 @@ class Other(NamedTuple):
     max_running: int
 
 
+Begin = Callable[[], object]
+"""Called when the engine begins with what was asked."""
+
+
 class LineLost(EngineError):
     """The engine's process has ended, or the connection with it."""
 
 
 class Reception:
-    """What came for one request, and whether the engine has begun with it."""
+    """What came for one request, and whether an engine that ends may have ended under it."""
 
-    def __init__(self, *, begun: bool) -> None:
-        self.mailbox = Mailbox()
+    def __init__(self, *, begun: bool, begin: Begin) -> None:
+        self.mailbox = Mailbox(begin)
         self.begun = begun
+
+
+class Question(NamedTuple):
+    """A question, and its answer once it is there."""
+
+    answer: asyncio.Future[Any]
+    begin: Begin
 
 
 class EngineLine:
@@ -64,7 +75,7 @@ class EngineLine:
         self._joining: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # replaced by another at every change
         self._receptions: dict[int, Reception] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._questions: dict[int, Question] = {}
         self._owed: list[bytes] = []  # notes that must arrive, whoever is there to read them
         self._next = 0
         self._closed = False
@@ -196,8 +207,8 @@ class EngineLine:
         receptions, self._receptions = self._receptions, {}
         for handle, reception in receptions.items():
             reception.mailbox.put(RowOutput(handle, error=error))
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
+        questions, self._questions = self._questions, {}
+        for answer, _ in questions.values():
             if not answer.done():
                 answer.set_exception(error)
 
@@ -210,10 +221,13 @@ class EngineLine:
             reception.begun = True
             reception.mailbox.put(output)
 
-    def got_begun(self, handle: int) -> None:
-        """The engine has begun with a suspect."""
-        if (reception := self._receptions.get(handle)) is not None:
+    def got_begun(self, id: int) -> None:
+        """The engine has begun with a request or a question, or is about to begin with a suspect."""
+        if (reception := self._receptions.get(id)) is not None:
             reception.begun = True
+            reception.mailbox.begin()
+        elif (question := self._questions.get(id)) is not None:
+            question.begin()
 
     def got_stats(self, engine: Any, gpu: Mapping[str, float], others: Sequence[Any]) -> None:
         """The engine's counters."""
@@ -225,13 +239,13 @@ class EngineLine:
 
     def got_answer(self, id: int, answer: Any) -> None:
         """The answer to a question."""
-        if (waiter := self._answers.pop(id, None)) is not None and not waiter.done():
-            waiter.set_result(answer)
+        if (question := self._questions.pop(id, None)) is not None and not question.answer.done():
+            question.answer.set_result(answer)
 
     def got_failed(self, id: int, error: Mapping[str, Any]) -> None:
         """Why a question has none."""
-        if (waiter := self._answers.pop(id, None)) is not None and not waiter.done():
-            waiter.set_exception(read_error(error))
+        if (question := self._questions.pop(id, None)) is not None and not question.answer.done():
+            question.answer.set_exception(read_error(error))
 
     # -- what goes -------------------------------------------------------------------------------------------
 
@@ -240,11 +254,13 @@ class EngineLine:
             raise LineLost("the engine's process is away")
         self._wire.send(line)
 
-    def generate(self, form: Mapping[str, Any], *, suspect: bool) -> tuple[int, Reception]:
+    def generate(
+        self, form: Mapping[str, Any], *, suspect: bool, begin: Begin = lambda: None
+    ) -> tuple[int, Reception]:
         """Have a request generated; `end` says that nobody waits for it any more. Raises LineLost."""
         handle, self._next = self._next, self._next + 1
         self._send(message("generate", handle, form, suspect))
-        reception = self._receptions[handle] = Reception(begun=not suspect)
+        reception = self._receptions[handle] = Reception(begun=not suspect, begin=begin)
         return handle, reception
 
     def credit(self, handle: int, num_tokens: int) -> None:
@@ -265,15 +281,15 @@ class EngineLine:
         elif owed and not self._closed:
             self._owed.append(line)
 
-    async def ask(self, *parts: object) -> Any:
+    async def ask(self, *parts: object, begin: Begin = lambda: None) -> Any:
         """The answer to a question. Raises LineLost, and what the engine says of it."""
         id, self._next = self._next, self._next + 1
         self._send(message("call", id, *parts))
-        answer = self._answers[id] = asyncio.get_running_loop().create_future()
+        question = self._questions[id] = Question(asyncio.get_running_loop().create_future(), begin)
         try:
-            return await answer
+            return await question.answer
         finally:
-            if self._answers.pop(id, None) is not None and self._wire is not None:
+            if self._questions.pop(id, None) is not None and self._wire is not None:
                 self._send(message("abort", id))
 
 

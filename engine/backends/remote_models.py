@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from engine.admission import Admission, Place
 from engine.backends.remote import PATIENCE_S, ask
-from engine.backends.remote_line import EngineLine
+from engine.backends.remote_line import Begin, EngineLine
 from engine.backends.remote_wire import read, read_floats, read_text, text_form, window_form
 from engine.pooling import PoolingInfo, PoolingStats, TextInput, Vector, Words
 from engine.speech import AT_ONCE, Gate, SpeechInfo, SpeechStats, Window, WindowText
@@ -69,8 +69,8 @@ class _RemoteModel(Generic[Info, Stats]):
         stats = self._line.other_stats
         return cast(Stats, stats[self._index]) if self._index < len(stats) else self._no_stats
 
-    async def _ask(self, what: str, *parts: object) -> Any:
-        return await ask(self._line, PATIENCE_S, what, self._index, *parts)
+    async def _ask(self, what: str, *parts: object, begin: Begin = lambda: None) -> Any:
+        return await ask(self._line, PATIENCE_S, what, self._index, *parts, begin=begin)
 
     async def dead(self) -> BaseException:
         """See `Engine.dead`: an engine that has ended is waited for."""
@@ -110,9 +110,8 @@ class RemotePooling(_RemoteModel[PoolingInfo, PoolingStats]):
         if not texts:
             return [], 0
         forms = [text_form(text) for text in texts]
-        vectors, cached = await self._ask("pool", forms, owner, weight, deadline)
-        if place is not None:
-            place.begin()
+        begin = place.begin if place is not None else lambda: None
+        vectors, cached = await self._ask("pool", forms, owner, weight, deadline, begin=begin)
         return [read_floats(vector) for vector in vectors], cached
 
 

@@ -69,6 +69,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("antiphon.engine")
 
 Deliver = Callable[[list[RowOutput]], None]
+Begin = Callable[[list[int]], None]
+"""Told the handles of those whose first step is about to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class EngineLoop:
         scheduler: Scheduler,
         inbox: Inbox,
         deliver: Deliver,
+        begin: Begin = lambda handles: None,
         *,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
@@ -149,6 +152,7 @@ class EngineLoop:
         self.max_num_seqs = max_num_seqs
         self._inbox = inbox
         self._deliver = deliver
+        self._begin = begin
         self._eos = frozenset(eos_token_ids)
         self._speculation = speculation
         self._closed = False
@@ -179,6 +183,8 @@ class EngineLoop:
         began = time.perf_counter()
         outputs: list[RowOutput] = []
         batch, forwarded = self._next_batch(outputs)
+        if begun := self.scheduler.take_begun():
+            self._begin(begun)
         if batch is not None:
             self.runner.progress.at = time.monotonic()
             self._compute_and_settle(batch, forwarded, began, outputs)
@@ -623,6 +629,7 @@ def build_loop(
     eos_token_ids: tuple[int, ...],
     inbox: Inbox,
     deliver: Deliver,
+    begin: Begin = lambda handles: None,
 ) -> EngineLoop:
     """Load the models and allocate their KV, on the calling thread; `config` names them by their folders.
 
@@ -665,6 +672,7 @@ def build_loop(
         scheduler,
         inbox,
         deliver,
+        begin,
         eos_token_ids=eos_token_ids,
         max_model_len=sizes.max_len,
         max_num_seqs=config.max_num_seqs,

@@ -166,6 +166,7 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self.pace = Pace(max_num_batched_tokens)
         self._newest = -1  # the highest handle so far
+        self._begun: list[int] = []  # handles
         self._aside: list[Sequence] = []  # of this step: see `_set_aside`
         self._budget = self._most = max_num_batched_tokens  # tokens of the next step, and of any
         self._max_model_len = max_model_len
@@ -627,6 +628,7 @@ class Scheduler:
         self.rows.num_computed[slot] = num_hit
         self.waiting.charge(sequence, num_hit, CACHED_TOKEN)
         if sequence.cached_tokens is None:
+            self._begun.append(sequence.handle)
             sequence.started = time.perf_counter()
             sequence.cached_tokens = min(num_hit, num_prompt)
             self.counters.prefix_queries += num_prompt
@@ -634,6 +636,11 @@ class Scheduler:
             self.counters.disk_hits += of_disk
             self.counters.pool_hits += sequence.cached_tokens - of_disk
             self.counters.prompt_tokens += num_prompt
+
+    def take_begun(self) -> list[int]:
+        """The handles of those that have come into a step for the first time since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def computed(self, batch: Batch, num_rejected: Ints | int = 0) -> list[tuple[Sequence, Exception]]:
         """Book a step's tokens as computed: publish full blocks, release those that left a window.

@@ -26,7 +26,7 @@ from engine.pooling.step_size import StepSize
 from engine.pooling.texts import Texts
 from engine.pooling.values import PoolingConfig
 from engine.pooling.vectors import Finish, Pooled
-from engine.pooling.work import Item, Outcome
+from engine.pooling.work import Begin, Item, Outcome
 from engine.types import LoadError, RequestFailed
 
 log = logging.getLogger("antiphon.engine")
@@ -96,7 +96,7 @@ class EncoderWorker:
             if not self._queues[owner]:
                 del self._queues[owner]
 
-    def step(self) -> list[Outcome] | None:
+    def step(self, begin: Begin) -> list[Outcome] | None:
         """See `Worker.step`."""
         if not self._queues:
             return None
@@ -105,6 +105,7 @@ class EncoderWorker:
         for item in batch:
             self.drop(item.handle)
             self._share.charge(item.owner, len(item.text.ids), item.weight)
+        begin([item.handle for item in batch])
         began = time.thread_time()
         outcomes = self._compute(batch)
         longest = max(len(item.text.ids) for item in batch)

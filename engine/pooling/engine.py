@@ -112,7 +112,7 @@ class PoolingEngine:
                     else:
                         for item in command.items:
                             worker.add(item)
-                outcomes = worker.step()
+                outcomes = worker.step(partial(self._thread.post, self._begun))
                 idle = outcomes is None
                 if outcomes is not None:
                     self._num_steps += 1
@@ -238,13 +238,18 @@ class PoolingEngine:
         self._num_cached += cached
         return vectors, cached
 
+    def _begun(self, handles: Sequence[int]) -> None:
+        """The thread begins with texts."""
+        for handle in handles:
+            job = self._jobs.get(handle)
+            if job is not None and job.place is not None:
+                job.place.begin()
+
     def _receive(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             job = self._jobs.pop(outcome.handle, None)
             if job is None or job.done.done():
                 continue
-            if job.place is not None:
-                job.place.begin()
             if outcome.error is not None:
                 self._num_failures += 1
                 job.done.set_exception(outcome.error)

@@ -26,7 +26,7 @@ from engine.pooling.step_size import StepSize
 from engine.pooling.texts import Texts
 from engine.pooling.values import PoolingConfig
 from engine.pooling.vectors import Finish, Pooled
-from engine.pooling.work import Item, Outcome
+from engine.pooling.work import Begin, Item, Outcome
 from engine.types import GenerateRequest, RequestFailed, SamplingParams
 
 log = logging.getLogger("antiphon.engine")
@@ -117,10 +117,12 @@ class PagedWorker:
             self._scheduler.finish(sequence)
             del self._pooled[handle]
 
-    def step(self) -> list[Outcome] | None:
+    def step(self, begin: Begin) -> list[Outcome] | None:
         """See `Worker.step`."""
         self._scheduler.limit_step(self._size.tokens)
         batch = self._scheduler.schedule()
+        if begun := self._scheduler.take_begun():
+            begin(begun)
         if batch is None:
             return None
         began = time.thread_time()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
@@ -54,6 +54,8 @@ class Close(NamedTuple):
 
 
 Inbox = SimpleQueue[Submit | Drop | Close]
+Begin = Callable[[Sequence[int]], None]
+"""Told the handles of texts that are about to be computed and were not before, if there are any."""
 
 
 class Worker(Protocol):
@@ -78,7 +80,7 @@ class Worker(Protocol):
         """Forget a text, if it is still there."""
         ...
 
-    def step(self) -> list[Outcome] | None:
+    def step(self, begin: Begin) -> list[Outcome] | None:
         """Compute one batch; None where nothing is to be done. Raises what keeps the device from
         computing."""
         ...

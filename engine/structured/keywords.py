@@ -128,10 +128,15 @@ def _followed(target: str, root: Any) -> tuple[list[tuple[int, str | int]], list
     members: list[tuple[int, str | int]] = []
     for part in filter(None, unquote(target[1:]).split("/")) if target.startswith("#") else ():
         name = part.replace("~1", "/").replace("~0", "~")
-        step: Any = int(name) if isinstance(at, list) and name.isdecimal() else name
+        step: Any = place_in_list(name) if isinstance(at, list) else name
         found = step in range(len(at)) if isinstance(at, list) else isinstance(at, dict) and step in at
         if not found:
             return [], []
         members.append((id(at), step))
         at, way = at[step], (way, step)
     return members, [(at, way)]
+
+
+def place_in_list(name: str) -> int | None:
+    """The place that a step of a reference names in a list; None where it names none that a list can have."""
+    return int(name) if name.isdecimal() and len(name) < 10 else None

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from engine.structured.keywords import place_in_list
 from engine.structured.regexes import found
 
 Schema = dict[str, Any]
@@ -43,8 +44,9 @@ def pointed(target: str, root: Mapping[str, Any]) -> Any:
     found: Any = root
     for part in filter(None, unquote(target[1:]).split("/")):
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
+        if isinstance(found, list):
+            place = place_in_list(name)
+            found = found[place] if place is not None and place < len(found) else None
         else:
             found = found.get(name) if isinstance(found, dict) else None
     return found

@@ -6,15 +6,21 @@ import math
 import re
 from collections.abc import Iterator
 
-MAX_SOURCE = 4096  # characters of a grammar that is looked at
+MAX_SOURCE = 4096  # characters of a regex or grammar that is looked at
 MAX_DEPTH = 32  # of rules and brackets in each other
 
 
 def longest_match(pattern: str) -> float:
-    """Characters of a regex's longest match, or more: as many as are written, times all that repeats."""
-    parts = [found[0] for found in _PART.finditer(pattern)]
-    if any(part in ("*", "+") for part in parts):
+    """Characters of a regex's longest match, or more: as many as are written, times all that repeats.
+
+    Infinite where a class or a name is not closed, and where the regex is long. In time with its length.
+    """
+    if len(pattern) > MAX_SOURCE:
         return math.inf
+    found = list(_PART.finditer(pattern))
+    if any(part["open"] is not None or part[0] in ("*", "+") for part in found):
+        return math.inf
+    parts = [part[0] for part in found]
     times = 1.0
     for part in parts:
         if (repeated := _REPEAT.fullmatch(part)) is not None:
@@ -35,8 +41,12 @@ def longest_text(grammar: str) -> float:
 
 
 _REPEAT = re.compile(r"\{(\d+)(,?)(\d*)\}")
-# an escape, a property's name and all; a class; a repetition; any other character
-_PART = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d+,?\d*\}|.", re.DOTALL)
+# A property's name and all; a class; one of them that is not closed, and all behind it, lest that is looked
+# through once for every bracket; an escape; a repetition; any other character.
+_PART = re.compile(
+    r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>(?:\\[pP]\{|\[).*)|\\.|\{\d++,?+\d*+\}|.",
+    re.DOTALL,
+)
 # A comment or white space; a string; a regex; the name that a rule begins with; another; anything else.
 _TOKEN = re.compile(
     r'(?P<skip>//[^\n]*|#[^\n]*|\s+)|(?P<text>"(?:\\.|[^"\\\n])*"i?)|/(?P<regex>(?:\\.|[^/\\\n])+)/[a-z]*'

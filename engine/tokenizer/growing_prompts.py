@@ -21,6 +21,7 @@ from engine.tokenizer.chat_template import template_environment, template_messag
 from engine.tokenizer.local_template import local_template, segments
 from engine.tokenizer.prompt_encoder import IDLE_S, Encoder
 from engine.tokenizer.short_answers import skips_thought
+from engine.tokenizer.template_fallbacks import holds_system
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import Prompt, RenderError, RenderInput, Start
 
@@ -174,8 +175,7 @@ class GrowingPrompts:
     def _is_certain(self, inp: RenderInput, messages: Sequence[Message], text: str) -> bool:
         """Whether the template said all that the system did, and where the prompt leaves the model can be
         told from this end of it."""
-        said = [message.get("content") for message in messages if message.get("role") == "system"]
-        if any(isinstance(content, str) and content.strip() not in text for content in said):
+        if not holds_system(text, messages):
             return False
         dialect = self._dialect
         return dialect.reasoning is None or bool(dialect.turn and dialect.turn in text)

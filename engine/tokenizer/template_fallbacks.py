@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from engine.dialects import CallMarks
@@ -128,9 +129,28 @@ def orders(messages: Sequence[Message]) -> Iterator[list[Message]]:
 def says_all(prompt: str, messages: Sequence[Message]) -> bool:
     """Whether a prompt holds what the system said: some templates print the first of its messages alone, and
     some the last. One that prints none at all means it."""
-    said = [message.get("content") for message in messages if message["role"] == "system"]
-    lost = [text for text in said if isinstance(text, str) and text.strip() not in prompt]
-    return not lost or (len(said) == 1 and messages[0]["role"] == "system")
+    num_said = sum(message["role"] == "system" for message in messages)
+    return holds_system(prompt, messages) or (num_said == 1 and messages[0]["role"] == "system")
+
+
+def holds_system(prompt: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a prompt certainly holds every text of the system, in time with its length: each is looked for
+    from where the one before was found, and a few are in front of that."""
+    said = (message.get("content") for message in messages if message.get("role") == "system")
+    at, num_before = 0, 0
+    for text in dict.fromkeys(content.strip() for content in said if isinstance(content, str)):
+        found = prompt.find(text, at)
+        if found < 0:
+            num_before += 1
+            found = prompt.find(text) if num_before <= MAX_BEFORE else -1
+        if found < 0:
+            return False
+        at = found
+    return True
+
+
+MAX_BEFORE = 16
+"""Texts of the system that a template may print in front of earlier ones, and still be seen to print them."""
 
 
 def _system_first(messages: Sequence[Message]) -> list[Message]:
@@ -156,30 +176,37 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
     """Neighbours of one role as one message, outputs aside."""
-    found: list[Message] = []
+    runs: list[list[Message]] = []
     for message in messages:
-        last = found[-1] if found else None
-        if last is None or last["role"] != message["role"] or message["role"] == "tool":
-            found.append(message)
-            continue
-        both = {**last, **message}
-        both["content"] = _with(last.get("content"), message.get("content"))
-        for key in ("tool_calls", "reasoning_content", "thinking"):
-            if key in last and key in message:
-                both[key] = _with(last[key], message[key])
-        found[-1] = both
+        if runs and runs[-1][0]["role"] == message["role"] != "tool":
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    return [run[0] if len(run) == 1 else _as_one(run) for run in runs]
+
+
+def _as_one(run: Sequence[Message]) -> Message:
+    both = {key: value for message in run for key, value in message.items()}
+    both["content"] = _with([message.get("content") for message in run])
+    for key in ("tool_calls", "reasoning_content", "thinking"):
+        if key in both:
+            both[key] = _with([message[key] for message in run if key in message])
+    return both
+
+
+def _with(several: Sequence[Any]) -> Any:
+    """Contents, or lists, as one. All at once: there may be thousands of them."""
+    filled = [each for each in several if each]
+    if len(filled) < 2:
+        return filled[0] if filled else several[-1]
+    if all(isinstance(each, str) for each in filled):
+        return "\n\n".join(filled)
+    found: list[Any] = []
+    for before, each in pairwise([None, *filled]):
+        if isinstance(before, str) or (before is not None and isinstance(each, str)):  # others have images
+            found.append({"type": "text", "text": "\n\n"})
+        found += _parts(each)
     return found
-
-
-def _with(first: Any, second: Any) -> Any:
-    """Two contents, or two lists, as one."""
-    if isinstance(first, str) and isinstance(second, str):
-        return "\n\n".join(filter(None, [first, second]))
-    if isinstance(first, list) and isinstance(second, list):
-        return first + second
-    if first and second:  # one of them has images
-        return [*_parts(first), {"type": "text", "text": "\n\n"}, *_parts(second)]
-    return first or second
 
 
 def _parts(content: Any) -> list[Any]:

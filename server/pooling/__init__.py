@@ -36,7 +36,7 @@ from server.pooling.requests import (
     parse_rerank,
     parse_score,
 )
-from server.pooling.work import Done, Work, cut_of, cut_vectors, prompt_of
+from server.pooling.work import Done, Work, check_length_of_all, cut_of, cut_vectors, prompt_of
 
 __all__ = [
     "ClassifyRequest",
@@ -50,6 +50,7 @@ __all__ = [
     "Reranker",
     "ScoreRequest",
     "Work",
+    "check_length_of_all",
     "classes_json",
     "cut_of",
     "cut_vectors",

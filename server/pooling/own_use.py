@@ -22,7 +22,8 @@ from server.errors import ApiError, to_api_error
 from server.limits import Limiter
 from server.model_registry import Models, PooledModel
 from server.moderation import Moderation, Verdict, unjudged
-from server.pooling.work import cut_vectors, foreign_id, prompt_of
+from server.pooling.work import check_tokens_of_all, cut_vectors, foreign_id, prompt_of
+from server.threads import aside
 from server.usage import Meter
 from server.vector_stores import Payer
 from storage import Account, Counts
@@ -58,10 +59,15 @@ class Counted:
         with engine.admission.enter(payer.owner, payer.weight) as place:
             place.bring(tokens)
             await self.limiter.take_tokens(payer.subjects, name, tokens)
-            rows, cached = await engine.pool(texts, owner=payer.owner, weight=payer.weight, place=place)
-        self.limiter.give_tokens_back(payer.subjects, name, cached)
-        account = Account(payer.owner, payer.key_id, name, "default", kind=self.kind)
-        self.meter.spend(account, Counts(requests=1, input_tokens=tokens, cached_tokens=cached))
+            cached = 0
+            try:
+                rows, cached = await engine.pool(texts, owner=payer.owner, weight=payer.weight, place=place)
+            finally:
+                begun = place.has_begun
+                self.limiter.give_tokens_back(payer.subjects, name, cached if begun else tokens)
+                if begun:
+                    account = Account(payer.owner, payer.key_id, name, "default", kind=self.kind)
+                    self.meter.spend(account, Counts(requests=1, input_tokens=tokens, cached_tokens=cached))
         return rows
 
 
@@ -198,8 +204,11 @@ class Moderator:
             message = f"The model '{model}' does not moderate here. The model for it is '{self.model}'."
             raise ApiError(404, message, code="model_not_found", param=param)
 
-    async def moderate(self, texts: Sequence[str], *, payer: Payer) -> list[Verdict]:
-        """The verdict on each text. Raises what `Counted.pool` raises; a cancelled call drops its texts."""
+    async def moderate(
+        self, texts: Sequence[str], *, payer: Payer, param: str | None = None
+    ) -> list[Verdict]:
+        """The verdict on each text. param: the field that has them, of a request for nothing else, which may
+        have so many tokens. Raises what `Counted.pool` raises; a cancelled call drops its texts."""
         engine, info = self.served.engine, self.served.info
         worst = [dict.fromkeys(self.categories, 0.0) for _ in texts]
         said = [(place, text) for place, text in enumerate(texts) if text.strip()]
@@ -209,7 +218,9 @@ class Moderator:
 
         windows = await _windows([text for _, text in said], info.max_model_len, encode)
         windows = [window for window in windows if len(window.input.ids)]
-        rows = await self.counted.pool([window.input for window in windows], payer) if windows else []
+        if param is not None:
+            check_tokens_of_all(sum(len(window.input.ids) for window in windows), param)
+        rows = await self.counted.pool([window.input for window in windows], payer, param) if windows else []
         for window, row in zip(windows, rows, strict=True):
             scores = worst[said[window.of][0]]
             for label, score in zip(info.labels, row, strict=True):
@@ -266,6 +277,12 @@ class _Window:
 SMALLEST = 16
 """Characters of a window that is not halved any more; what does not fit even so is cut."""
 
+REACH = 1000
+"""Characters from the middle of a text within which it is parted at a blank: no word is longer."""
+
+LARGE = 100_000
+"""Characters of texts that are halved in a thread."""
+
 
 async def _windows(
     texts: Sequence[str],
@@ -278,23 +295,28 @@ async def _windows(
     parts = [*enumerate(texts)]
     while parts:
         encoded = await encode([part for _, part in parts], None)
-        halves: list[tuple[int, str]] = []
+        long: list[tuple[int, str]] = []
         for (of, part), input in zip(parts, encoded, strict=True):
             if len(input.ids) <= most:
                 windows.append(_Window(of, input))
             elif len(part) <= SMALLEST:
                 windows += [_Window(of, cut) for cut in await encode([part], most)]
             else:
-                halves += [(of, half) for half in _halves(part) if half.strip()]
-        parts = halves
+                long.append((of, part))
+        parts = await aside(sum(len(part) for _, part in long) > LARGE, _halved, long)
     return windows
 
 
+def _halved(parts: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    return [(of, half) for of, part in parts for half in _halves(part) if half.strip()]
+
+
 def _halves(text: str) -> tuple[str, str]:
-    """A text in two parts, at the blank that is nearest to its middle, if there is one in its middle half."""
-    quarter, middle = len(text) // 4, len(text) // 2
-    places = (place for place in range(quarter, len(text) - quarter) if text[place].isspace())
-    at = min(places, key=lambda place: abs(place - middle), default=middle)
+    """A text in two parts, at the blank that is nearest to its middle, if there is one near it."""
+    middle = len(text) // 2
+    reach = min(middle - len(text) // 4, REACH)
+    places = (place for away in range(reach) for place in (middle - away, middle + away))
+    at = next((place for place in places if text[place].isspace()), middle)
     return text[:at], text[at:]
 
 

@@ -96,18 +96,23 @@ class Work:
             num_tokens = check_texts(texts, served, path)
             visit.bring(place, num_tokens)
             await visit.reserve(num_tokens, 0)
-            rows, cached = await self.waiting(
-                served.engine.pool(
-                    texts,
-                    owner=who.owner,
-                    weight=who.service.weight,
-                    place=place,
-                    deadline=served.caps.deadline(),
+            account = Account(who.owner, who.key_id, served.name, "default", kind="embeddings", person=person)
+            cached = 0
+            try:
+                rows, cached = await self.waiting(
+                    served.engine.pool(
+                        texts,
+                        owner=who.owner,
+                        weight=who.service.weight,
+                        place=place,
+                        deadline=served.caps.deadline(),
+                    )
                 )
-            )
-            visit.used = lambda: (num_tokens - cached, 0)
-        account = Account(who.owner, who.key_id, served.name, "default", kind="embeddings", person=person)
-        self.meter.spend(account, Counts(requests=1, input_tokens=num_tokens, cached_tokens=cached))
+            finally:
+                if place.has_begun:  # also for a client that has left meanwhile
+                    visit.used = lambda: (num_tokens - cached, 0)
+                    counts = Counts(requests=1, input_tokens=num_tokens, cached_tokens=cached)
+                    self.meter.spend(account, counts)
         if (record := current.get()) is not None:
             record.model, record.prompt_tokens, record.cached_tokens = served.name, num_tokens, cached
         return Done(rows, num_tokens)
@@ -146,11 +151,15 @@ def check_texts(texts: Sequence[TextInput], served: PooledModel, path: Callable[
         if foreign_id(text, info) is not None:
             refuse(path(index), f"Invalid '{path(index)}': token ids are from 0 to {info.vocab_size - 1}.")
         total += count
+    check_tokens_of_all(total, path(0).partition("[")[0])
+    return total
+
+
+def check_tokens_of_all(total: int, field: str) -> None:
+    """Refuse what is too much to be computed for one request. ApiError 400."""
     if total > MAX_TOKENS:
-        field = path(0).partition("[")[0]
         message = f"Invalid '{field}': {total} tokens; at most {MAX_TOKENS} can be computed at once."
         raise ApiError(400, message, code="max_tokens_per_request", param=field)
-    return total
 
 
 def foreign_id(text: TextInput, info: PoolingInfo) -> int | None:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from server.http import context, json_reply, owner, read_as
 from server.ignored import unread
 from server.model_registry import ServedModel
-from server.prompting import words_of_field
+from server.prompting import check, words_of_field
 from server.routes.chosen_model import chosen_model
 from server.routes.documented import documented
 from server.schema import ChatRequest, image_paths, missing, mistyped, parse_chat, refuse
@@ -50,6 +50,7 @@ async def tokenize(request: Request) -> Response:
     model = await _model(request, body)
     if asked is not None:
         offered = await aside(in_large_request(), offer_of, asked)
+        await check(offered, model, asked.tools, asked.shape_param, owner(request))
         if images := image_paths(asked.messages):
             runs = context(request).runs
             asked.items[:] = await runs.intake.read_images(owner(request), asked.items, model, paths=images)

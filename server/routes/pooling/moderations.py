@@ -13,6 +13,7 @@ from server.access import require_use
 from server.errors import ApiError
 from server.http import context, json_reply, limited, principal, read_as, while_connected
 from server.moderation import parse_moderation_request
+from server.pooling import check_length_of_all
 from server.routes.documented import documented
 from server.vector_stores import Payer
 
@@ -31,10 +32,12 @@ async def create_moderation(request: Request) -> Response:
     if asked.model is not None:
         moderator.require(asked.model, "model")
     require_use(who, moderator.model)
+    check_length_of_all(asked.inputs, lambda _: "input")
     visit = await here.limiter.enter(limited(request, moderator.model), moderator.model)
     try:
         payer = Payer(who.owner, who.subjects, who.key_id, who.service.weight)
-        verdicts = await while_connected(request, moderator.moderate(asked.inputs, payer=payer))
+        judging = moderator.moderate(asked.inputs, payer=payer, param="input")
+        verdicts = await while_connected(request, judging)
     finally:
         visit.leave()
     members = ("flagged", "categories", "category_scores", "category_applied_input_types")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LocalEngine
+from engine import LocalEngine, Place
 from engine.backends import local
 from engine.backends.generation import is_last
 from engine.step import RowOutput
@@ -345,6 +345,39 @@ async def test_a_deadline_wakes_an_engine_that_waits_for_a_consumer(engine: Loca
     with pytest.raises(DeadlineExceeded):
         while True:
             await anext(stream)
+
+
+async def test_a_place_begins_with_the_first_step_of_its_prompt(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a token: what is computed of a prompt counts for whoever leaves meanwhile."""
+    forward, go_on, computing = engine._loop.runner.forward, threading.Event(), threading.Event()
+
+    def held(*args: Any) -> Any:
+        computing.set()
+        assert go_on.wait(60)
+        return forward(*args)
+
+    monkeypatch.setattr(engine._loop.runner, "forward", held)
+    with engine.admission.enter() as first, engine.admission.enter() as second:
+
+        async def collected(place: Place, **fields: Any) -> list[Chunk]:
+            return [chunk async for chunk in engine.generate(request(greedy(5), **fields), place)]
+
+        try:
+            work = asyncio.create_task(collected(first))
+            await asyncio.to_thread(computing.wait, 60)
+            async with asyncio.timeout(10):
+                while not first.has_begun:
+                    await asyncio.sleep(0)
+            late = asyncio.create_task(collected(second, deadline=time.monotonic()))
+            await asyncio.sleep(0)
+        finally:
+            go_on.set()
+        assert len(tokens(await work)) == 5
+        with pytest.raises(DeadlineExceeded):
+            await late
+        assert not second.has_begun, "its deadline passed in the queue"
 
 
 # -- refusals ------------------------------------------------------------------------------------------------

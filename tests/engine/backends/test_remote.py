@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import stat
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -32,6 +33,7 @@ from engine import (
     EngineUnavailable,
     GenerateRequest,
     LocalEngine,
+    Place,
     PoolingConfig,
     PoolingEngine,
     PromptTooLong,
@@ -414,6 +416,58 @@ async def test_a_model_behind_the_socket(checkpoint: Callable[[str], Path], tmp_
         assert await client.saved_names() == frozenset()
         with pytest.raises(RequestError, match="adapter"):
             await chunks_of(client, replace(request, adapter="none"))
+
+
+async def begins(place: Place) -> None:
+    """Wait until the engine's process has said that it begins with what has this place."""
+    async with asyncio.timeout(10):
+        while not place.has_begun:
+            await asyncio.sleep(0)
+
+
+async def test_a_place_begins_when_the_engine_does(tmp_path: Path) -> None:
+    """Which is before anything comes of it."""
+    reached, release = asyncio.Event(), asyncio.Event()
+    engine = ScriptedEngine(lambda request, prompt: [Wait(release, reached), Say("cat")], max_running=1)
+    async with hosted(tmp_path / "s", engine), remote(tmp_path / "s") as client:
+        with client.admission.enter() as first, client.admission.enter() as second:
+            streams = [client.generate(asked("x"), place) for place in (first, second)]
+            tasks = [asyncio.create_task(anext(stream)) for stream in streams]
+            await reached.wait()
+            await begins(first)
+            assert not second.has_begun, "the engine works for one at a time"
+            release.set()
+            await asyncio.gather(*tasks)
+            for stream in streams:
+                await stream.aclose()
+
+
+async def test_a_place_of_texts_begins_when_the_engine_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PoolingEngine(PoolingConfig(make_embedder("bert", tmp_path / "m"), "embedding", num_threads=1))
+    await engine.start()
+    host = EngineHost(tmp_path / "s", None, [engine])
+    await host.start()
+    pooling = RemotePooling(EngineLine(tmp_path / "s"), 0, num_servers=1)
+    await pooling.start()
+    compute, release = engine._worker._compute, threading.Event()  # type: ignore[attr-defined]
+
+    def held(batch: Any) -> Any:
+        assert release.wait(60)
+        return compute(batch)
+
+    monkeypatch.setattr(engine._worker, "_compute", held)
+    with pooling.admission.enter() as place:
+        work = asyncio.create_task(pooling.pool(await pooling.encode(["a dog"]), place=place))
+        try:
+            await begins(place)
+        finally:
+            release.set()
+        await work
+    await pooling.close()
+    await host.close()
+    await engine.close()
 
 
 async def test_vectors_behind_the_socket(tmp_path: Path) -> None:

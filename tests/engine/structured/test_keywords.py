@@ -41,6 +41,7 @@ CASES: list[tuple[Any, list[tuple[str | int, ...]]]] = [
     ({"$ref": "#/parts/a~1b", "parts": {"a/b": {"typ": 1}, "unused": {"typ": 1}}}, [("parts", "a/b", "typ")]),
     ({"$ref": "#/parts/1", "parts": [0, {"minimun": 1}]}, [("parts", 1, "minimun")]),
     ({"$ref": "#/nowhere", "parts": {}}, [("parts",)]),
+    ({"$ref": f"#/parts/{'9' * 5000}", "parts": [{"minimun": 1}]}, [("parts",)]),
     ({"$ref": "#", "x": 1}, [("x",)]),
     (True, []),
     (None, []),

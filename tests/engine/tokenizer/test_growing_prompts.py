@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,20 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_encoded() -> None:
     prompts.prompt(RenderInput(messages, scope="anna"), check)
     with pytest.raises(PromptTooLong):
         prompts.prompt(RenderInput([*messages, {"role": "user", "content": "y" * 2000}], scope="anna"), check)
+
+
+def test_many_messages_of_the_system_are_refused_as_soon_as_one_as_long() -> None:
+    tokenizer = scripted_tokenizer()
+    prompts = GrowingPrompts(tokenizer, detect_dialect(tokenizer.chat_template))
+    messages = [{"role": "system", "content": f"{number} {'x' * 3000}"} for number in range(4000)]
+
+    def check(num_chars: int) -> None:
+        raise PromptTooLong(num_chars, 2000)
+
+    began = time.thread_time()  # of the processor: other threads do not count
+    with pytest.raises(PromptTooLong):
+        prompts.prompt(RenderInput([*messages, {"role": "user", "content": "hi"}], scope="anna"), check)
+    assert time.thread_time() - began < 2.0
 
 
 LOCAL = {

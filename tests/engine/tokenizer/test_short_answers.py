@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine import Constraint, LocalEngine, RenderInput, Shape
 from engine.dialects.table import dialect_named
 from engine.tiny import CHECKPOINT
 from engine.tokenizer.chat_template import render_template
+from engine.tokenizer.grammar_lengths import MAX_SOURCE
 from engine.tokenizer.growing_prompts import start_of
 from engine.tokenizer.short_answers import is_brief
 from engine.types import GenerateRequest, ReaderParams, SamplingParams
@@ -34,6 +36,10 @@ TEMPLATE = (CHECKPOINT / "chat_template.jinja").read_text()
         (Shape("regex", "((ab){5}c){20}"), False),
         (Shape("regex", r"(\p{Greek}{9}){10}"), False),
         (Shape("regex", r"\p{Greek}{9}"), True),
+        (Shape("regex", "a{2,3}[b-d{]"), True),
+        (Shape("regex", "(?x)a # [ and more\nb"), False),
+        (Shape("regex", r"a\p{Greek"), False),
+        (Shape("regex", "[" + "a" * 5000 + "]"), False),
         (Shape("json", '{"enum": ["a", "b"]}'), True),
         (Shape("json", '{"type": "boolean"}'), True),
         (Shape("json", '{"type": "object"}'), False),
@@ -63,6 +69,14 @@ TEMPLATE = (CHECKPOINT / "chat_template.jinja").read_text()
 )
 def test_which_shapes_are_brief(shape: Shape, brief: bool) -> None:
     assert is_brief(shape) is brief
+
+
+@pytest.mark.parametrize("part", ["[", r"\p{", "{" + "1" * 4000, "(?x)a # [[[["])
+def test_a_regex_is_looked_through_once(part: str) -> None:
+    for regex in (part * (MAX_SOURCE // len(part)), part * 10_000):
+        began = time.thread_time()  # of the processor: other threads do not count
+        assert not is_brief(Shape("regex", regex))
+        assert time.thread_time() - began < 0.1
 
 
 @pytest.mark.parametrize(

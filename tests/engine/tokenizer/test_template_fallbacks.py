@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from engine.dialects.spec import History
 from engine.dialects.table import detect_dialect, dialect_named
 from engine.parsing.parser import Parser
 from engine.tokenizer.chat_template import render_template
-from engine.tokenizer.template_fallbacks import in_text
+from engine.tokenizer.template_fallbacks import MAX_BEFORE, holds_system, in_text
 from engine.types import CallArgs, CallEnd, CallStart, RenderError, RenderInput
 
 TEMPLATES = Path(__file__).parents[1] / "transcripts" / "templates"
@@ -137,6 +138,7 @@ def test_what_is_said_in_text_is_read_back(name: str) -> None:
 
 SAY = "{{ m.role[0] }}:{{ m.content }} "
 NO = "{{ raise_exception('no') }}"
+SAY_ALL = f"{{% for m in messages %}}{SAY}{{% endfor %}}"
 ALTERNATE = (
     f"{{% for m in messages %}}{{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}}{NO}{{% endif %}}"
     f"{SAY}{{% endfor %}}"
@@ -176,3 +178,44 @@ def test_what_no_order_helps_is_refused_in_the_template_s_own_words() -> None:
     source = "{{ raise_exception('only ' ~ messages | length ~ ' messages') }}"
     with pytest.raises(RenderError, match=r"^only 2 messages$"):
         render_template(source, RenderInput([USER, USER]), {}, History())
+
+
+NUMBERS = [f"{number:03}" for number in range(MAX_BEFORE + 2)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts", "held"),
+    [
+        ("s:a s:ab s:b s:a s:ba", ["a", "ab", "b", "a", " a ", "", "ba"], True),
+        ("s:ab", ["ab", "a", "b"], True),
+        ("s:ab", ["ab", "ba"], False),
+        (" ".join(reversed(NUMBERS[1:])), NUMBERS[1:], True),
+        (" ".join(reversed(NUMBERS)), NUMBERS, False),
+    ],
+)
+def test_what_the_system_said_is_found_in_a_prompt(prompt: str, texts: list[str], held: bool) -> None:
+    """In another order only as far as a few texts stand in front of earlier ones."""
+    messages = [{"role": "system", "content": text} for text in texts]
+    assert holds_system(prompt, [*messages, {"role": "user", "content": "not there"}]) is held
+
+
+@pytest.mark.parametrize("source", [SAY_ALL, ALTERNATE, SYSTEM_FIRST, FIRST_ONLY])
+def test_many_messages_of_the_system_take_no_longer_than_one_as_long(source: str) -> None:
+    said = [{"role": "system", "content": f"{number} {'x' * 3000}"} for number in range(4000)]
+    began = time.thread_time()  # of the processor: other threads do not count
+    prompt = render_template(source, RenderInput([*said, USER]), {}, History())
+    assert time.thread_time() - began < 2.0
+    assert f"3999 {'x' * 3000}" in prompt
+
+
+def test_contents_with_images_are_joined_part_by_part() -> None:
+    def said(*contents: Any) -> str:
+        messages = [{"role": "user", "content": content} for content in contents]
+        return render_template(ALTERNATE, RenderInput(messages), {}, History())
+
+    image = {"type": "image"}
+    text = {"type": "text", "text": "c"}
+    gap = {"type": "text", "text": "\n\n"}
+    parts = [{"type": "text", "text": "a"}, gap, image, image, gap, text]
+    assert said("a", [image], [image], "c") == f"u:{parts} "
+    assert said("a", "", None, "b") == "u:a\n\nb "

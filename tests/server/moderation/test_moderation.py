@@ -15,7 +15,7 @@ import pytest
 from engine import ScriptedEngine
 from server.errors import ApiError
 from server.moderation import asked_in, said_in
-from server.pooling import Moderator
+from server.pooling import Moderator, work
 from server.pooling.own_use import OFFICIAL_NAMES
 from server.vector_stores import Payer
 from tests.support import wire
@@ -39,7 +39,7 @@ class Words(Moderator):
     def require(self, model: str, param: str) -> None:
         assert model.startswith((*OFFICIAL_NAMES, "words"))
 
-    async def moderate(self, texts: Sequence[str], *, payer: Payer) -> list[Json]:
+    async def moderate(self, texts: Sequence[str], *, payer: Payer, param: str | None = None) -> list[Json]:
         self.judged.extend(texts)  # type: ignore[attr-defined]
         if any("broken" in text for text in texts):
             raise ApiError(429, "no room", code="rate_limit_exceeded")
@@ -321,12 +321,13 @@ async def test_without_a_model_it_is_refused(client: httpx.AsyncClient, path: st
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_model")
 
 
-async def test_a_classifier_moderates(tmp_path: Path) -> None:
+async def test_a_classifier_moderates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_classifier("distilbert", tmp_path / "m", 3, dim=64, hidden_dim=96, n_layers=2, n_heads=4)
     config = folder / "config.json"
     labels = {"0": "Safe", "1": "rude", "2": "cruel"}
     config.write_text(json.dumps(json.loads(config.read_text()) | {"id2label": labels}))
     settings = {"classification_model": (f"guard={folder}",), "moderation_model": "guard"}
+    monkeypatch.setattr(work, "MAX_TOKENS", 2000)
     (tmp_path / "data").mkdir()
     async with (
         running_app(tmp_path / "data", moderation_threshold=0.01, num_threads=1, **settings) as running,
@@ -354,6 +355,8 @@ async def test_a_classifier_moderates(tmp_path: Path) -> None:
             ({"input": 1}, "invalid_type", "input"),
             ({}, "missing_required_parameter", "input"),
             ({"input": "a", "model": "other"}, "model_not_found", "model"),
+            ({"input": ["a" * 4_800_000, "b"]}, "max_tokens_per_request", "input"),
+            ({"input": [long, "word " * 1100]}, "max_tokens_per_request", "input"),
         ):
             error = wire.validate_error((await client.post("/v1/moderations", json=wrong)).json())
             assert (error["code"], error["param"]) == (code, param)

@@ -7,8 +7,9 @@ import base64
 import json
 import logging
 import re
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -569,6 +570,62 @@ def _embeddings(since_s: int) -> Any:
     return UsageFilter("embeddings", (since_s - since_s % 60) * 1_000_000, 1 << 62)
 
 
+@pytest.mark.parametrize("by", ["a request", "the server itself"])
+async def test_what_is_given_up_counts_once_the_model_has_begun_with_it(
+    server: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    here, owner = server.context, owner_of_flag_key("sk-one")
+    served = await here.models.load_pooled("small", "embedding")
+    embedder = Embedder(served, Counted(served, here.limiter, here.meter))
+    payer = Payer(owner, (Subject("owner", owner, LimitSet()),), None)
+    engine: Any = served.engine
+    compute, reached, release = engine._worker._compute, threading.Event(), threading.Event()
+
+    def held(batch: Any) -> Any:
+        reached.set()
+        assert release.wait(60)
+        return compute(batch)
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def counted() -> int:
+        await here.meter.flush()
+        sums = await here.storage.usage_sums(_embeddings(0), ("model",), 1 << 62)
+        return sum(one.counts.input_tokens for one in sums if one.by["model"] == "small")
+
+    def left() -> int:
+        [meter] = here.limiter.meters_of(payer.subjects, "small", "tokens")
+        return meter.remaining(here.limiter.meters.now())
+
+    async def work() -> None:
+        if by == "a request":
+            body = {"model": "small", "input": words, "input_type": "document"}
+            await client.post("/v1/embeddings", json=body)
+        else:
+            await embedder.embed([words], "document", payer=payer)
+
+    words = "river bank " * 20
+    [text] = await engine.encode([words], prompt=prompt_of(served.info, ("input_type", "document")))
+    before = await counted(), left()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._worker, "_compute", held)
+        try:
+            tasks = [asyncio.create_task(work())]
+            await asyncio.to_thread(reached.wait, 60)
+            tasks.append(asyncio.create_task(work()))
+            await until(lambda: engine.stats().texts_waiting == 2)
+            for task in tasks:
+                task.cancel()
+            await until(lambda: not engine.admission.num_places)
+        finally:
+            release.set()
+    assert await counted() == before[0] + len(text.ids), "the model had begun with one of two"
+    assert abs(before[1] - len(text.ids) - left()) <= 5, "a few come back meanwhile"
+
+
 async def test_a_key_without_the_scope_is_refused(server: Running) -> None:
     async with http_client(server, authorization="Bearer wrong") as stranger:
         assert (await stranger.post("/v1/embeddings", json={"input": "a"})).status_code == 401
@@ -612,6 +669,35 @@ async def test_the_server_reads_texts_beyond_a_models_context_in_windows(server:
         assert vector.dtype == np.float32 and vector.shape == same.shape
         if embedder.normalized:
             assert abs(float((vector**2).sum()) - 1) < 1e-5
+
+
+async def test_a_long_text_is_parted_near_its_middle() -> None:
+    for text, first in (
+        ("one two three four", "one two"),
+        ("abcdefghijklmn o", "abcdefgh"),
+        ("a " * 4, "a a"),
+        ("x" * 5000 + " " + "y" * 6500, "x" * 5000),
+        ("x" * 4000 + " " + "y" * 6500, "x" * 4000 + " " + "y" * 1249),
+    ):
+        assert own_use._halves(text) == (first, text[len(first) :])
+    long = "x" * 4_800_000
+    began = time.thread_time()  # of the processor: other threads do not count
+    assert own_use._halves(long) == (long[:2_400_000], long[2_400_000:])
+    assert time.thread_time() - began < 0.1
+
+
+async def test_long_texts_are_parted_in_a_thread(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await server.context.models.load_pooled("small", "embedding")
+    halves, threads = own_use._halves, set()
+
+    def noted(text: str) -> tuple[str, str]:
+        threads.add(threading.current_thread())
+        return halves(text)
+
+    monkeypatch.setattr(own_use, "_halves", noted)
+    monkeypatch.setattr(own_use, "LARGE", 50)
+    windows = await own_use._windows(["a dog " * 100], 50, _encoding(served.engine))
+    assert len(windows) > 2 and threads and threading.main_thread() not in threads
 
 
 async def test_a_long_text_is_the_mean_of_its_windows(server: Running) -> None:
