@@ -1,7 +1,7 @@
 """The clock: one source of every time that is stored or shown.
 
-Owns the unit, microseconds since the epoch. Time that is only measured (timeouts, durations) is the event
-loop's and never comes from here.
+Owns the unit, microseconds since the epoch; rates of limits count nanoseconds. Time that is only measured
+(timeouts, durations) is the event loop's and never comes from here.
 """
 
 from __future__ import annotations
@@ -16,4 +16,9 @@ _START_NS = time.time_ns() - time.clock_gettime_ns(_STEADY)
 
 def now_us() -> int:
     """Microseconds since the epoch; never goes back."""
-    return (_START_NS + time.clock_gettime_ns(_STEADY)) // 1000
+    return now_ns() // 1000
+
+
+def now_ns() -> int:
+    """Nanoseconds since the epoch; never goes back."""
+    return _START_NS + time.clock_gettime_ns(_STEADY)

@@ -9,10 +9,10 @@ from server.admin.database_access import (
     AdminError,
     UnknownOwner,
     address_file,
+    answer_of,
     asking,
     is_served,
     leave_address,
-    refusal_of,
 )
 from server.admin.listing import Columns, table
 
@@ -35,6 +35,7 @@ __all__ = [
     "Columns",
     "UnknownOwner",
     "address_file",
+    "answer_of",
     "asking",
     "audit",
     "backup",
@@ -43,7 +44,6 @@ __all__ = [
     "leave_address",
     "live_runs",
     "projects",
-    "refusal_of",
     "run",
     "sealing_keys",
     "table",

@@ -74,11 +74,7 @@ def carry_out(
         return done
     except FolderHeld:
         with asking(config) as http:
-            reply = http.request(method, path, json=body)
-        result: dict[str, Any] = orjson.loads(reply.content)
-        if reply.status_code != 200:
-            raise refusal_of(result) from None
-        return result
+            return answer_of(http.request(method, path, json=body))
     except NotFound as exc:
         raise AdminError(f"there is no {exc.kind} with id {exc.id!r}") from None
     except (StorageError, ValueError) as exc:
@@ -91,16 +87,25 @@ def _warn_of_models(limits: Mapping[str, Any] | None) -> None:
     if given:
         print(
             f"antiphon: no server was asked whether it serves {', '.join(given)}: limits of a model count "
-            "for requests that name it exactly so",
+            "where a server has one of that name",
             file=sys.stderr,
         )
 
 
-def refusal_of(reply: dict[str, Any]) -> AdminError:
-    """What a running server's error means to the command that asked it."""
-    error = reply["error"]
-    unknown = (error["code"], error["param"]) == ("not_found", "owner")
-    return (UnknownOwner if unknown else AdminError)(error["message"])
+def answer_of(reply: httpx.Response) -> dict[str, Any]:
+    """What a running server says to the command that asked it. Raises AdminError where it refuses, and where
+    it is another server that has answered."""
+    try:
+        said: dict[str, Any] = orjson.loads(reply.content)
+        if reply.status_code == 200:
+            return said
+        error = said["error"]
+        unknown = (error["code"], error["param"]) == ("not_found", "owner")
+        refusal = (UnknownOwner if unknown else AdminError)(error["message"])
+    except (ValueError, KeyError, TypeError):
+        told = f"what answers at {reply.url} does not speak this API: status {reply.status_code}"
+        raise AdminError(told) from None
+    raise refusal
 
 
 async def require_database(config: Config) -> None:
@@ -135,7 +140,10 @@ def asking(config: Config) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {address['token']}"}
     try:
         verify = _pinned(Path(address["certificate"])) if address["certificate"] else True
-        with httpx.Client(base_url=address["url"], headers=headers, timeout=TIMEOUT_S, verify=verify) as http:
+        # Not by a proxy that the environment names: the token is for this server alone.
+        with httpx.Client(
+            base_url=address["url"], headers=headers, timeout=TIMEOUT_S, verify=verify, trust_env=False
+        ) as http:
             yield http
     except (OSError, httpx.HTTPError) as exc:
         raise Unreachable(f"the server at {address['url']} does not answer: {exc}") from None

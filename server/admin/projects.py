@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,16 @@ from server.admin.listing import Columns, list_lines, shown_time
 from server.admin.owner_names import every_owner, known_owner_id, require_new_name
 from server.clock import now_us
 from server.config import Config
-from server.limits import NONE, LimitSet, changed, load_limits, parse_limits, used_by
+from server.limits import (
+    NONE,
+    Canonical,
+    LimitSet,
+    ModelLimits,
+    changed,
+    load_limits,
+    parse_limits,
+    used_by,
+)
 from server.quota import stored_by
 from server.usage import Prices
 from storage import Storage, StoredKey, StoredOwner
@@ -84,17 +93,18 @@ async def _limited(storage: Storage, id: str) -> StoredOwner:
 async def limit_model(
     storage: Storage,
     every_owner: LimitSet,
+    canonical: Canonical,
     by: Actor,
     id: str,
     model: str,
     official: Mapping[str, int | None],
 ) -> dict[str, Any]:
-    """Change what an owner may use of one model; `official`: names of RATE_LIMIT_FIELDS. Returns the official
-    object. NotFound, OwnerArchived."""
+    """Change what an owner may use of one model; `official`: names of RATE_LIMIT_FIELDS. Returns what
+    `rate_limit` does. NotFound, OwnerArchived."""
     changes = {RATE_LIMIT_FIELDS[name]: value for name, value in official.items()}
     after = changed(load_limits((await storage.get_owner(id)).limits), {"models": {model: changes}})
     entry = by.did("rate_limit.updated", f"{RATE_LIMIT_ID}{model}", id, **official)
-    return rate_limit(await storage.limit_owner(id, after.dump(), entry=entry), model, every_owner)
+    return rate_limit(await storage.limit_owner(id, after.dump(), entry=entry), model, every_owner, canonical)
 
 
 async def list_all(storage: Storage, *, stored: bool = False) -> dict[str, Any]:
@@ -149,17 +159,21 @@ def project_key(key: StoredKey, owner: StoredOwner) -> dict[str, Any]:
     }
 
 
-def rate_limit(owner: StoredOwner, model: str, every_owner: LimitSet) -> dict[str, Any]:
-    """The official object of what a project may use of one model; null is no limit. max_tokens_per_1_day:
-    besides. every_owner: as for `limits`."""
+def rate_limit(owner: StoredOwner, model: str, every_owner: LimitSet, canonical: Canonical) -> dict[str, Any]:
+    """The official object of what a project may use of one model, by whichever of its names; null is no
+    limit. max_tokens_per_1_day: besides. every_owner: as for `limits`."""
     found = load_limits(owner.limits).over(every_owner)
-    own = found.models.get(model, found)
+    own = [limits for _, limits in found.of_model(model, canonical)] or [found]
     return {
         "object": "project.rate_limit",
         "id": f"{RATE_LIMIT_ID}{model}",
         "model": model,
-        **{official: getattr(own, name) for official, name in RATE_LIMIT_FIELDS.items()},
+        **{official: _least(own, name) for official, name in RATE_LIMIT_FIELDS.items()},
     }
+
+
+def _least(limits: Sequence[ModelLimits], name: str) -> int | None:
+    return min((limit for each in limits if (limit := getattr(each, name)) is not None), default=None)
 
 
 RATE_LIMIT_ID = "rl-"

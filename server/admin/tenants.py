@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, BinaryIO
 
-import orjson
-
 from server.access import LOCAL_OWNER, OPERATOR, Actor
 from server.admin.database_access import (
     AdminError,
     UnknownOwner,
+    answer_of,
     asking,
     carry_out,
     opened,
-    refusal_of,
     require_database,
 )
 from server.admin.exports import exported
@@ -58,7 +56,8 @@ def export(config: Config, owner: str, out: BinaryIO) -> None:
     except FolderHeld:
         with asking(config) as http, http.stream("GET", "/admin/export", params={"owner": owner}) as reply:
             if reply.status_code != 200:
-                raise refusal_of(orjson.loads(reply.read())) from None
+                reply.read()
+                answer_of(reply)  # which raises it
             for piece in reply.iter_bytes():
                 out.write(piece)
     except (StorageError, ValueError) as exc:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import orjson
 
-from server.admin import AdminError, Columns, asking, is_served, refusal_of, table
+from server.admin import AdminError, Columns, answer_of, asking, is_served, table
 from server.config import Config
 
 PATH = "/admin/models"
@@ -37,11 +37,7 @@ def _ask(config: Config, method: str, path: str) -> dict[str, Any]:
             f"no server runs with {config.data}: start one with `antiphon serve`, or give --data as it has it"
         )
     with asking(config) as http:
-        reply = http.request(method, path, timeout=config.model_load_s + 30)
-    result: dict[str, Any] = orjson.loads(reply.content)
-    if reply.status_code != 200:
-        raise refusal_of(result)
-    return result
+        return answer_of(http.request(method, path, timeout=config.model_load_s + 30))
 
 
 def _memory(model: dict[str, Any]) -> str:

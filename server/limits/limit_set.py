@@ -1,14 +1,14 @@
 """What an owner or a key may use, as the configuration, the command line and the database have it.
 
-A limit that is not named does not limit. The limits of models stand under `models`, by the names under which
-they are served; there are no others than rates and requests at once.
+A limit that is not named does not limit. The limits of models stand under `models`, by any of the names under
+which they are served; there are no others than rates and requests at once.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import orjson
@@ -25,6 +25,10 @@ PERIODS = (("_per_second", SECOND), ("_per_minute", MINUTE), ("_per_day", DAY))
 
 Count = Annotated[int | None, Field(ge=1, le=10**12, strict=True)]
 Money = Annotated[float | None, Field(gt=0, le=10**12, strict=True, allow_inf_nan=False)]
+
+
+Canonical = Callable[[str], str]
+"""From a name of a model to what all its names have in common."""
 
 
 class ModelLimits(BaseModel):
@@ -79,6 +83,12 @@ class LimitSet(ModelLimits, ServiceShape):
         models = {name: limits.given() for name, limits in self.models.items() if limits.given()}
         plain = self.model_dump(exclude_none=True, exclude={"models"})
         return {**plain, "models": models} if models else plain
+
+    def of_model(self, model: str, canonical: Canonical) -> Iterator[tuple[str, ModelLimits]]:
+        """The limits of one model, by each of its names that has any: a request must be within all of them,
+        whichever name it gives."""
+        wanted = canonical(model)
+        return ((name, limits) for name, limits in self.models.items() if canonical(name) == wanted)
 
     def dump(self) -> bytes | None:
         """As it is stored; None where nothing is limited."""

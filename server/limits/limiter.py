@@ -18,7 +18,7 @@ from engine import Place
 from server.errors import ApiError, insufficient_quota
 from server.limits.budgets import Budgets
 from server.limits.gcra import SECOND, Rate
-from server.limits.limit_set import DAY, NONE, LimitSet, ModelLimits, load_limits
+from server.limits.limit_set import DAY, NONE, Canonical, LimitSet, ModelLimits, load_limits
 from server.limits.meters import Meter, Meters
 from storage import NotFound, Storage
 
@@ -169,10 +169,12 @@ class Limiter:
         budgets: Budgets,
         defaults: LimitSet,
         refused: Callable[[str], None],
+        canonical: Canonical,
         persons: LimitSet = NONE,
     ) -> None:
         """defaults: of owners, where they have none of their own. refused: told each limit that refuses.
         persons: of each person for whom clients ask."""
+        self.canonical = canonical
         self._persons = persons
         self.meters = meters
         self._budgets = budgets
@@ -208,6 +210,14 @@ class Limiter:
             visit.leave()
             raise
         return visit
+
+    async def require(self, subjects: Sequence[Subject], model: str | None) -> None:
+        """Raise what `enter` would, and count nothing; model: None where it is not known yet."""
+        await self._require_budgets(subjects)
+        self.give_back(self._places(subjects, model, "concurrent_requests"))
+        units = ("requests", "tokens")
+        if meters := [meter for unit in units for meter in self.meters_of(subjects, model, unit)]:
+            await self.take([(meter, 0) for meter in meters], subjects)
 
     async def _require_budgets(self, subjects: Sequence[Subject]) -> None:
         for subject in subjects:
@@ -249,9 +259,9 @@ class Limiter:
             await self.take([(meter, min(tokens, meter.rate.limit)) for meter in meters], subjects)
 
     def give_tokens_back(self, subjects: Sequence[Subject], model: str, tokens: int) -> None:
-        """Give tokens back that were taken and not used."""
+        """Give tokens back that were taken (`take_tokens`) and not used."""
         for meter in self.meters_of(subjects, model, "tokens") if tokens else ():
-            self.meters.charge(meter, -tokens)
+            self.meters.charge(meter, -min(tokens, meter.rate.limit))
 
     def _places(self, subjects: Sequence[Subject], model: str | None, name: str) -> list[str]:
         """Take a place among those at once, of every limit of this name."""
@@ -335,8 +345,8 @@ class Limiter:
             limits = self._limits_of(subject)
             prefix = f"{subject.kind}:{_without_colons(subject.id)}:"
             yield prefix, limits
-            if model is not None and (own := limits.models.get(model)) is not None:
-                yield f"{prefix}{model}:", own
+            for name, own in () if model is None else limits.of_model(model, self.canonical):
+                yield f"{prefix}{name}:", own
 
     def _limits_of(self, subject: Subject) -> LimitSet:
         """A key's limits; an owner's over the defaults. Computed once for limits that are the same object, as

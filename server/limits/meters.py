@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from server.clock import now_ns
 from server.limits.gcra import SECOND, Rate
 from storage import StorageUnavailable
 
@@ -71,8 +71,9 @@ class Meter:
 class Meters:
     """All meters of this process, by id."""
 
-    def __init__(self, storage: Storage, clock: Callable[[], int] = time.time_ns) -> None:
-        """clock: nanoseconds since the epoch."""
+    def __init__(self, storage: Storage, clock: Callable[[], int] = now_ns) -> None:
+        """clock: nanoseconds since the epoch, as the server's: one that is set forward or back while the
+        process runs would refuse for as long, or hand a whole limit out anew."""
         self._storage = storage
         self._shared = storage.shared
         self._clock = clock
@@ -200,16 +201,21 @@ class Meters:
                 written[id] = meter.rate.charge(states[id], granted[id], now)
             return written, ({**states, **written}, granted, now)
 
-        states, granted, now = await self._storage.move_quotas(list(lacking), move)
+        states, granted, now = await self._storage.move_quotas(list(lacking), move, self._clock())
         self._ahead = now - self._clock() if self._shared else 0
         for id, (meter, _) in lacking.items():
-            meter.arrival, meter.asked, meter.known = states[id], self.now(), True
+            meter.arrival, meter.asked, meter.known = self._believed(meter, states[id], now), self.now(), True
             if self._shared:
                 meter.held += granted[id]
                 meter.used = True
                 self._touched.add(meter)
             else:
                 self._pay(meter)
+
+    def _believed(self, meter: Meter, state: int, now: int) -> int:
+        """A state as it was read. A process that is alone finds what an earlier one wrote by a clock that may
+        have been ahead of its own: more than a whole limit is not held against anybody."""
+        return state if self._shared else min(state, now + meter.rate.period)
 
     def _pay(self, meter: Meter) -> None:
         """Count what was used before it was known what had been used."""
@@ -233,7 +239,7 @@ class Meters:
                 await self._flush()
                 flushes += 1
                 if flushes % SWEEP_EVERY == 1:
-                    await self._storage.sweep_quotas()
+                    await self._storage.sweep_quotas(self._clock())
             except StorageUnavailable as error:
                 log.info("what is used of limits could not be written: %s", error)
 
@@ -269,12 +275,13 @@ class Meters:
             written = {}
             for id, (meter, held, arrival) in moved.items():
                 if self._shared or not meter.known:
-                    written[id] = meter.rate.charge(states[id], -held, now)
+                    state = self._believed(meter, states[id], now)
+                    written[id] = meter.rate.charge(state, -held, now)
                 else:
                     written[id] = arrival
             return written, written
 
-        written = await self._storage.move_quotas(list(moved), move)
+        written = await self._storage.move_quotas(list(moved), move, self._clock())
         for id, (meter, held, arrival) in moved.items():
             if self._shared or not meter.known:
                 meter.held -= held

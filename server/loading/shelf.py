@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
 from engine import EngineError, LoadError
@@ -75,8 +75,13 @@ class Held:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it takes memory, though it may not serve at this moment."""
+        """Whether it has memory, though it may not serve at this moment."""
         return self.model.state() in ("loading", "loaded")
+
+    @property
+    def takes_memory(self) -> bool:
+        """Whether it has memory, or is about to have."""
+        return self.is_kept or self.step == "loading"
 
     def use(self) -> None:
         """Somebody wants it."""
@@ -92,8 +97,9 @@ class Held:
 class Shelf:
     """All models that are loaded when they are wanted.
 
-    memory_bytes: what they may take together; None: no limit. load_s: how long a request waits for one.
-    max_waiting: how many requests wait for the same one.
+    memory_bytes: what they may take together; None: no limit. load_s: how long a request waits for one, and
+    how long room is waited for that nobody wants any more. max_waiting: how many requests wait for the same
+    one.
     """
 
     def __init__(
@@ -103,7 +109,7 @@ class Shelf:
         self._load_s = load_s
         self._max_waiting = max_waiting
         self._held: dict[str, Held] = {}
-        self._making_room = asyncio.Lock()  # one model is loaded at a time: each takes all of the disk
+        self._one_loads = asyncio.Lock()  # each takes all of the disk
         self._sweeping: asyncio.Task[None] | None = None
         self.on_loaded: Callable[[Held], None] = lambda held: None
 
@@ -126,7 +132,7 @@ class Shelf:
     @property
     def memory_used(self) -> int:
         """Bytes of those that are loaded, or are being loaded."""
-        return sum(held.model.memory_bytes() for held in self if held.state in ("loaded", "loading"))
+        return _bytes(held for held in self if held.takes_memory)
 
     def start(self) -> None:
         """Unload what is idle from now on."""
@@ -148,19 +154,26 @@ class Shelf:
             return
         if held.num_waiting >= self._max_waiting:
             raise _loading(held, "and too many requests wait for it already")
-        held.num_waiting += 1
         try:
             async with asyncio.timeout(self._load_s):
-                await asyncio.shield(self.want(held))
+                await self.loaded(held)
         except TimeoutError:
             waits = held.state == "waiting"
             raise _loading(held, "and has no room yet" if waits else "which takes long") from None
+
+    async def loaded(self, held: Held) -> None:
+        """Return when a model serves, however long that takes. LoadError where it cannot be loaded."""
+        held.num_waiting += 1
+        try:
+            await asyncio.shield(self.want(held))
         finally:
             held.num_waiting -= 1
             held.use()
 
     def want(self, held: Held) -> asyncio.Task[None]:
-        """Have a model loaded; the task of it, which whoever waits shields."""
+        """Have a model loaded; the task of it, which whoever waits shields. It ends with ApiError 503 where
+        there is no room, and nobody has wanted the model for `load_s`."""
+        held.use()
         if held.loading is None or held.loading.done():
             held.loading = asyncio.create_task(self._load(held), name=f"load-{held.name}")
             held.loading.add_done_callback(_noted)
@@ -170,14 +183,11 @@ class Shelf:
         if held.is_up:
             return
         held.step, held.failure = "waiting", None
-        began = time.monotonic()
         try:
-            async with self._making_room:
-                await self._make_room(held)
-                held.step = "loading"
-                log.info("loading %s", held.name)
-                began = time.monotonic()
-                await held.model.load()
+            while not await self._load_if_it_fits(held):
+                if held.idle_for(time.monotonic()) >= self._load_s:
+                    raise _loading(held, "and has no room yet")
+                await asyncio.sleep(LOOK_S)  # and what fits beside the others is loaded meanwhile
         except EngineError as error:
             held.num_failures += 1
             held.failure = str(error)
@@ -187,29 +197,45 @@ class Shelf:
         finally:
             held.step = None
         held.num_loads += 1
-        held.load_s = time.monotonic() - began
         held.use()
         log.info("%s serves, after %.1f s", held.name, held.load_s)
         self.on_loaded(held)
 
-    async def _make_room(self, held: Held) -> None:
-        """Unload those that were idle for longest, until a model fits; wait where none is idle."""
-        if self._memory_bytes is None:
-            return
+    async def _load_if_it_fits(self, held: Held) -> bool:
+        """Load a model where there is room for it, or room can be made; returns whether that was so. Raises
+        LoadError."""
+        async with self._one_loads:
+            if not await self._make_room(held):
+                return False
+            held.step = "loading"
+            log.info("loading %s", held.name)
+            began = time.monotonic()
+            await held.model.load()
+            held.load_s = time.monotonic() - began
+            return True
+
+    async def _make_room(self, held: Held) -> bool:
+        """Unload those that were idle for longest, until a model fits; False, and none is unloaded, where it
+        would not fit beside those that are used. LoadError where it cannot beside pinned ones."""
+        if self._memory_bytes is None or held.is_kept:  # one on its way back has its memory
+            return True
         while True:
-            needs = held.model.memory_bytes()
-            if self.memory_used + needs <= self._memory_bytes:
-                return
+            needs, used = held.model.memory_bytes(), self.memory_used
+            if used == 0 or used + needs <= self._memory_bytes:  # alone it may take more than was expected
+                return True
+            pinned = _bytes(each for each in self if each.pinned and each.takes_memory)
+            if pinned and pinned + needs > self._memory_bytes:
+                raise LoadError(
+                    f"{held.name} takes about {needs} bytes, and pinned models take {pinned} of "
+                    f"models_memory_bytes, {self._memory_bytes}"
+                )
             now = time.monotonic()
             idle = [each for each in self._loaded() if not each.pinned and not each.model.is_busy()]
             # One that was used a moment ago may have been promised to a request that has no place yet.
             idle = [each for each in idle if each.idle_for(now) >= LOOK_S]
-            if idle:
-                await self.unload(max(idle, key=lambda each: each.idle_for(now)), "to make room")
-            elif self.memory_used == 0:  # it takes more than was expected, and nothing else does
-                return
-            else:
-                await asyncio.sleep(LOOK_S)
+            if (stays := used - _bytes(idle)) and stays + needs > self._memory_bytes:
+                return False
+            await self.unload(max(idle, key=lambda each: each.idle_for(now)), "to make room")
 
     def _loaded(self) -> Sequence[Held]:
         return [held for held in self if held.state == "loaded"]
@@ -236,6 +262,10 @@ class Shelf:
             for held in self._loaded():
                 if held.idle_for(now) >= (held.idle_s or float("inf")) and not held.pinned:
                     await self.unload(held, f"it was idle for {held.idle_s:g} s")
+
+
+def _bytes(held: Iterable[Held]) -> int:
+    return sum(each.model.memory_bytes() for each in held)
 
 
 def _loading(held: Held, more: str) -> ApiError:

@@ -75,8 +75,8 @@ class ShelfHost:
             client.writer.close()
 
     def is_used(self, name: str) -> bool:
-        """Whether a server process uses a model now."""
-        return any(client.uses.get(name, (False, 0))[0] for client in self._clients)
+        """Whether a server process uses a model now, or requests wait for it there."""
+        return any(any(client.uses.get(name, ())) for client in self._clients)
 
     def rests(self, name: str) -> None:
         """Say that a model is about to be unloaded."""
@@ -151,7 +151,6 @@ class ShelfHost:
     async def _load(self, name: str) -> None:
         held = self._shelf.get(name)
         assert held is not None
-        held.use()
         await asyncio.shield(self._shelf.want(held))
 
     async def _unload(self, name: str) -> None:

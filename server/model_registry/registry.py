@@ -31,7 +31,7 @@ from server.errors import WHILE_LOADING, ApiError
 from server.limits import Caps
 from server.loading import Breaker, Shelf
 from server.model_registry.routing import leads_to
-from server.settings import ModelEntry, ModelsFile
+from server.settings import ModelEntry, ModelsFile, nearest
 
 if TYPE_CHECKING:
     from engine import RemotePooling, RemoteSpeech
@@ -252,6 +252,14 @@ class Models:
             breaker.succeeded()  # it was its loading that had failed
         return found
 
+    def may_load(self, name: str | None) -> bool:
+        """Whether a request for this name may have a model loaded before it is answered."""
+        if name is None:
+            return any(not held.is_up for held in self.shelf)
+        entry = self.entry(name)
+        held = None if entry is None else self.shelf.get(entry.id)
+        return held is not None and not held.is_up
+
     async def load(self, name: str) -> None:
         """Return when a model is loaded, if it is one that is loaded when it is wanted. ApiError 503,
         LoadError."""
@@ -399,6 +407,20 @@ class Models:
         """What is known of the model that a name means, once it has started."""
         id = self._named.get(name, name)
         return self._table.get(id) or self._others.get(id)
+
+    def canonical(self, name: str) -> str:
+        """What all names of a model have in common, one of them; an adapter is a model of its own."""
+        id = self._named.get(name, name)
+        model = self._table.get(id)
+        return id if model is None or model.adapter is not None else model.root
+
+    def unserved(self, name: str) -> str | None:
+        """Why no request has a model by this name, as a sentence; None where requests may have."""
+        if name in self.names:
+            return None
+        meant = nearest(name, self.names)
+        hint = f"did you mean '{meant}'?" if meant else f"it serves {', '.join(self.names)}"
+        return f"this server does not serve '{name}'; {hint}"
 
     def aliases(self, id: str) -> list[str]:
         """The other names of an entry."""

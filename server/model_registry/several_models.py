@@ -68,10 +68,10 @@ class SeveralModels:
         for held in list(self.shelf):
             entry = self._children[held.name].entry
             if held.name == first:
-                await self.shelf.want(held)
+                await self.shelf.loaded(held)
             elif entry.preload:
                 try:
-                    await self.shelf.want(held)
+                    await self.shelf.loaded(held)
                 except LoadError:
                     log.error("the server starts without %s", held.name)
 

@@ -179,7 +179,7 @@ class ServerLifecycle:
             self._retention.made_room,
             self.telemetry.limited,
         )
-        limiter = self._limits(self._storage)
+        limiter = self._limits(self._storage, models)
         assert self._meters is not None
         self._meter = meter = Meter(self._storage)
         meter.start()
@@ -233,7 +233,7 @@ class ServerLifecycle:
         self._deliveries.start()
         self._retention.start(runs.forget_gone)
         self.context = context
-        self._batches = BatchWorker(self._storage, self.keys, context.quota, context.limiter)
+        self._batches = BatchWorker(self._storage, self.keys, context.quota, context.limiter, self.config)
         await self._batches.start(self._app)
         await self._note_settings()
         self.telemetry.watch(self._readings)
@@ -250,15 +250,16 @@ class ServerLifecycle:
         for other in self._others:
             yield f"model {other.info.name}", other.dead()
 
-    def _limits(self, storage: Storage) -> Limiter:
+    def _limits(self, storage: Storage, models: Models) -> Limiter:
         """What limits keys, owners, and persons for whom clients ask."""
         self._meters = Meters(storage)
         prices = Prices(self.config)
         budgets = Budgets(storage, prices.cost, prices.currency)
-        every_owner = changed(NONE, parse_limits(self.config.owner_limit))
+        every_owner = _every_owner(self.config.owner_limit, models)
         a_minute = self.config.identifier_requests_per_minute
         persons = NONE if a_minute is None else LimitSet(requests_per_minute=a_minute)
-        return Limiter(self._meters, budgets, every_owner, self.telemetry.limited, persons)
+        limited = self.telemetry.limited
+        return Limiter(self._meters, budgets, every_owner, limited, models.canonical, persons)
 
     def _moderator(self, models: Models, limiter: Limiter) -> Moderator | None:
         """What judges texts, where the settings name it. Refused where it cannot."""
@@ -295,7 +296,7 @@ class ServerLifecycle:
     def limit_owners(self, words: Sequence[str]) -> None:
         """Have other limits hold for every owner, as the setting `owner_limit` has them."""
         if self.context is not None:
-            self.context.limiter.set_defaults(changed(NONE, parse_limits(words)))
+            self.context.limiter.set_defaults(_every_owner(words, self.context.models))
 
     def serve_inside(self, app: ASGIApp) -> None:
         """Have requests of batches carried out by this application."""
@@ -548,6 +549,16 @@ class ServerLifecycle:
         self.context = None
         if self._noting is not None:
             await asyncio.gather(self._noting, return_exceptions=True)
+
+
+def _every_owner(words: Sequence[str], models: Models) -> LimitSet:
+    """The limits of every owner, as the setting `owner_limit` has them. The log is told of those that hold
+    for no model."""
+    limits = changed(NONE, parse_limits(words))
+    for model in limits.models:
+        if (why := models.unserved(model)) is not None:
+            log.warning("owner_limit: %s", why)
+    return limits
 
 
 def _kv_readings(stats: EngineStats, model: Mapping[str, str]) -> Iterator[Reading]:

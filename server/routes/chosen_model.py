@@ -26,10 +26,11 @@ _warned: dict[str, float] = {}
 
 async def chosen_model(request: HTTPConnection, name: str | None, key: str | None = None) -> ServedModel:
     """The model that answers a request for this name, loaded; see `Models.choose`. key: requests with the
-    same one have the same model of a canary. ApiError 403 where the request's key may not use it, which is
-    found out before anything is loaded."""
+    same one have the same model of a canary. ApiError 403 where the request's key may not use it, and 429
+    where it is one too many, which is found out before anything is loaded."""
     models = context(request).models
     require_use(principal(request), models.meant(name))
+    await _require_limits(request, models.meant(name))
     served = await models.choose(name, owner(request), key)
     _warn(served.entry)
     return served
@@ -37,24 +38,33 @@ async def chosen_model(request: HTTPConnection, name: str | None, key: str | Non
 
 async def chosen_pooled(request: HTTPConnection, name: str | None, *kinds: PoolingKind) -> PooledModel:
     """The same of a model that makes vectors, scores or labels; see `Models.load_pooled`."""
-    served = await _allowed(request, name).load_pooled(name, *kinds)
+    served = await (await _allowed(request, name)).load_pooled(name, *kinds)
     _warn(context(request).models.entry(served.name))
     return served
 
 
 async def chosen_speech(request: HTTPConnection, name: str | None) -> SpeechModel:
     """The same of a model that turns sound into text; see `Models.load_speech`."""
-    served = await _allowed(request, name).load_speech(name)
+    served = await (await _allowed(request, name)).load_speech(name)
     _warn(context(request).models.entry(served.name))
     return served
 
 
-def _allowed(request: HTTPConnection, name: str | None) -> Models:
-    """The models, of which the request's key may use the one of this name. ApiError 403."""
+async def _allowed(request: HTTPConnection, name: str | None) -> Models:
+    """The models, of which the request's key may use the one of this name. ApiError as `chosen_model`."""
     models = context(request).models
     if name is not None and name in models.names:
         require_use(principal(request), name)
+    await _require_limits(request, name)
     return models
+
+
+async def _require_limits(request: HTTPConnection, name: str | None) -> None:
+    """Raise ApiError 429, and 403 for a budget, where a model would be loaded for a request that is refused;
+    what is unloaded for it is missed by others."""
+    here = context(request)
+    if here.models.may_load(name):
+        await here.limiter.require(principal(request).subjects, name)
 
 
 async def with_model(request: HTTPConnection, parsed: CreateResponse) -> CreateResponse:
@@ -69,6 +79,7 @@ async def with_model(request: HTTPConnection, parsed: CreateResponse) -> CreateR
             stored = await context(request).storage.get_response(owner(request), before)
             if stored.model in ways:
                 require_use(principal(request), models.meant(name))
+                await _require_limits(request, stored.model)
                 await models.load(stored.model)
                 return parsed.model_copy(update={"model": stored.model, "asked_model": models.meant(name)})
     served = await chosen_model(request, name, key)

@@ -5,7 +5,7 @@ A client that leaves ends its generations. A chat completion with `store` is kep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -96,14 +96,29 @@ async def create_chat_completion(request: Request) -> Response:
     keeping = await keeping_of(request, asked)
     if runs_tools(asked, here.runs, unsupported):
         return await _run(request, asked, keeping)
+    prepare = with_inputs(partial(_read_inputs, request), judged(request, asked, prepare_chat))
+    return await answer(request, asked, prepare, *CHAT, keeping)
+
+
+async def _read_inputs(request: Request, asked: ChatRequest, served: ServedModel) -> None:
+    """Have a request hold what its files and images say to a model. Raises ApiError."""
     files, images = file_paths(asked.messages), image_paths(asked.messages)
     if files or images:
-        served = await chosen_model(request, asked.model, asked.prompt_cache_key)
-        who = principal(request).owner
-        asked.items[:] = await here.runs.intake.read_inputs(
-            who, asked.items, served, files=files, images=images
-        )
-    return await answer(request, asked, judged(request, asked, prepare_chat), *CHAT, keeping)
+        read, who = context(request).runs.intake.read_inputs, principal(request).owner
+        asked.items[:] = await read(who, asked.items, served, files=files, images=images)
+
+
+def with_inputs(
+    read: Callable[[Said, ServedModel], Awaitable[None]], prepare: _Prepare[Said]
+) -> _Prepare[Said]:
+    """How what is asked is prepared once its files and images are read. That is a part of it because it takes
+    long: a request that is refused must have caused none of it, and a client that leaves ends it."""
+
+    async def once_read(asked: Said, served: ServedModel, place: Place, **known: Any) -> Completion:
+        await read(asked, served)
+        return await prepare(asked, served, place, **known)
+
+    return once_read
 
 
 def judged(request: Request, asked: Said, prepare: _Prepare[Said]) -> _Prepare[Said]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import orjson
 
@@ -87,7 +87,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("antiphon.runs")
 
-Planning = Callable[[Coroutine[Any, Any, Planned]], Awaitable[Planned]]
+T = TypeVar("T")
+
+
+class Planning(Protocol):
+    """Awaits what leads to a plan, and may give it up."""
+
+    async def __call__(self, work: Coroutine[Any, Any, T], /) -> T:
+        """What the work comes to."""
+        ...
+
 
 LAST_COMMIT_S = 1.0
 """How long a process whose engine or database has died waits for its last commit."""
@@ -283,11 +292,11 @@ class Runs:
         """Plan a request and start its run; the start transaction is durable when this returns.
 
         keyed: what makes the request the same as another one; it is recorded with the start. planning: awaits
-        the plan, and may give it up, where nothing is to be kept of it without its client. by: whom the audit
-        log names for the calls that the request approves; None is the principal. past: what its previous
-        response leads to, where that is not stored and the caller has it. Raises ApiError
-        (403 where the principal may not use the model or a tool), the engine's RequestErrors, QueueFull and
-        EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
+        the plan and what is read for it, and may give it up, where nothing is to be kept of it without its
+        client. by: whom the audit log names for the calls that the request approves; None is the principal.
+        past: what its previous response leads to, where that is not stored and the caller has it. Raises
+        ApiError (403 where the principal may not use the model or a tool), the engine's RequestErrors,
+        QueueFull and EngineUnavailable, ConversationLocked, RequestKnown, StorageUnavailable.
         """
         served = self.intake.served(request)
         tools = self.intake.allowed(principal, served, request, input_items)
@@ -354,8 +363,9 @@ class Runs:
     ) -> Started:
         """Plan and begin; see `create`."""
         owner = principal.owner
-        request, items = await self.intake.read(
-            principal, request, input_items, served, keyed=keyed is not None
+        await_work = _patiently if planning is None or request.background else planning
+        request, items = await await_work(
+            self.intake.read(principal, request, input_items, served, keyed=keyed is not None)
         )
         sealed_by = await self._sealing.by(request.include, served.info.name)
         compacts = request.compacts or request.compact_threshold is not None
@@ -371,7 +381,7 @@ class Runs:
                 compaction_key=compaction_key,
                 pasts=self._pasts,
             )
-            planned = await (making if planning is None or request.background else planning(making))
+            planned = await await_work(making)
             await self.intake.check_images(owner, items, served)
             if held.place is not None:
                 held.visit.bring(held.place, len(planned.request.prompt_ids))
@@ -617,6 +627,10 @@ class Runs:
         server. Raises StorageUnavailable."""
         self.saved.stir()  # nobody waits for it: a disk that hangs holds up no sweep
         await self._pasts.forget_gone()
+
+
+async def _patiently(work: Coroutine[Any, Any, T], /) -> T:
+    return await work
 
 
 def _behind(run: Run, status: str) -> Past:

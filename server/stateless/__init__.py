@@ -7,7 +7,13 @@ from server.stateless.choices import Completion, begin
 from server.stateless.completions import prepare_completion
 from server.stateless.generate import prepare_generation
 from server.stateless.live_completions import LiveCompletions
-from server.stateless.messages import MessageWriter, count_message_tokens, opened, prepare_message
+from server.stateless.messages import (
+    MessageWriter,
+    count_message_tokens,
+    opened,
+    prepare_message,
+    read_inputs,
+)
 from server.stateless.moderated import Moderated
 from server.stateless.tool_runs import runs_tools, start_tool_run
 
@@ -25,6 +31,7 @@ __all__ = [
     "prepare_completion",
     "prepare_generation",
     "prepare_message",
+    "read_inputs",
     "rendered",
     "runs_tools",
     "start_tool_run",

@@ -58,6 +58,7 @@ from server.stateless.choices import (
     PromptTold,
     Usage,
     check_logprobs,
+    check_scores,
     check_search,
     logprob_by_id,
     new_head,
@@ -126,6 +127,7 @@ def _completion(
     fits = name_cut_limit if request.cuts_max_tokens else require_room
     fits(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     name_capped_limit(request.sampling.max_tokens, limit, served.caps)
+    check_scores(len(prompt.ids), request.prompt_logprobs, "prompt_logprobs")
     params = replace(params, prompt_logprobs=request.prompt_logprobs)
     reader = replace(offered.reader(prompt.starts_in), special_tokens=not request.skip_special_tokens)
     completion_id = completion_name("chatcmpl", request.request_id, secrets.token_hex(12))
@@ -156,7 +158,7 @@ def _completion(
             batch=principal.batch,
             person=person,
         ),
-        requests=_scored_once(prompt_requests(asked, served, request.search, request.n), request),
+        requests=prompt_requests(asked, served, request.search, request.n),
         writers=[
             ChatWriter(
                 choice,
@@ -173,7 +175,7 @@ def _completion(
         head={**new_head(completion_id, served), "service_tier": request.service_tier},
         place=place,
         named=lambda error: naming_source(error, offered.constraint, request.tools, request.shape_param),
-        usage=Usage([len(prompt.ids)], request.n),
+        usage=Usage([len(prompt.ids)], request.n, place),
         search=request.search,
         messages=lambda: to_messages(request.items),
         told=PromptTold(prompt.ids if request.return_token_ids else None, request.prompt_logprobs),
@@ -183,16 +185,6 @@ def _completion(
 def _role(request: ChatRequest, served: ServedModel) -> str:
     """The role of the answer: that of the last message where the answer goes on with it."""
     return "assistant" if request.continue_final_message else served.caps.response_role
-
-
-def _scored_once(requests: list[GenerateRequest], request: ChatRequest) -> list[GenerateRequest]:
-    """Requests for one prompt, of which the first alone has its tokens scored: a choice must not compute
-    again what another one has. With a search it is not known which one is shown."""
-    if request.prompt_logprobs is None or request.search is not None:
-        return requests
-    first, *others = requests
-    plain = replace(first.sampling, prompt_logprobs=None)
-    return [first, *(replace(other, sampling=plain) for other in others)]
 
 
 def _require_own_template(request: ChatRequest, served: ServedModel) -> None:

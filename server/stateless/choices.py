@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import orjson
@@ -22,6 +23,7 @@ from engine import (
     ConstraintError,
     Engine,
     EngineError,
+    Generate,
     GenerateRequest,
     Place,
     TokenLogprob,
@@ -80,55 +82,64 @@ class Form:
 
 
 class Usage:
-    """Counts of one request. A prompt counts once however many choices share it, and its cached tokens are
-    those that every choice found."""
+    """Counts of one request. A prompt counts once however many choices share it, from the moment that the
+    engine begins with one of them (`place`), and its cached tokens are those that every choice found."""
 
-    def __init__(self, prompt_tokens: Sequence[int], num_choices: int) -> None:
+    def __init__(self, prompt_tokens: Sequence[int], num_choices: int, place: Place) -> None:
         self._prompt_tokens = prompt_tokens
         self._cached: list[int | None] = [None] * num_choices
-        self._completion = 0
+        self._place = place
+        self._shown = 0
+        self._searched = 0
         self._reasoning = 0
-        self._begun = False
+        self._answered = False
 
     def add(self, choice: int, chunk: Chunk, *, silent: bool = False) -> None:
         """Count a chunk; a silent one's tokens are not part of the answer."""
-        self._begun = True
+        self._answered = True
         if chunk.cached_tokens is not None:
             self._cached[choice] = chunk.cached_tokens
         if not silent:
-            self._completion += len(chunk.token_ids)
+            self._shown += len(chunk.token_ids)
             self._reasoning += chunk.reasoning_tokens
+
+    def search(self, chunk: Chunk) -> None:
+        """Count a chunk of a candidate as it comes: which of them the choices show (`add`) is known when all
+        have ended."""
+        if not chunk.replayed:
+            self._searched += len(chunk.token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens so far."""
-        return self._completion
+        """Output tokens so far. Those of choices are among those of candidates; but what beams begin with in
+        common is generated once, and shown by each."""
+        return max(self._shown, self._searched)
 
-    def spend(self, tokens: int) -> None:
-        """Count output tokens that no choice shows."""
-        self._completion += tokens
+    @property
+    def _begun(self) -> bool:
+        return self._answered or self._place.has_begun  # an answer of no tokens needs no engine
 
     def counts(self) -> Counts:
-        """What is counted for the request's owner; nothing where no chunk has come."""
-        totals = self.totals()
+        """What is counted for the request's owner; nothing where the engine has not begun."""
         if not self._begun:
             return Counts()
+        totals = self.totals()
         return Counts(
             requests=1,
             input_tokens=totals["prompt_tokens"],
             cached_tokens=totals["prompt_tokens_details"]["cached_tokens"],
-            output_tokens=self._completion,
+            output_tokens=self.num_tokens,
             reasoning_tokens=self._reasoning,
         )
 
     def limited(self) -> tuple[int, int]:
         """Tokens that count against limits, and those of one answer: nothing before the engine has begun, and
-        prompt tokens that it had cached never."""
-        if all(cached is None for cached in self._cached):
+        prompt tokens that it is known to have had cached never."""
+        if not self._begun:
             return 0, 0
         totals = self.totals()
         cached = totals["prompt_tokens_details"]["cached_tokens"]
-        return totals["total_tokens"] - cached, self._completion // len(self._cached)
+        return totals["total_tokens"] - cached, self.num_tokens // len(self._cached)
 
     def totals(self) -> dict[str, Any]:
         """The official usage object."""
@@ -137,8 +148,8 @@ class Usage:
         per_prompt = [self._cached[start : start + num] for start in range(0, len(self._cached), num)]
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": self._completion,
-            "total_tokens": prompt + self._completion,
+            "completion_tokens": self.num_tokens,
+            "total_tokens": prompt + self.num_tokens,
             "prompt_tokens_details": {
                 "cached_tokens": sum(min(cached or 0 for cached in choices) for choices in per_prompt)
             },
@@ -159,8 +170,8 @@ class PromptTold:
     scores: list[dict[str, Any] | None] | None = None
 
     def take(self, chunk: Chunk) -> None:
-        """Keep the log probabilities that a chunk brings."""
-        if chunk.prompt_logprobs is not None and self.num_scores is not None:
+        """Keep the log probabilities that the first chunk brings."""
+        if chunk.prompt_logprobs is not None and self.num_scores is not None and self.scores is None:
             self.scores = prompt_scores(chunk.prompt_logprobs, self.num_scores)
 
     def members(self) -> dict[str, Any]:
@@ -242,35 +253,76 @@ class Completion:
 
     async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """(choice, chunk) as they come; where the best are to be found first, when they are."""
+        generate = self._scored_once(self._timed)
         if self.search is None:
-            async with aclosing(side_by_side([self._timed(request) for request in self.requests])) as chunks:
+            async with aclosing(side_by_side([generate(request) for request in self.requests])) as chunks:
                 async for choice_and_chunk in chunks:
                     yield choice_and_chunk
             return
         per_prompt = 1 if self.search.beams is not None else self.search.num_candidates
         num_prompts = len(self.requests) // per_prompt
         count = len(self.writers) // num_prompts
+        candidates = [self.requests[at * per_prompt : (at + 1) * per_prompt] for at in range(num_prompts)]
         picks = [
-            self._pick(self.search, self.requests[at * per_prompt : (at + 1) * per_prompt], at * count, count)
-            for at in range(num_prompts)
+            self._pick(self.search, generate, each, at * count, count) for at, each in enumerate(candidates)
         ]
         async with aclosing(side_by_side(picks)) as picked:
             async for _, best in picked:
                 yield best
 
     async def _pick(
-        self, search: Search, requests: Sequence[GenerateRequest], first: int, count: int
+        self,
+        search: Search,
+        generate: Generate,
+        requests: Sequence[GenerateRequest],
+        first: int,
+        count: int,
     ) -> AsyncGenerator[tuple[int, Chunk]]:
         """The chunks of the best of one prompt's candidates, as choices from `first` on."""
         if search.beams is not None:
-            picked = await beam_search(self.engine, requests[0], search.beams, count, self.place)
+            steps = partial(self.engine.generate, place=self.place)
+            info, beams = self.engine.info, search.beams
+            picked = await beam_search(self._counted(steps), info, requests[0], beams, count)
         else:
-            picked = await best_of(self._timed, requests, count)
-        if not self.silent:
-            self.usage.spend(picked.spent)
+            picked = await best_of(self._counted(generate), requests, count)
         for choice, chunks in enumerate(picked.chunks, first):
             for chunk in chunks:
                 yield choice, chunk
+
+    def _counted(self, generate: Generate) -> Generate:
+        """The same, of which every token counts when it comes: a search may never end."""
+
+        async def counted(request: GenerateRequest) -> AsyncGenerator[Chunk]:
+            async with aclosing(generate(request)) as chunks:
+                async for chunk in chunks:
+                    if not self.silent:
+                        self.usage.search(chunk)
+                    yield chunk
+
+        return counted
+
+    def _scored_once(self, generate: Generate) -> Generate:
+        """The same, of which all choices of a prompt bring the scores of its tokens that one has found: the
+        others begin behind that one."""
+        asked = [request for request in self.requests if request.sampling.prompt_logprobs is not None]
+        if len(asked) in (0, len(self.requests)):
+            return generate
+        loop = asyncio.get_running_loop()
+        scores: dict[int, asyncio.Future[Any]] = {id(each.prompt_ids): loop.create_future() for each in asked}
+
+        async def scored(request: GenerateRequest) -> AsyncGenerator[Chunk]:
+            found = scores.get(id(request.prompt_ids))
+            given = None
+            if found is not None and request.sampling.prompt_logprobs is None:
+                given = await found
+            async with aclosing(generate(request)) as chunks:
+                async for chunk in chunks:
+                    if found is not None and not found.done():
+                        found.set_result(chunk.prompt_logprobs)
+                    yield chunk if given is None else replace(chunk, prompt_logprobs=given)
+                    given = None
+
+        return scored
 
     def _timed(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         asked = Asked(
@@ -395,14 +447,16 @@ def _opening(head: Mapping[str, Any], object_name: str) -> dict[str, Any]:
 def prompt_requests(
     asked: GenerateRequest, served: ServedModel, search: Search | None, n: int, *, first: int = 0
 ) -> list[GenerateRequest]:
-    """One request for each of `n` choices of a prompt, or for each candidate that a search chooses from.
+    """One request for each of `n` choices of a prompt, or for each candidate that a search chooses from. Only
+    the first has the prompt's tokens scored: none must compute again what another one has.
 
     asked: what they have in common; its id is the completion's. first: how many requests other prompts of the
     completion have before. Raises the engine's RequestErrors.
     """
     check_request(asked, served.info)  # once: they differ by their numbers alone
+    unscored = replace(asked, sampling=replace(asked.sampling, prompt_logprobs=None))
     return [
-        replace(asked, id=f"{asked.id}/{first + choice}", choice=choice)
+        replace(unscored if choice else asked, id=f"{asked.id}/{first + choice}", choice=choice)
         for choice in range(num_requests(search, n))
     ]
 
@@ -422,6 +476,22 @@ def check_logprobs(asked: int | None, served: ServedModel, param: str = "logprob
     if asked is not None and "logprobs" not in served.info.capabilities:
         message = f"The model '{served.name}' gives no log probabilities."
         raise ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+MAX_SCORES = 1 << 21
+"""Log probabilities of prompts' tokens in one reply, which take up to 600 bytes each while it is made."""
+
+
+def check_scores(num_tokens: int, count: int | None, param: str) -> None:
+    """Raise ApiError 400 where a reply would have more scores than it may have: of so many tokens of prompts,
+    in every choice that shows them, their own and those of `count` alternatives; None: they have none."""
+    if count is not None and num_tokens * (count + 1) > MAX_SCORES:
+        message = (
+            f"The log probabilities of {num_tokens} prompt tokens, with {count} alternatives each, are more "
+            f"than the {MAX_SCORES} that one reply may have. Ask for fewer alternatives, or for fewer "
+            "prompts and choices at once."
+        )
+        raise ApiError(400, message, code="invalid_value", param=param)
 
 
 def prompt_scores(entries: Sequence[TokenLogprob | None], count: int) -> list[dict[str, Any] | None]:

@@ -39,6 +39,7 @@ from server.stateless.choices import (
     Part,
     Usage,
     check_logprobs,
+    check_scores,
     check_search,
     new_head,
     prompt_requests,
@@ -78,6 +79,7 @@ async def prepare_completion(
     requests: list[GenerateRequest] = []
     writers: list[TextWriter] = []
     counts: list[int] = []
+    scores_param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
     for position, prompt in enumerate(request.prompts):
         path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
         if isinstance(prompt, str):
@@ -89,6 +91,7 @@ async def prepare_completion(
             ids = ids[-request.truncate_prompt_tokens :]
             prompt = list(ids)
         counts.append(len(ids))
+        check_scores(sum(counts) * request.n, request.sampling.prompt_logprobs, scores_param)
 
         def of_prompt(ids: tuple[int, ...], path: str, first: int) -> list[GenerateRequest]:
             _check_ids(ids, path, served)
@@ -135,7 +138,7 @@ async def prepare_completion(
         head=new_head(completion_id, served) | ({"service_tier": request.service_tier} if named else {}),
         place=place,
         named=lambda error: naming_source(error, offered.constraint, (), request.shape_param),
-        usage=Usage(counts, len(writers)),
+        usage=Usage(counts, len(writers), place),
         silent=request.max_tokens == 0,
         search=request.search,
         operation="text_completion",

@@ -45,23 +45,23 @@ class ReadInputs(Protocol):
         ...
 
 
-async def opened(
-    request: MessagesRequest, name: str | None, sealing: Sealing, read: ReadInputs, owner: str
-) -> MessagesRequest:
-    """The request to the model of this name, with what its thoughts, files and images say. read: reads these.
-    Raises ApiError: 400 for a signature that this server did not make for this owner, or that was changed;
-    and what `read` raises."""
-    items: Sequence[Item] = request.chat.items
+async def opened(request: MessagesRequest, name: str | None, sealing: Sealing, owner: str) -> MessagesRequest:
+    """The request to the model of this name, with what its thoughts say. Raises ApiError 400 for a signature
+    that this server did not make for this owner, or that was changed."""
     try:
         # Thoughts are shown to whichever model goes on: clients change models within a conversation.
-        items = await sealing.opened(owner, items, model=None)
+        items = await sealing.opened(owner, request.items, model=None)
     except ApiError as error:
         raise _of_signature(error, request) from None
+    return request.to_model(name, list(items))
+
+
+async def read_inputs(request: MessagesRequest, read: ReadInputs) -> None:
+    """Have a request hold what its files and images say, which `read` reads. Raises what that raises."""
     files, images = request.file_paths(), request.image_paths()
     if files or images:
         with words_of_messages():
-            items = await read(items, files=files, images=images)
-    return request.to_model(name, list(items))
+            request.items[:] = await read(request.items, files=files, images=images)
 
 
 def _of_signature(error: ApiError, request: MessagesRequest) -> ApiError:

@@ -6,7 +6,7 @@ A request that offers such tools becomes a response, so that its limits, its cal
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from server.errors import ApiError
 from server.items import Item, execution_of, is_server_run
 from server.model_registry import ServedModel
 from server.prompting import name_untold, name_unused_key
-from server.runs import Runs, Started, require_servers
+from server.runs import Planning, Runs, Started, require_servers
 from server.runs.events import Events, ReaderLagged, terminal_response
 from server.schema import ChatRequest, ChatStreamOptions, Unsupported, lacking, leave_out, refuse
 from server.sse_frame import event_type
@@ -28,8 +28,6 @@ from server.stateless.chat import CONTENT, FILES_CITED, MADE, check_modalities, 
 from server.stateless.choices import Keep, Part, body, check_logprobs, framed, new_head
 from server.stateless.moderated import told_of_response
 from server.threads import aside, in_large_request
-
-Planning = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 
 def runs_tools(request: ChatRequest, runs: Runs, unsupported: Unsupported) -> bool:

@@ -5,7 +5,7 @@ A client that leaves ends its generation. Errors have the form of that API; `ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http import context, json_reply, principal, read_as
+from server.http import context, json_reply, owner, principal, read_as, while_connected
 from server.ignored import queried
-from server.items import Item
-from server.model_registry import Models
+from server.model_registry import Models, ServedModel
 from server.routes.chosen_model import chosen_model
-from server.routes.completions import answer, judged
+from server.routes.completions import answer, judged, with_inputs
 from server.routes.documented import documented
 from server.schema import MessagesRequest, parse_count, parse_messages
-from server.stateless import count_message_tokens, opened, prepare_message
+from server.stateless import count_message_tokens, opened, prepare_message, read_inputs
 
 router = APIRouter(tags=["Messages"])
 
@@ -46,6 +45,7 @@ async def create_message(request: Request) -> Response:
     here = context(request)
     asked = await _read(request, parse_messages)
     prepare = judged(request, asked, partial(prepare_message, sealing=here.sealing))
+    prepare = with_inputs(partial(_read_inputs, request), prepare)
     return await answer(request, asked, prepare, "message", "message")
 
 
@@ -59,6 +59,7 @@ async def count_tokens(request: Request) -> Response:
     """Count the tokens of a message's prompt: exactly those that it would be counted for."""
     asked = await _read(request, parse_count)
     served = await chosen_model(request, asked.model, None)
+    await while_connected(request, _read_inputs(request, asked, served))
     count = await count_message_tokens(asked, served, principal=principal(request))
     return json_reply(orjson.dumps({"input_tokens": count}))
 
@@ -81,12 +82,13 @@ async def _read(request: Request, parse: Parse) -> MessagesRequest:
     )
     assert asked.model is not None
     name = served_as(asked.model, here.models, here.config.messages_model)
+    return await opened(asked, name, here.sealing, who.owner)
 
-    async def read(items: Sequence[Item], *, files: Sequence[str], images: Sequence[str]) -> Sequence[Item]:
-        served = await chosen_model(request, name, None)
-        return await here.runs.intake.read_inputs(who.owner, items, served, files=files, images=images)
 
-    return await opened(asked, name, here.sealing, read, who.owner)
+async def _read_inputs(request: Request, asked: MessagesRequest, served: ServedModel) -> None:
+    """Have a request hold what its files and images say to a model. Raises ApiError."""
+    read = context(request).runs.intake.read_inputs
+    await read_inputs(asked, partial(read, owner(request), served=served))
 
 
 def served_as(name: str, models: Models, fallback: str | None) -> str | None:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from server.errors import invalid_value
 from server.http import context
 from server.limits import read_limits
-from server.settings import nearest
 
 
 def require_values(body: Mapping[str, Any], *names: str) -> None:
@@ -33,10 +32,8 @@ def read_limit_changes(request: Request, body: Mapping[str, Any]) -> Mapping[str
         wanted = read_limits(found)
     except ValueError as error:
         raise invalid_value("limits", str(error)) from None
-    served = context(request).models.names
+    models = context(request).models
     for model, limits in wanted.models.items():
-        if model not in served and limits.given():
-            meant = nearest(model, served)
-            hint = f"did you mean '{meant}'?" if meant else f"it serves {', '.join(served)}"
-            raise invalid_value("limits", f"models: this server does not serve '{model}'; {hint}")
+        if limits.given() and (why := models.unserved(model)) is not None:
+            raise invalid_value("limits", f"models: {why}")
     return found

@@ -37,7 +37,8 @@ async def list_rate_limits(request: Request, project_id: str) -> Response:
     after, before = asked.after(query), query_text(query, "before")
     here = context(request)
     owner = await here.storage.get_owner(project_id)
-    found = [projects.rate_limit(owner, model, here.limiter.defaults) for model in _models(request, owner)]
+    every_owner, canonical = here.limiter.defaults, here.limiter.canonical
+    found = [projects.rate_limit(owner, model, every_owner, canonical) for model in _models(request, owner)]
     ids = [each["id"] for each in found]
     for cursor in (after, before):
         if cursor is not None and cursor not in ids:
@@ -54,7 +55,7 @@ async def list_rate_limits(request: Request, project_id: str) -> Response:
 async def update_rate_limit(request: Request, project_id: str, rate_limit_id: str) -> Response:
     """Change what a project may use of one model; null ends a limit."""
     body = await read_body(request, only=tuple(projects.RATE_LIMIT_FIELDS))
-    storage, every_owner = context(request).storage, context(request).limiter.defaults
+    storage, limiter = context(request).storage, context(request).limiter
     model = rate_limit_id.removeprefix(projects.RATE_LIMIT_ID)
     if model == rate_limit_id or model not in _models(request, await storage.get_owner(project_id)):
         raise NotFound("rate limit", rate_limit_id)
@@ -63,7 +64,9 @@ async def update_rate_limit(request: Request, project_id: str, rate_limit_id: st
         if official in body:
             _check(official, name, body[official])
             changes[official] = body[official]
-    after = await projects.limit_model(storage, every_owner, actor(request), project_id, model, changes)
+    after = await projects.limit_model(
+        storage, limiter.defaults, limiter.canonical, actor(request), project_id, model, changes
+    )
     life(request).keys.forget()
     return json_reply(orjson.dumps(after))
 

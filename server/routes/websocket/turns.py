@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, aclosing, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.websockets import WebSocketDisconnect
@@ -22,7 +22,6 @@ from server.routes.websocket.requests import asked_by, one_request
 from server.routes.websocket.session import Session
 from server.runs import Started, interrupted
 from server.runs.events import Events, ReaderLagged
-from server.runs.planning import Planned
 from server.schema import CreateResponse, Item, parse_create, refuse
 from server.sse_frame import event_type
 from server.threads import aside, begin_large_request, in_large_request
@@ -33,6 +32,8 @@ ENVELOPE = ("type", "stream_id", "stream")
 """Members of a frame that are no fields of a request. `stream` goes without saying, and clients say it."""
 
 FAILED = "failed"
+
+T = TypeVar("T")
 
 
 class Turn:
@@ -116,9 +117,9 @@ class Turn:
                 task.result().reader.close()
             raise
 
-    async def _while_open(self, plan: Coroutine[Any, Any, Planned]) -> Planned:
-        """Await a plan, which is given up when the connection ends."""
-        planning = asyncio.ensure_future(plan)
+    async def _while_open(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await what leads to a plan, which is given up when the connection ends."""
+        planning = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._connection.gone.wait())
         try:
             await asyncio.wait((planning, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -18,6 +18,7 @@ from server.access.keys import owner_of_flag_key
 from server.admin import keys, projects
 from server.errors import ApiError
 from server.limits import NONE, LimitSet, Subject
+from server.settings import ModelsFile
 from server.usage import Prices
 from storage import StorageUnavailable, StoredOwner
 from tests.support import wire
@@ -292,9 +293,8 @@ async def test_limits_of_every_owner_change_while_the_server_runs(tmp_path: Path
 
 
 async def test_keys_owners_and_models_each_have_their_limits(tmp_path: Path) -> None:
-    async with running_app(
-        tmp_path, owner_limit=("requests_per_minute=3",), served_model_name=("a", "b")
-    ) as server:
+    models = ModelsFile.model_validate({"models": [{"engine": "scripted", "name": name} for name in "ab"]})
+    async with running_app(tmp_path, owner_limit=("requests_per_minute=3",), entries=models) as server:
         storage = server.context.storage
         made = [
             await keys.make(storage, OPERATOR, name="", owner="team", limits=limits)
@@ -316,6 +316,70 @@ async def test_keys_owners_and_models_each_have_their_limits(tmp_path: Path) -> 
             headers = (await second.get("/v1/models")).headers
             assert headers["x-ratelimit-limit-requests"] == "3"
             assert headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_a_limit_holds_for_a_model_whichever_of_its_names_has_it_and_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    entry = {"engine": "scripted", "name": "llama", "version": "3.1", "aliases": ["gpt-4o"]}
+    settings: Any = {
+        "entries": ModelsFile.model_validate({"models": [entry]}),
+        "served_model_name": ("a", "b"),
+        "owner_limit": ("b:requests_per_minute=1",),
+    }
+    async with running_app(tmp_path, **settings) as server, http_client(server) as client:
+        admin = {"authorization": f"Bearer {server.life.admin_token}"}
+        project = "/v1/organization/projects/local"
+        limits = {"models": {"gpt-4o": {"requests_per_minute": 2}}}
+        assert (await client.post(f"{project}/limits", json={"limits": limits}, headers=admin)).is_success
+
+        async def asked(model: str) -> int:
+            return (await client.post("/v1/completions", json={"model": model, "prompt": "hi"})).status_code
+
+        names = ("llama", "llama-3.1", "gpt-4o", "llama@3.1")
+        assert [await asked(name) for name in names] == [200, 200, 429, 429]
+        assert [await asked("a"), await asked("b")] == [200, 429]
+        shown = (await client.get(f"{project}/rate_limits", headers=admin)).json()["data"]
+        told = {each["model"]: each["max_requests_per_1_minute"] for each in shown}
+        assert told == {**dict.fromkeys(names, 2), "a": 1, "b": 1}
+
+
+async def test_a_limit_of_every_owner_that_holds_for_no_model_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: Any = {"served_model_name": ("a", "llama-large")}
+    limits = ("llama-larg:requests_per_minute=1", "a:requests_per_minute=9")
+    async with running_app(tmp_path, owner_limit=limits, **settings) as server:
+        why = "owner_limit: this server does not serve '{}'; did you mean 'llama-large'?"
+        assert [*_warned(caplog)] == [why.format("llama-larg")]
+        caplog.clear()
+        server.life.limit_owners(("lama-large:tokens_per_day=1",))
+        assert [*_warned(caplog)] == [why.format("lama-large")]
+
+
+def _warned(caplog: pytest.LogCaptureFixture) -> Iterator[str]:
+    return (record.getMessage() for record in caplog.records if "owner_limit" in record.getMessage())
+
+
+FILE: Json = {"file_id": "file-unknown"}
+WITH_FILE: dict[str, list[Json]] = {
+    "/v1/responses": [{"type": "input_file", **FILE}],
+    "/v1/chat/completions": [{"type": "file", "file": FILE}],
+    "/v1/messages": [{"type": "document", "source": {"type": "file", **FILE}}],
+}
+
+
+@pytest.mark.parametrize("path", WITH_FILE)
+async def test_files_are_not_looked_at_for_a_request_that_is_refused(tmp_path: Path, path: str) -> None:
+    said = [{"role": "user", "content": WITH_FILE[path]}]
+    body = {"input": said} if path == "/v1/responses" else {"messages": said, "model": MODEL, "max_tokens": 9}
+    async with (
+        running_app(tmp_path, owner_limit=("requests_per_minute=1",)) as server,
+        http_client(server) as client,
+    ):
+        first, second = [await client.post(path, json=body) for _ in range(2)]
+        assert first.status_code == 404, "the file is unknown"
+        assert (second.status_code, int(second.headers["retry-after"]) > 0) == (429, True)
 
 
 async def test_a_limit_of_a_second_comes_back_within_it(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from engine import ScriptedEngine
+from server import clock as server_clock
+from server.clock import now_ns
 from server.limits.gcra import SECOND, Rate
 from server.limits.limit_set import DAY, MINUTE
 from server.limits.meters import SLICE, Meters
@@ -33,10 +35,12 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 
 @asynccontextmanager
-async def metering(database: str, runner: str = "r") -> AsyncIterator[Meters]:
+async def metering(
+    database: str, runner: str = "r", time: Callable[[], int] | None = None
+) -> AsyncIterator[Meters]:
     """Meters of one server, flushed at its end."""
     storage = await open_storage(database, runner=runner)
-    meters = Meters(storage)
+    meters = Meters(storage) if time is None else Meters(storage, time)
     meters.start()
     try:
         yield meters
@@ -55,7 +59,7 @@ async def arrivals(database: str) -> dict[str, int]:
 
 
 async def _left(storage: Storage, id: str) -> int:
-    return await storage.move_quotas([id], lambda states, now: ({}, states[id] - now))
+    return await storage.move_quotas([id], lambda states, now: ({}, states[id] - now), now_ns())
 
 
 @pytest.mark.parametrize("limit", [120, 3000])
@@ -160,6 +164,33 @@ async def test_counts_outlive_a_server(database: str) -> None:
         meter, units, wait = await meters.take([(meters.meter("a", rate), 4)]) or pytest.fail("let through")
         assert (meter.id, units) == ("a", 4) and wait is not None and 0 < wait <= DAY // 10
         assert await meters.take([(meters.meter("a", rate), 3)]) is None
+
+
+HOUR = 3600 * SECOND
+
+
+async def test_a_clock_that_is_set_back_between_two_servers_refuses_nobody_for_long(database: str) -> None:
+    """What an hour's step back leaves of a limit of one minute is that limit, used up. Where a database is
+    shared, its own clock counts."""
+    rate = Rate(60, MINUTE)
+    async with metering(database, time=lambda: now_ns() + HOUR) as meters:
+        assert await meters.take([(meters.meter("a", rate), 60)]) is None
+    async with metering(database) as meters:
+        _, _, wait = await meters.take([(meters.meter("a", rate), 1)]) or pytest.fail("let through")
+        assert wait is not None and 0 < wait <= SECOND
+    async with metering(database) as meters:  # and settling knows no more than that either
+        meters.charge(meters.meter("a", rate), 6)
+    assert (await arrivals(database))["a"] <= MINUTE + 6 * SECOND
+
+
+async def test_limits_go_by_the_clock_that_nobody_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with metering(url(tmp_path)) as meters:
+        monkeypatch.setattr(server_clock, "_START_NS", server_clock._START_NS + HOUR)
+        assert abs(now_ns() - meters.now()) < SECOND
+        assert await meters.take([(meters.meter("a", Rate(60, MINUTE)), 1)]) is None
+    assert (await arrivals(url(tmp_path)))["a"] <= SECOND
 
 
 async def test_what_is_settled_before_it_was_read_counts(database: str) -> None:

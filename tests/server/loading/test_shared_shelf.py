@@ -56,15 +56,18 @@ class Model:
 
 
 class Server:
-    """What a server process knows and does; `using` are the names of models that it uses."""
+    """What a server process knows and does; `using` are the names of models that it uses, `waiting` of those
+    that a request waits for there."""
 
     def __init__(self, path: Path) -> None:
         self.line = ShelfLine(path)
         self.using: set[str] = set()
+        self.waiting: set[str] = set()
         self.loaded: list[str] = []
         self.used_at = 0.0
         self.line.uses = lambda: {
-            name: (name in self.using, 0, self.used_at if name in self.using else 0.0) for name in ("a", "b")
+            name: (name in self.using, int(name in self.waiting), self.used_at if name in self.using else 0.0)
+            for name in ("a", "b")
         }
         self.line.on_loaded = self.loaded.append
 
@@ -145,6 +148,22 @@ async def test_room_is_made_of_what_no_process_uses(tmp_path: Path) -> None:
         other.using.clear()
         await loading
         assert (one.state("a"), one.state("b")) == ("unloaded", "loaded")
+
+
+async def test_room_is_waited_for_until_no_process_wants_it_any_more(tmp_path: Path) -> None:
+    async with shared(tmp_path, memory_bytes=15, load_s=0.05) as (models, [one, other]):
+        await one.line.ask("load", "a")
+        other.using.add("a")
+        other.line.tell_uses()
+        await other.line.ask("load", "a")
+        one.waiting.add("b")
+        loading = asyncio.create_task(one.line.ask("load", "b"))
+        await until(lambda: one.state("b") == "waiting")
+        assert models["b"].is_busy(), "a request waits for it there"
+        one.waiting.clear()
+        with pytest.raises(ApiError, match="has no room yet") as refused:
+            await loading
+        assert (refused.value.status, refused.value.code) == (503, "model_loading")
 
 
 async def test_whoever_waits_for_one_that_was_unloaded_wants_it_again(tmp_path: Path) -> None:

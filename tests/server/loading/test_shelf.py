@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -159,3 +160,65 @@ async def test_idle_ones_go_and_used_ones_stay(monkeypatch: pytest.MonkeyPatch) 
         models[1].busy = False
         await until(found, held[1], "unloaded")
         assert models[1].log == ["load", "unload"]
+
+
+async def test_a_model_that_waits_for_room_holds_up_none_that_fits() -> None:
+    models = [quick(size=6, busy=True), quick(size=6), quick(size=2)]
+    async with shelved(*models, memory_bytes=10) as (shelf, [one, large, small]):
+        await shelf.ready(one)
+        waiting = asyncio.create_task(shelf.ready(large))
+        await until(shelf, large, "waiting")
+        await shelf.ready(small)
+        assert [each.state for each in (one, large, small)] == ["loaded", "waiting", "loaded"]
+        models[0].busy = False
+        await waiting
+        assert one.state == "unloaded"
+
+
+async def test_nothing_is_unloaded_for_one_that_would_not_fit_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shelf, "LOOK_S", 0.005)
+    models = [quick(size=6, busy=True), quick(size=3), quick(size=6)]
+    async with shelved(*models, memory_bytes=10, load_s=0.05) as (found, held):
+        for each in held[:2]:
+            await found.ready(each)
+            each.used_at -= 5
+        with pytest.raises(ApiError, match="has no room yet"):
+            await found.ready(held[2])
+        assert models[1].log == ["load"]
+
+
+async def test_one_that_pinned_models_leave_no_room_is_refused_at_once() -> None:
+    models = [quick(size=6), quick(size=6), quick(size=2)]
+    async with shelved(*models, memory_bytes=10) as (shelf, [pinned, large, small]):
+        pinned.pinned = True
+        await shelf.ready(pinned)
+        with pytest.raises(LoadError, match="m1 takes about 6 bytes, and pinned models take 6 of"):
+            await shelf.ready(large)
+        await shelf.ready(small)
+        assert (pinned.state, large.state, small.state) == ("loaded", "failed", "loaded")
+        await shelf.unload_idle(pinned)
+        await shelf.ready(large)
+        assert large.state == "loaded"
+
+
+async def test_room_is_not_waited_for_any_more_once_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "LOOK_S", 0.005)
+    models = [quick(busy=True), quick()]
+    async with shelved(*models, memory_bytes=15, load_s=0.05) as (found, [one, other]):
+        await found.ready(one)
+        patient = asyncio.create_task(found.loaded(other))
+        with pytest.raises(ApiError, match="has no room yet"):
+            await found.ready(other)
+        other.used_at -= 5
+        async with asyncio.timeout(5):
+            while time.monotonic() - other.used_at > 1:  # until it has looked for room again
+                await asyncio.sleep(0)
+        assert other.state == "waiting", "somebody waits for it still"
+        patient.cancel()
+        await until(found, other, "unloaded")
+        models[0].busy = False
+        one.used_at -= 5
+        await found.ready(other)
+        assert (one.state, other.state, other.num_failures) == ("unloaded", "loaded", 0)

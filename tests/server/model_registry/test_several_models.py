@@ -129,6 +129,25 @@ async def test_a_model_for_vectors_generates_nothing_and_is_not_loaded_for_it(tm
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "unsupported_model")
 
 
+async def test_no_model_is_loaded_for_a_request_that_is_refused(tmp_path: Path) -> None:
+    away: Json = {"engine": "local", "path": "/nowhere"}
+    models: list[Json] = [{"name": "a"}, {"name": "b", **away}, {"name": "vec", "use": "embedding", **away}]
+    async with serving(tmp_path, *models, owner_limit=("requests_per_minute=1",)) as (server, api):
+        assert await model_of(api, model="a") == "a"
+        said: Json = {"messages": [{"role": "user", "content": "say hi"}], "max_tokens": 9}
+        for path, body in {
+            "/v1/responses": {"model": "b", "input": "say hi"},
+            "/v1/chat/completions": {"model": "b", **said},
+            "/v1/messages": {"model": "b", **said},
+            "/v1/embeddings": {"model": "vec", "input": "hi"},
+        }.items():
+            assert (await api.http.post(path, json=body)).status_code == 429, path
+        assert {held.name: (held.state, held.num_failures) for held in server.life.several.shelf} == {
+            "b": ("unloaded", 0),
+            "vec": ("unloaded", 0),
+        }
+
+
 async def test_a_model_for_speech_is_loaded_when_it_is_wanted_and_makes_room_for_others(
     tmp_path: Path,
 ) -> None:

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 
 from engine import LocalEngine, ScriptedEngine
 from engine.tiny import CHECKPOINT
@@ -49,6 +51,50 @@ async def test_an_unstored_plain_create_that_is_left_is_aborted(tmp_path: Path) 
         await gate.reached.wait()
         left.cancel()
         await eventually(lambda: server.context.runs.num_active == 0)
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "file-x"}]}]},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "file-x"}}]}]
+    },
+    "/v1/messages": {
+        "model": "antiphon-scripted",
+        "max_tokens": 9,
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "document", "source": {"type": "file", "file_id": "file-x"}}],
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [*ASKED.items(), ("/v1/messages/count_tokens", {**ASKED["/v1/messages"], "max_tokens": None})],
+)
+async def test_nothing_is_read_any_more_for_a_client_that_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def read_inputs(*_: object, **__: object) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    sent = {name: value for name, value in body.items() if value is not None}
+    async with live_app(tmp_path, ScriptedEngine()) as server, http_client(server) as client:
+        monkeypatch.setattr(server.context.runs.intake, "read_inputs", read_inputs)
+        left = asyncio.create_task(client.post(path, json=sent))
+        async with asyncio.timeout(10):
+            await begun.wait()
+            left.cancel()
+            await ended.wait()
 
 
 async def test_a_stored_run_goes_on_and_is_resumed(tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ async def test_a_shape_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 
 BAD_SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+FAR_OFF: Json = {"$ref": f"#/anyOf/{'9' * 5000}", "anyOf": [{"type": "string"}]}
+"""A place in a list, with more digits than Python reads as a number."""
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,8 @@ BAD_SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "array", "uni
         (shaped({"type": "yaml"}), "text.format.type", "invalid_value"),
         ({"guided_json": BAD_SCHEMA}, "guided_json", "invalid_schema"),
         ({"guided_json": {"$ref": "#/$defs/zz"}}, "guided_json", "invalid_schema"),
+        ({"guided_json": FAR_OFF}, "guided_json", "invalid_schema"),
+        (shaped({**FORMAT, "schema": FAR_OFF}), "text.format", "invalid_schema"),
         ({"guided_json": "{"}, "guided_json", "invalid_value"),
         ({"guided_json": {"anyOf": [{"const": index} for index in range(8_000)]}}, "guided_json",
          "invalid_schema"),
@@ -218,6 +222,20 @@ BAD_SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "array", "uni
 async def test_what_cannot_be_honoured_is_named(api: Api, body: Json, param: str, code: str) -> None:
     error = await api.refused(400, "hi", **body)
     assert (error["param"], error["code"]) == (param, code), error
+
+
+@pytest.mark.parametrize("pattern", ["[" * 20_000, "a(?=b)"])
+async def test_no_prompt_is_made_for_a_shape_that_cannot_be_honoured(
+    client: httpx.AsyncClient, pattern: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "guided_regex": pattern}
+    for path in ("/tokenize", "/v1/chat/completions"):
+        reply = await client.post(path, json=body)
+        assert reply.status_code == 400, reply.text
+        assert (reply.json()["error"]["param"], reply.json()["error"]["code"]) == (
+            "guided_regex",
+            "invalid_schema",
+        )
 
 
 async def test_a_required_property_that_is_not_allowed_is_told_with_its_place(api: Api) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine import GenerateRequest, LocalEngine, ScriptedEngine
+from server.stateless import choices
 from tests.support import wire
 from tests.support.checkpoints import make_checkpoint, oracle_logits
 from tests.support.running import Running, http_client, running_app
@@ -158,13 +159,52 @@ async def test_scores_of_the_prompt(client: httpx.AsyncClient, server_app: Runni
         for token_id, entry in zip(ids[1:], rest, strict=True):
             assert entry[str(token_id)]["logprob"] == -0.5 and entry[str(token_id)]["rank"] == 1
             assert entry[str(token_id)]["decoded_token"] == scripted(server_app).token_text(token_id)
-    if path == CHAT:  # one of the choices has the prompt scored, not each
-        asked_for = [request.sampling.prompt_logprobs for request in scripted(server_app).requests]
-        assert sorted(asked_for, key=str) == [1, None]
+    asked_for = [request.sampling.prompt_logprobs for request in scripted(server_app).requests]
+    assert asked_for == [1, None], "one of the choices has the prompt scored, not each"
     error = await refused(client, path, {**asked, "prompt_logprobs": 1, "stream": True})
     assert error["param"] == "prompt_logprobs"
     for bad in (-1, 21, True, "1"):
         assert (await refused(client, path, {**asked, "prompt_logprobs": bad}))["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("best_of", [None, 3])
+async def test_every_choice_shows_the_scores_that_one_has_found(
+    client: httpx.AsyncClient, server_app: Running, best_of: int | None
+) -> None:
+    body = {"prompt": ["say ab", "say cde"], "echo": True, "logprobs": 1, "n": 2, "max_tokens": 2}
+    if best_of is not None:
+        found = (await whole(client, TEXT, {**body, "best_of": best_of}))["choices"]
+        shown = [choice["logprobs"]["token_logprobs"] for choice in found]
+    else:
+        shown = [[], [], [], []]
+        for chunk in await streamed(client, TEXT, body):
+            for part in chunk["choices"]:
+                shown[part["index"]] += part["logprobs"]["token_logprobs"]
+    for text, logprobs in zip(("say ab", "say ab", "say cde", "say cde"), shown, strict=True):
+        assert logprobs[: len(text)] == [None, *[-0.5] * (len(text) - 1)]
+    asked_for = [request.sampling.prompt_logprobs for request in scripted(server_app).requests]
+    assert sorted(asked_for, key=str) == [1, 1, *[None] * (2 if best_of is None else 4)]
+
+
+async def test_a_reply_has_a_bounded_number_of_scores(
+    client: httpx.AsyncClient, server_app: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body: Json = {"prompt": [[65] * 4, [66] * 6], "max_tokens": 1, "n": 2}  # 20 tokens of prompts are shown
+    asked: list[tuple[str, Json, str, int]] = [
+        (TEXT, {**body, "prompt_logprobs": 1}, "prompt_logprobs", 40),
+        (TEXT, {**body, "logprobs": 2, "echo": True}, "logprobs", 60),
+        (TEXT, {**body, "logprobs": 2, "echo": True, "prompt_logprobs": 3}, "prompt_logprobs", 80),
+    ]
+    await whole(client, CHAT, asking("say ab"))
+    num_tokens = len(latest(server_app).prompt_ids)
+    asked.append((CHAT, asking("say ab", prompt_logprobs=0, n=2), "prompt_logprobs", num_tokens))
+    for path, sent, param, needed in asked:
+        monkeypatch.setattr(choices, "MAX_SCORES", needed)
+        await whole(client, path, sent)
+        monkeypatch.setattr(choices, "MAX_SCORES", needed - 1)
+        error = await refused(client, path, sent)
+        assert error["param"] == param and f"the {needed - 1} that one reply may have" in error["message"]
+    await whole(client, TEXT, {**body, "logprobs": 2})  # of tokens of the answer alone
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

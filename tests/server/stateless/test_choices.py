@@ -13,6 +13,7 @@ from engine import LocalEngine
 from engine.tiny import CHECKPOINT
 from tests.support import wire
 from tests.support.running import Running, http_client, running_app
+from tests.support.usage import used
 
 Json = dict[str, Any]
 SAY = "Say alpha river stone green."
@@ -126,6 +127,20 @@ async def test_beams_over_http(shipped: httpx.AsyncClient) -> None:
     assert one.json()["usage"]["completion_tokens"] == greedy.json()["usage"]["completion_tokens"]
     full = await complete(shipped, prompt=[[5, 6, 7], [8, 9]], use_beam_search=True, n=2, max_tokens=5)
     assert len({choice["text"] for choice in full["choices"]}) == 4
+
+
+@pytest.mark.parametrize(("n", "num_beams"), [(1, 1), (1, 4), (2, 2), (2, 8)])
+async def test_beams_that_nobody_sees_are_counted(tmp_path: Path, n: int, num_beams: int) -> None:
+    engine = LocalEngine(CHECKPOINT, num_threads=1, kv_cache_bytes=64 << 20)
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        asked = {"use_beam_search": True, "n": n, "best_of": num_beams, "return_token_ids": True}
+        reply = await complete(client, prompt=[5, 6, 7], max_tokens=6, ignore_eos=True, **asked)
+        shown = sum(len(choice["token_ids"]) for choice in reply["choices"])
+        generated = engine.stats().output_tokens_total
+        assert (shown, generated) == (6 * n, 1 + 5 * num_beams)
+        # What two beams begin with in common is generated once, and shown by each.
+        assert reply["usage"]["completion_tokens"] == max(shown, generated)
+        assert (await used(server)).output_tokens == max(shown, generated)
 
 
 async def test_guessing_can_be_asked_for_and_is_counted(shipped: httpx.AsyncClient) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,65 @@ async def test_a_chat_whose_client_leaves_counts_what_was_generated(tmp_path: Pa
             await asyncio.sleep(0.01)
         counted = await used(server)
         assert counted.requests == 1 and counted.input_tokens > 0 and counted.output_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say held"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say held"}], "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say held"}], "best_of": 2}),
+        ("/v1/completions", {"prompt": "say held"}),
+        ("/inference/v1/generate", {"token_ids": [*b"say held"]}),
+    ],
+)
+async def test_a_client_that_leaves_before_the_first_token_has_used_its_prompt(
+    tmp_path: Path, path: str, body: Json
+) -> None:
+    """Once the engine has begun with it; one that leaves the queue has used nothing."""
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "held"), max_running=2)
+    limits = ("tokens_per_day=100000",)
+    async with live_app(tmp_path, engine, owner_limit=limits) as server, http_client(server) as client:
+
+        def at_work(number: int) -> bool:
+            return engine.admission.num_places == number
+
+        held = []
+        for number in (1, 2, 3):
+            held.append(asyncio.create_task(client.post(path, json=body)))
+            await until(partial(at_work, number))
+            await gate.reached.wait()
+        for num_left in (2, 1, 0):
+            held[num_left].cancel()
+            await until(partial(at_work, num_left))
+        num_prompt = len(engine.requests[0].prompt_ids)
+        num_begun = 1 if "best_of" in body else 2
+        assert await used(server) == Counts(num_begun, num_begun * num_prompt)
+        meters = server.context.limiter.meters
+        meter = meters._meters["owner:local:tokens_per_day"]
+        left = meter.rate.limit - meter.remaining(meters.now())
+        assert 0 <= num_begun * num_prompt - left <= 2, "less what has come back since"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_candidates_of_a_client_that_leaves_count_what_was_generated(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = ScriptedEngine(gated(gate))
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        body = {"messages": [{"role": "user", "content": "hi"}], "best_of": 3}
+        left = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        generated = 3 * len(engine.tokenizer.encode("one two"))
+        await until(lambda: engine.stats().output_tokens_total == generated)
+        left.cancel()
+        await until(lambda: not engine.admission.num_places)
+        prompt = len(engine.requests[0].prompt_ids)
+        assert await used(server) == Counts(1, prompt, output_tokens=generated)
 
 
 # ------------------------------------------------------------------------------------------------------------
