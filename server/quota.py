@@ -252,6 +252,7 @@ def _beyond_own(known: _Known, num_bytes: int, own: StoredBytes) -> ApiError:
 def _used_up(known: _Known, num_bytes: int, limit: int) -> ApiError:
     message = (
         f"{_needed(num_bytes, known.total, limit)} that you may store are free. {known.usage.held} bytes are "
-        "conversations, files, and items that later responses need: delete what you no longer want."
+        "conversations, files, items that later responses need, and what is kept for repeats of requests: "
+        "delete what you no longer want."
     )
     return insufficient_quota(429, message)

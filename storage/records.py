@@ -220,9 +220,11 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """The run waits for tool outputs, without an owner, until `deadline` (microseconds since the epoch)."""
+    """The run waits for tool outputs, without an owner, for `timeout` microseconds from now on. at: now, by
+    this process's clock, which counts only where it has the database alone: others would wait by theirs."""
 
-    deadline: int
+    timeout: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,11 +361,12 @@ class NewResponseFork:
 class Kept(Generic[T]):
     """A request that this process has begun, to be recorded with its reply in the transaction that carries it
     out. headers: makes those of the reply, a JSON array of pairs. reply: makes its body of what came of the
-    request; None for one that is not kept."""
+    request; None for one that is not kept. about: the id of what the reply tells of, with which it goes."""
 
     request: KeyedRequest
     headers: Callable[[], bytes]
     reply: Callable[[T], bytes | None]
+    about: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,10 +521,11 @@ class FleetView:
 @dataclass(frozen=True, slots=True)
 class OfModels:
     """Runs by the names of their models: those of `names`, or, with `others`, of all that are not among
-    them."""
+    them. but: ids of runs that are left out."""
 
     names: tuple[str, ...]
     others: bool = False
+    but: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -602,6 +606,21 @@ class Page(Generic[T]):
 
     data: tuple[T, ...]
     has_more: bool
+
+
+PAGE_BYTES = 16 << 20
+"""A page of a list ends with the row by which it has so many bytes, however many are asked for: an item alone
+may have as many. Whoever reads on has the rest."""
+
+
+def page_length(sizes: Sequence[int], limit: int) -> int:
+    """How many rows a page has, at most `limit` and at least one, if there is any. sizes: their bytes."""
+    num_bytes = 0
+    for length, size in enumerate(sizes[:limit], start=1):
+        num_bytes += size
+        if num_bytes >= PAGE_BYTES:
+            return length
+    return min(len(sizes), limit)
 
 
 async def each_row(
@@ -802,7 +821,7 @@ class Swept:
     """What one step of a sweep let go of."""
 
     responses: int = 0
-    logs: int = 0  # of responses that stay, or that go in one of the next steps
+    logs: int = 0  # of responses that stay
     requests: int = 0
     conversations: int = 0
 
@@ -818,7 +837,8 @@ class Swept:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Bytes that an owner stores: in `total`, and of them in `held` what no sweep by bytes lets go of:
-    conversations with their items, items of deleted responses that later ones need, and files."""
+    conversations with their items, items of deleted responses that later ones need, files, and what is kept
+    for repeats of requests."""
 
     total: int
     held: int

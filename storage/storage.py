@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -319,7 +319,8 @@ class Storage:
         await self._write(partial(fleet.give_back, runner=self.runner, ids=ids, blameless=blameless))
 
     async def claim_due(self, now: int) -> tuple[RunClaim, ...]:
-        """Takes over every waiting run whose deadline has come, and those that are to be cancelled."""
+        """Takes over every waiting run whose deadline has come, and those that are to be cancelled. now: by
+        this process's clock, as in `Park`."""
         return await self._write(partial(runs.claim_due, runner=self.runner, now=now))
 
     async def add_tool_outputs(
@@ -475,9 +476,16 @@ class Storage:
 
         Its items stay while a live descendant or a conversation lists them. spending: what one in flight has
         used is counted by this.
+
+        The response is deleted by one transaction, and what was of it erased by others, between which the
+        rest of the process writes. A sweep goes on with what is left where that is cut.
         """
         job = partial(responses.delete_one, owner=owner, id=id, now=now, settle=self._settle(spending))
-        return await self._write(job)
+        ran = await self._write(job)
+        with suppress(StorageUnavailable):
+            async for _ in retention.erase(self._read, self._write_late, [id]):
+                pass
+        return ran
 
     def _settle(self, spending: Spending | None) -> responses.Settle | None:
         return None if spending is None else partial(usage.settle, spending=spending, counting=self._counting)
@@ -519,6 +527,14 @@ class Storage:
         """One page of a response's own input. NotFound("response"), or ("item") for an unknown `after`."""
         return await self._read(
             partial(responses.input_items, owner=owner, id=id, limit=limit, order=order, after=after)
+        )
+
+    async def all_input_items(
+        self, owner: str, id: str, *, limit: int, order: Order = "desc", after: str | None = None
+    ) -> Page[StoredItem]:
+        """The same of all that a response was made from: its own input, and what led to it."""
+        return await self._read(
+            partial(history.input_page, owner=owner, id=id, limit=limit, order=order, after=after)
         )
 
     async def response_input(self, id: str) -> tuple[StoredItem, ...]:
@@ -613,7 +629,8 @@ class Storage:
         def both(conn: Connection) -> T:
             result = job(conn)
             body = kept.reply(result)
-            if not idempotency.complete(conn, kept.request, self.runner, 200, kept.headers(), body):
+            done = partial(idempotency.complete, conn, kept.request, self.runner, about=kept.about)
+            if not done(200, kept.headers(), body):
                 raise RequestKnown
             return result
 
@@ -732,9 +749,15 @@ class Storage:
         return await self._write(partial(idempotency.begin, request=request, runner=self.runner))
 
     async def complete_request(
-        self, request: KeyedRequest, status: int, headers: bytes, body: bytes | None
+        self,
+        request: KeyedRequest,
+        status: int,
+        headers: bytes,
+        body: bytes | None,
+        about: str | None = None,
     ) -> None:
-        """Keeps the reply to a request that this process has begun. body: None for one that is not kept."""
+        """Keeps the reply to a request that this process has begun. body: None for one that is not kept.
+        about: the id of what it tells of, with which it goes."""
         job = partial(
             idempotency.complete,
             request=request,
@@ -742,8 +765,13 @@ class Storage:
             status=status,
             headers=headers,
             body=body,
+            about=about,
         )
         await self._write(job)
+
+    async def drop_reply(self, request: KeyedRequest) -> None:
+        """Keeps the reply to a request no longer; its repeats are told so."""
+        await self._write(partial(idempotency.drop_reply, request=request))
 
     async def release_request(self, request: KeyedRequest) -> None:
         """Makes the key free again of a request that this process has begun and that has no result."""
@@ -794,14 +822,15 @@ class Storage:
 
     # -- rate limits -----------------------------------------------------------------------------------------
 
-    async def move_quotas(self, ids: Sequence[str], move: quotas.Move[T]) -> T:
+    async def move_quotas(self, ids: Sequence[str], move: quotas.Move[T], now: int) -> T:
         """Changes how much of some rate limits is used up; see `quotas.Move`. Nobody else changes them
-        meanwhile. May be lost with the machine."""
-        return await self._write_late(partial(quotas.move, ids=tuple(ids), move=move))
+        meanwhile. May be lost with the machine. now: nanoseconds by this process's clock, which count only
+        where it has the database alone."""
+        return await self._write_late(partial(quotas.move, ids=tuple(ids), move=move, now=now))
 
-    async def sweep_quotas(self) -> int:
+    async def sweep_quotas(self, now: int) -> int:
         """Forgets rate limits of which nothing is used; returns how many."""
-        return await self._write_late(quotas.sweep)
+        return await self._write_late(partial(quotas.sweep, now=now))
 
     # -- tenants ---------------------------------------------------------------------------------------------
 

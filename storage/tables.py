@@ -43,7 +43,8 @@ _COUNTED = BigInteger().with_variant(Integer, "sqlite")
 # hidden: kept for the repeats of an idempotent request that asked for store=false; no read shows it.
 # completed_at: when it ended, whichever way. log_erased_at: when its events were pruned; the response itself
 # stays. num_bytes: what it takes, as retention measured it; 0 until then. An item that stands in a
-# conversation as well counts there; a deleted response takes what its items do that a later one needs.
+# conversation as well counts there; a deleted response takes what its items do that a later one needs, and
+# has no measure until the rest of it is erased.
 # fork_of: the response whose items a fork has, up to this place in the order of its turn; see `lineage`.
 responses = Table(
     "responses",
@@ -72,9 +73,9 @@ responses = Table(
     Index("responses_by_time", "owner", "created_at", "id"),
     Index(  # all that retention asks for; SQLite reads what it is limited to from the rows unless it is in it
         "responses_by_end",
-        *("owner", "completed_at", "id", "num_bytes", "deleted_at", "hidden"),
-        sqlite_where=text("completed_at IS NOT NULL AND deleted_at IS NULL AND hidden = 0"),
-        postgresql_where=text("completed_at IS NOT NULL AND deleted_at IS NULL AND NOT hidden"),
+        *("owner", "hidden", "completed_at", "id", "num_bytes", "deleted_at"),
+        sqlite_where=text("completed_at IS NOT NULL AND deleted_at IS NULL"),
+        postgresql_where=text("completed_at IS NOT NULL AND deleted_at IS NULL"),
     ),
     Index(
         "responses_deleted",
@@ -262,7 +263,8 @@ runners = Table(
 )
 
 # What came of a request with an `Idempotency-Key`. response_id: the run that it started. Elsewhere `runner`
-# is at work on it until `status` is there, with the reply.
+# is at work on it until `status` is there, with the reply. about: the id of what the reply tells of; the
+# reply goes with that (`kept_replies`). num_bytes: what the reply takes.
 idempotency = Table(
     "idempotency",
     metadata,
@@ -276,8 +278,17 @@ idempotency = Table(
     Column("status", Integer),
     Column("headers", LargeBinary),
     Column("body", LargeBinary),
+    Column("about", Text),
+    Column("num_bytes", BigInteger, nullable=False, server_default="0", info=HELD_BYTES),
     Index("idempotency_by_time", "created_at"),
     Index("idempotency_by_response", "response_id"),
+    Index("idempotency_by_size", "owner", "num_bytes"),  # or SQLite would walk through every body
+    Index(
+        "idempotency_by_object",
+        "about",
+        sqlite_where=text("about IS NOT NULL"),
+        postgresql_where=text("about IS NOT NULL"),
+    ),
 )
 
 # event_types: those that it wants, with commas between. disabled_at: when its receiver said that it is gone.
@@ -775,6 +786,8 @@ batches = Table(
 
 # The requests of batches that have not ended. position: the number of the line in the input, from 1. start,
 # stop: its bytes there. result: the line of the output or error file, once it has one; ended_at orders them.
+# used: what of a result the sums of its batch are made of, a JSON object; null where an earlier version wrote
+# the result.
 batch_lines = Table(
     "batch_lines",
     metadata,
@@ -786,6 +799,7 @@ batch_lines = Table(
     Column("status", Text, nullable=False),
     Column("result", LargeBinary),
     Column("ended_at", BigInteger),
+    Column("used", LargeBinary),
     Index("batch_lines_by_status", "batch_id", "status", "position"),
     Index("batch_lines_by_end", "batch_id", "status", "ended_at", "position"),
 )

@@ -60,8 +60,8 @@ ORDERS = {
         *("llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "patience", "records", "tables", "lineage", "claims", "drivers", "files"),
-        *("containers", "chat_completions"),
+        *("private_files", "patience", "records", "tables", "lineage", "claims", "kept_replies"),
+        *("drivers", "files", "containers", "chat_completions"),
         *("batches", "prompts", "vector_stores", "backup", "queries", "importing", "migrate"),
         "inspection",
         "storage",

@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from server.errors import ApiError
+from server.http import require_parsable
 from storage import BatchLine
 
 MAX_LINES = 50_000
@@ -24,9 +26,11 @@ CHUNK = 4 << 20
 
 @dataclass
 class InputLines:
-    """The requests of an input, as far as it was read. faults: why it cannot be carried out."""
+    """The requests of an input, as far as it was read. max_values: brackets and commas that a line may have.
+    faults: why it cannot be carried out."""
 
     endpoint: str
+    max_values: int
     lines: list[BatchLine] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
     model: str | None = None
@@ -67,7 +71,11 @@ class InputLines:
         if self._number == 1 and line.startswith(BOM_UTF8):
             line, start = line.removeprefix(BOM_UTF8), start + len(BOM_UTF8)
         try:
+            require_parsable(line, self.max_values)
             asked = orjson.loads(line)
+        except ApiError as error:
+            self._fault("invalid_json_line", error.message, None)
+            return
         except orjson.JSONDecodeError:
             asked = None
         if not isinstance(asked, dict):

@@ -47,15 +47,15 @@ def _seconds(at: int | None) -> int | None:
     return None if at is None else at // 1_000_000
 
 
-def output_line(batch_id: str, line: BatchLine, reply: Reply) -> bytes:
-    """The line of a file for a request that was carried out, whatever came of it."""
+def output_line(batch_id: str, line: BatchLine, reply: Reply) -> tuple[bytes, bytes]:
+    """The line of a file for a request that was carried out, whatever came of it, and what it used."""
     try:
-        body = orjson.Fragment(orjson.dumps(orjson.loads(reply.body)))
+        body = orjson.loads(reply.body)
     except orjson.JSONDecodeError:
-        body = orjson.Fragment(orjson.dumps({"error": {"message": reply.body.decode("utf-8", "replace")}}))
+        body = {"error": {"message": reply.body.decode("utf-8", "replace")}}
     request_id = reply.headers.get("x-request-id")
     response = {"status_code": reply.status, "request_id": request_id, "body": body}
-    return _line(batch_id, line, response, None)
+    return _line(batch_id, line, response, None), _used(body)
 
 
 def expired_line(batch_id: str, line: BatchLine) -> bytes:
@@ -75,6 +75,12 @@ def _line(
     return orjson.dumps(told) + b"\n"
 
 
+def _used(body: Any) -> bytes:
+    """What of a reply's body `UsageSum` adds up, so that nobody has to read the whole line again."""
+    found = body if isinstance(body, dict) else {}
+    return orjson.dumps({"model": found.get("model"), "usage": found.get("usage")})
+
+
 class UsageSum:
     """The tokens of all requests of a batch that were carried out, and the model that the first one used."""
 
@@ -82,10 +88,11 @@ class UsageSum:
         self.model: str | None = None
         self._input = self._cached = self._output = self._reasoning = 0
 
-    async def counting(self, results: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        """The same lines of an output file, counted."""
-        async for result in results:
-            self._add(orjson.loads(result)["response"]["body"])
+    async def counting(self, results: AsyncGenerator[tuple[bytes, bytes | None]]) -> AsyncGenerator[bytes]:
+        """The same lines of an output file, counted by what each used."""
+        async for result, used in results:
+            # A line that an earlier version has carried out does not say it.
+            self._add(orjson.loads(result)["response"]["body"] if used is None else orjson.loads(used))
             yield result
 
     def _add(self, body: dict[str, Any]) -> None:

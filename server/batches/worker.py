@@ -26,11 +26,13 @@ from server.batches.carrier import Reply, carry_out, request_body
 from server.batches.input_lines import InputLines
 from server.batches.objects import UsageSum, expired_line, output_line
 from server.clock import now_us
+from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.http import RUN_ROUTES
 from server.limits import Limiter
 from server.quota import Quota
 from server.telemetry import Reading
+from server.threads import aside
 from server.webhooks import batch_notice
 from storage import (
     MAX_BATCH_ATTEMPTS,
@@ -46,6 +48,7 @@ from storage import (
 )
 
 if TYPE_CHECKING:
+    from server.config import Config
     from storage import Storage
 
 log = logging.getLogger("antiphon.batches")
@@ -97,11 +100,12 @@ class _Ends:
 class BatchWorker:
     """The batches that one process carries on. quota, limiter: what the results of requests count against."""
 
-    def __init__(self, storage: Storage, keys: Keys, quota: Quota, limiter: Limiter) -> None:
+    def __init__(self, storage: Storage, keys: Keys, quota: Quota, limiter: Limiter, config: Config) -> None:
         self._storage = storage
         self._keys = keys
         self._quota = quota
         self._limiter = limiter
+        self._config = config
         self._app: ASGIApp | None = None
         self._stirred = asyncio.Event()
         self._going: dict[tuple[str, int], _Going] = {}  # by batch and claim
@@ -239,7 +243,8 @@ class BatchWorker:
 
     def _carried(self, batch: StoredBatch) -> _Carried:
         assert self._app is not None
-        return _Carried(self._storage, self._keys, self._quota, self._limiter, self._app, batch, self._ends)
+        known = (self._storage, self._keys, self._quota, self._limiter, self._config)
+        return _Carried(*known, self._app, batch, self._ends)
 
     async def _rest(self, batch: StoredBatch) -> None:
         """Have a batch tried again later that could not be carried on, or else end it."""
@@ -278,6 +283,7 @@ class _Carried:
         keys: Keys,
         quota: Quota,
         limiter: Limiter,
+        config: Config,
         app: ASGIApp,
         batch: StoredBatch,
         ends: _Ends,
@@ -286,6 +292,7 @@ class _Carried:
         self._keys = keys
         self._quota = quota
         self._limiter = limiter
+        self._config = config
         self._app = app
         self._batch = batch
         self._ends = ends
@@ -320,7 +327,7 @@ class _Carried:
         """Store the input's lines; False where the batch has failed for them."""
         batch = self._batch
         assert batch.digest is not None
-        checked = InputLines(batch.endpoint)
+        checked = InputLines(batch.endpoint, self._config.max_json_values)
         await checked.read(self._storage.blobs.open(batch.digest))
         if checked.faults:
             errors = orjson.dumps(checked.faults)
@@ -395,8 +402,8 @@ class _Carried:
                 return
             if not reply.replayed:  # an attempt from before this process took the batch over
                 await asyncio.sleep(reply.wait_s)
-        status, result = await self._stored(line, reply)
-        if await self._batches.finish_line(self._batch, line.position, status, result, now_us()):
+        status, result, used = await self._stored(line, reply)
+        if await self._batches.finish_line(self._batch, line.position, status, result, now_us(), used):
             self._ends.lines[status] += 1
 
     async def _principal(self) -> Principal:
@@ -416,23 +423,26 @@ class _Carried:
         except ApiError as error:
             return Reply(error.status, error.headers, error.body())
         parts = [part async for part in self._storage.blobs.open(batch.digest, line.start, line.stop)]
-        body = request_body(b"".join(parts), batch.endpoint, principal)
+        asked, large = b"".join(parts), line.stop - line.start > THREADED_BYTES
+        body = await aside(large, request_body, asked, batch.endpoint, principal)
         key = None
         if batch.endpoint in RUN_ROUTES:
             key = f"{batch.id}:{line.position}{f':{failed_runs}' if failed_runs else ''}"
         return await carry_out(self._app, batch.endpoint, body, principal, key=key)
 
-    async def _stored(self, line: BatchLine, reply: Reply) -> tuple[str, bytes]:
-        """The status and the result of a line; where there is no room for an answer, that is its result."""
-        result = output_line(self._batch.id, line, reply)
+    async def _stored(self, line: BatchLine, reply: Reply) -> tuple[str, bytes, bytes]:
+        """The status of a line, its result, and what that used; where there is no room for an answer, that is
+        the result."""
+        large = len(reply.body) > THREADED_BYTES
+        result, used = await aside(large, output_line, self._batch.id, line, reply)
         if reply.failed:
-            return "failed", result
+            return "failed", result, used
         try:
             await self._require_room(await self._principal(), len(result))
         except ApiError as error:
             refused = Reply(error.status, error.headers, error.body())
-            return "failed", output_line(self._batch.id, line, refused)
-        return "completed", result
+            return "failed", *output_line(self._batch.id, line, refused)
+        return "completed", result, used
 
     async def _require_room(self, who: Principal, num_bytes: int) -> None:
         """ApiError where the owner may not store so many bytes more."""
@@ -464,7 +474,7 @@ class _Carried:
             self._ends.batches[status] += 1
 
     async def _errors(self, *, expired: bool) -> AsyncGenerator[bytes]:
-        async for result in self._batches.results(self._batch.id, "failed"):
+        async for result, _ in self._batches.results(self._batch.id, "failed"):
             yield result
         if expired:
             async for line in self._open_lines():

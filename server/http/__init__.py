@@ -16,7 +16,7 @@ from server.http.authentication import (
     declared_scope,
     presented_key,
 )
-from server.http.body import parse_object, read_as, read_body
+from server.http.body import parse_object, read_as, read_body, require_parsable
 from server.http.bounded_protocol import BoundedHttp
 from server.http.error_boundary import Boundary, Envelope
 from server.http.host_and_origin import HostAndOrigin
@@ -111,6 +111,7 @@ __all__ = [
     "query_text",
     "read_as",
     "read_body",
+    "require_parsable",
     "require_stored_bytes",
     "standing_of",
     "stored_completion_json",

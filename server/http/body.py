@@ -238,8 +238,9 @@ def too_large(limit: int, param: str | None = None) -> ApiError:
     return ApiError(413, message, code="request_too_large", param=param)
 
 
-def parse_object(raw: bytes, max_depth: int, max_values: int) -> dict[str, Any]:
-    """JSON text to an object; ApiError 400 `invalid_json` for anything else."""
+def require_parsable(raw: bytes, max_values: int) -> int:
+    """ApiError 400 `invalid_json` for JSON text that would take long to parse; returns how many objects and
+    lists it has at most. max_values: brackets and commas."""
     # The parser holds the interpreter for as long as it works, thread or not, so its work is bounded
     # beforehand. Every value but the first follows a bracket or a comma; those inside of strings count too.
     # A string costs most, where it is a key that no other object has.
@@ -250,6 +251,12 @@ def parse_object(raw: bytes, max_depth: int, max_values: int) -> dict[str, Any]:
     if raw.count(b'"') - raw.count(b'\\"') > 2 * MAX_JSON_STRINGS:
         message = f"The request's body has more than {MAX_JSON_STRINGS} strings, keys included."
         raise ApiError(400, message, code="invalid_json")
+    return containers
+
+
+def parse_object(raw: bytes, max_depth: int, max_values: int) -> dict[str, Any]:
+    """JSON text to an object; ApiError 400 `invalid_json` for anything else."""
+    containers = require_parsable(raw, max_values)
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as exc:

@@ -3,8 +3,9 @@
 A request that starts a run is recorded in the transaction that starts the run, and a repeat follows that run.
 Any other reply is committed to storage before its last part is sent, or together with what was done, and a
 repeat gets the same bytes.
-Replies above 1 MiB and those of admin routes are not kept, so their repeats get a 409. After an error reply
-the key is free again, because an error is not a result.
+Not kept, so that their repeats get a 409, are replies above 1 MiB, those of admin routes, those for which the
+owner has no room, and those that tell of what was deleted. After an error reply the key is free again,
+because an error is not a result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from server.errors import ApiError, to_api_error
 from server.http.authentication import ADMIN_PATHS, ORGANIZATION_PATHS
 from server.http.body import load_body
 from server.http.contents import load_form, takes_form
-from server.http.request import while_connected
+from server.http.request import require_stored_bytes, while_connected
 from server.ignored import collected
 from storage import Kept, KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
 
@@ -60,12 +61,14 @@ class Keyed:
 
     response_id: of a run that was started already, by this request or by the one that it repeats. over: there
     is something to be found in storage, or the key is free. alone: no repeat waits for that. kept: the reply
-    is in storage, together with what was done.
+    is in storage, together with what was done. about: the id of what the reply tells of, where the path does
+    not name it.
     """
 
     request: KeyedRequest | None = None
     response_id: str | None = None
     kept: bool = False
+    about: str | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
     alone: asyncio.Event = field(default_factory=asyncio.Event)
     num_waiting: int = 0
@@ -97,9 +100,9 @@ def keyed(request: Request) -> Keyed:
     return found
 
 
-def kept(request: Request, reply: Callable[[T], bytes]) -> Kept[T] | None:
+def kept(request: Request, reply: Callable[[T], bytes], about: str) -> Kept[T] | None:
     """What storage is to record of a request with its one transaction; None without a key. reply: the JSON
-    that answers it, made of what the transaction returns."""
+    that answers it, made of what the transaction returns. about: the id of what that tells of."""
     key, ignored = keyed(request), collected()
     if key.request is None:
         return None
@@ -113,7 +116,7 @@ def kept(request: Request, reply: Callable[[T], bytes]) -> Kept[T] | None:
         key.kept = True
         return body if len(body) <= MAX_KEPT_BYTES else None
 
-    return Kept(key.request, headers, noted)
+    return Kept(key.request, headers, noted, about)
 
 
 class IdempotencyMiddleware:
@@ -190,9 +193,7 @@ class IdempotencyMiddleware:
         elif known.status is None:
             raise to_api_error(RequestKnown())
         elif known.body is None:
-            message = (
-                "The request with this idempotency key was carried out, but its reply could not be kept."
-            )
+            message = "The request with this idempotency key was carried out, but its reply is not kept."
             raise ApiError(409, message, code="idempotency_reply_not_kept")
         else:
             reply = Response(known.body, known.status, dict(orjson.loads(known.headers or b"[]")))
@@ -211,7 +212,7 @@ class IdempotencyMiddleware:
         if request.route in RUN_ROUTES:
             await self._app(scope, receive, send)
             return
-        reply = _Kept(here, request, storage, send)
+        reply = _Kept(here, request, storage, scope, send)
         try:
             await self._app(scope, receive, reply.send)
         finally:
@@ -246,10 +247,13 @@ class _Departure:
 class _Kept:
     """ASGI send that commits a reply before its last part goes out. done: it is committed."""
 
-    def __init__(self, here: Keyed, request: KeyedRequest, storage: Storage, send: Send) -> None:
+    def __init__(
+        self, here: Keyed, request: KeyedRequest, storage: Storage, scope: Scope, send: Send
+    ) -> None:
         self._here = here
         self._request = request
         self._storage = storage
+        self._scope = scope
         self._send = send
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -270,8 +274,7 @@ class _Kept:
             return
         self._take(message.get("body", b""))
         if not message.get("more_body", False) and self._is_result:
-            if not self._here.kept:
-                await self._keep()
+            await self._keep()
             self.done = True
             self._here.over.set()
         if self._start is not None:
@@ -282,7 +285,22 @@ class _Kept:
     async def _keep(self) -> None:
         small = self._num_bytes <= MAX_KEPT_BYTES and not self._request.route.startswith(PRIVATE_PATHS)
         headers, body = orjson.dumps(list(self._headers.items())), b"".join(self._parts)
-        await self._storage.complete_request(self._request, self._status, headers, body if small else None)
+        fits = small and await self._has_room(len(headers) + len(body))
+        if not self._here.kept:
+            # What the path names first is what holds the rest of it.
+            about = self._here.about or next(iter(self._scope.get("path_params", {}).values()), None)
+            body_kept = body if fits else None
+            await self._storage.complete_request(self._request, self._status, headers, body_kept, about)
+        elif not fits:  # its size was not known before it was written
+            await self._storage.drop_reply(self._request)
+
+    async def _has_room(self, num_bytes: int) -> bool:
+        """Whether the owner may store so many bytes more, which are counted then."""
+        try:
+            await require_stored_bytes(Request(self._scope), num_bytes)
+        except ApiError:
+            return False
+        return True
 
     @property
     def _streams(self) -> bool:

@@ -86,7 +86,7 @@ async def create_conversation(request: Request) -> Response:
         here.storage.create_conversation,
         *(who, conversation_id, now_us(), metadata),
         title=title or None,
-        kept=kept(request, conversation_json),
+        kept=kept(request, conversation_json, conversation_id),
     )
     stored = await _stored(request, items or [], create, num_bytes=len(metadata) + len(title))
     return json_reply(conversation_json(stored))
@@ -147,7 +147,7 @@ async def fork_conversation(request: Request, conversation_id: str) -> Response:
     new = NewFork(new_id("conv_"), now_us(), wanted.after, metadata)
     with asked_by("after"):
         stored = await context(request).storage.fork_conversation(
-            owner(request), conversation_id, new, kept=kept(request, conversation_json)
+            owner(request), conversation_id, new, kept=kept(request, conversation_json, new.id)
         )
     return json_reply(conversation_json(stored))
 
@@ -185,7 +185,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
         *(who, conversation_id),
         now=now_us(),
         limit=limit,
-        kept=kept(request, reply),
+        kept=kept(request, reply, conversation_id),
     )
     return json_reply(reply(await _stored(request, items, add)))
 

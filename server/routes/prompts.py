@@ -47,7 +47,7 @@ async def create_prompt(request: Request) -> Response:
     await require_stored_bytes(request, len(metadata) + len(body.template))
     id = f"pmpt_{secrets.token_hex(24)}"
     new = StoredPrompt(id, owner(request), now_us(), body.name or None, metadata)
-    keeping = kept(request, prompt_json)
+    keeping = kept(request, prompt_json, id)
     stored = await context(request).storage.prompts.create(new, body.template, kept=keeping)
     return json_reply(prompt_json(stored))
 
@@ -74,7 +74,7 @@ async def update_prompt(request: Request, prompt_id: str) -> Response:
     change = PromptChange(body.name, body.metadata, body.template, body.default_version)
     try:
         stored = await context(request).storage.prompts.change(
-            owner(request), prompt_id, change, now_us(), kept=kept(request, prompt_json)
+            owner(request), prompt_id, change, now_us(), kept=kept(request, prompt_json, prompt_id)
         )
     except NotFound as unknown:
         if unknown.kind == "prompt":

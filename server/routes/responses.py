@@ -25,7 +25,6 @@ from server.event_profiles import PROFILES, View
 from server.http import (
     Context,
     EventStream,
-    PageArgs,
     StreamCut,
     actor,
     choice,
@@ -84,7 +83,7 @@ from server.schema import (
 from server.shapes import one_of
 from server.sse_frame import frames
 from server.threads import THREADED_PARTS, aside, begin_large_request, in_large_request
-from storage import EventsExpired, HistoryItem, NotFound, StoredItem, StoredResponse
+from storage import EventsExpired, NotFound, StoredResponse
 
 router = APIRouter(prefix="/v1/responses", tags=["Responses"])
 
@@ -507,34 +506,11 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     storage, who = context(request).storage, owner(request)
     args = page_args(query)
     if choice(query, "scope", ("own", "all")) == "all":
-        history = await storage.history(who, previous_response_id=response_id)
-        much = len(history) > THREADED_PARTS
-        found, has_more = await aside(much, _page_of_all, history, response_id, args)
+        page = await storage.all_input_items(who, response_id, **args)
     else:
         page = await storage.input_items(who, response_id, **args)
-        found, has_more = page.data, page.has_more
-    bodies = [filled_body(item.body, item.private, shown) for item in found]
-    return json_reply(page_json(bodies, [item.id for item in found], has_more=has_more))
-
-
-def _page_of_all(
-    history: Sequence[HistoryItem], response_id: str, args: PageArgs
-) -> tuple[Sequence[StoredItem], bool]:
-    """One page of all that a response was made from. Raises NotFound for an unknown `after`."""
-    before = [e.item for e in history if not (e.response_id == response_id and e.direction == "out")]
-    # A cursor is an id, so an item that stands there twice is listed once.
-    return _slice(list({item.id: item for item in before}.values()), args)
-
-
-def _slice(items: Sequence[StoredItem], args: PageArgs) -> tuple[Sequence[StoredItem], bool]:
-    """One page of a list that is whole in memory. Raises NotFound for an unknown `after`."""
-    ordered = list(items) if args["order"] == "asc" else list(reversed(items))
-    if args["after"] is not None:
-        ids = [item.id for item in ordered]
-        if args["after"] not in ids:
-            raise NotFound("item", args["after"])
-        ordered = ordered[ids.index(args["after"]) + 1 :]
-    return ordered[: args["limit"]], len(ordered) > args["limit"]
+    bodies = [filled_body(item.body, item.private, shown) for item in page.data]
+    return json_reply(page_json(bodies, [item.id for item in page.data], has_more=page.has_more))
 
 
 @router.post(

@@ -19,6 +19,7 @@ from server.http import (
     context,
     json_reply,
     kept,
+    keyed,
     owner,
     page_args,
     page_json,
@@ -79,13 +80,14 @@ class Keeping:
         """Store the completion with this body; the reply, which a repeat with the same idempotency key gets,
         too. ChatCompletionKnown."""
         storage = context(self.request).storage
-        keeping = kept(self.request, stored_completion_json)
+        keeping = kept(self.request, stored_completion_json, head["id"])
         return stored_completion_json(
             await storage.chat_completions.create(self._new(head, body), kept=keeping)
         )
 
     async def streamed(self, head: Mapping[str, Any], body: bytes) -> None:
         """Store the completion whose chunks come to this body. ChatCompletionKnown."""
+        keyed(self.request).about = head["id"]
         await context(self.request).storage.chat_completions.create(self._new(head, body))
 
     def _new(self, head: Mapping[str, Any], body: bytes) -> NewChatCompletion:

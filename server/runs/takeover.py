@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine import EngineUnavailable
 from server.clock import now_us
 from server.items import asks_approval, is_output, key_of, load_item
 from server.runs.events import RETRY_S
-from server.runs.execution import MAX_STRIKES, Loop, Restorer, Run, RunTasks
+from server.runs.execution import MAX_STRIKES, Loop, NewerPlan, Restorer, Run, RunTasks
 from server.runs.planning import pending_calls
-from storage import NotFound, OfModels, RunClaim, StorageUnavailable
+from storage import NotFound, OfModels, RunClaim, RunLost, StorageUnavailable
 
 if TYPE_CHECKING:
     from server.model_registry import Models
-    from storage import Storage
+    from storage import Storage, StoredItem
 
 log = logging.getLogger("antiphon.runs")
 
@@ -31,10 +32,23 @@ AGAIN_S = 1.0
 
 LOST_S = 30.0
 """How often runs are looked for that are this process's and that nothing here carries on: of a start that was
-given up while it was written, say, or of a claim that could not be restored."""
+given up while it was written, say."""
+
+UNREAD_S = 30.0
+"""For how long a process leaves a run to others that it could not restore."""
 
 UNSERVED_S = 600.0
-"""For how long no process of a database serves the model of a run, before the run is ended."""
+"""For how long no process of a database serves the model of a run, or is of the version that it needs, before
+the run is ended."""
+
+MOST_ASIDE = 1000
+"""Runs that a process leaves to others at once: their ids are parts of a statement."""
+
+
+UNREADABLE: dict[str, Any] = {
+    "code": "server_error",
+    "message": "This server cannot read what it has stored of this response, so it cannot go on.",
+}
 
 
 class Takeover:
@@ -63,6 +77,7 @@ class Takeover:
         # but not yet among the tasks, so whoever looks for it has to wait.
         self._claiming = asyncio.Lock()
         self._unserved: dict[str, float] = {}  # models of runs that no process serves, and since when
+        self._aside: dict[str, float] = {}  # runs that could not be restored here, and until when others may
         self._without = set[str]()  # runs of this process that nothing here carried on, at the last look
         self._stopped = False
 
@@ -98,30 +113,10 @@ class Takeover:
         await asyncio.gather(*map(one, claims))
 
     async def _restored(self, claim: RunClaim) -> Run | None:
-        """A claimed run at work again, or with its end written.
-
-        None for one that was deleted meanwhile, or that cannot be read.
-        """
-        ends = claim.cancel_requested or claim.state == "waiting"  # then no engine is asked for anything
-        while True:
-            try:
-                run = await self._restorer.run(claim, ends=ends)
-                inputs = await self._storage.waiting_inputs(claim.response_id)
-                break
-            except StorageUnavailable as error:
-                log.warning("run %s waits: %s", claim.response_id, error)
-                await asyncio.sleep(RETRY_S)
-            except EngineUnavailable as error:  # others, whose models are there, are not to wait for it
-                log.warning("run %s is given back, and waits: %s", claim.response_id, error)
-                with suppress(StorageUnavailable):  # `find_lost` does it later
-                    await self._storage.give_back([claim.response_id], blameless=True)
-                asyncio.get_running_loop().call_later(AGAIN_S, self._want)
-                return None
-            except NotFound:
-                return None
-            except Exception:  # it must not keep the others, or the server, down; `find_lost` gives it back
-                log.exception("run %s cannot be taken up", claim.response_id)
-                return None
+        """A claimed run at work again, or with its end written; None where `_read` has none."""
+        if (found := await self._read(claim)) is None:
+            return None
+        run, inputs = found
         # What its limits have counted already: all that it had used when it parked the last time.
         answers = [index for index, item in enumerate(run.assembler.output) if is_output(item)]
         if claim.state == "waiting" or inputs:
@@ -136,6 +131,8 @@ class Takeover:
             self._loop.fail(
                 run, f"This response stopped the engine {claim.strikes} times; it is not tried again."
             )
+        elif run.plan.newer:
+            self._loop.fail(run, "A newer version of the server began this response; this one cannot go on.")
         elif run.served.info.fingerprint != run.plan.fingerprint:
             self._loop.fail(run, f"The model '{run.plan.model}' has changed since this response began.")
         elif run.gone is not None:
@@ -149,6 +146,73 @@ class Takeover:
             self._tasks.spawn(run)
         return run
 
+    async def _read(self, claim: RunClaim) -> tuple[Run, Sequence[StoredItem]] | None:
+        """A claimed run, and the outputs that were posted to it.
+
+        None for one that was deleted meanwhile, or that cannot be read: it is left to others for a while, or
+        has ended.
+        """
+        ends = claim.cancel_requested or claim.state == "waiting"  # then no engine is asked for anything
+        while True:
+            try:
+                run = await self._restorer.run(claim, ends=ends)
+                inputs = await self._storage.waiting_inputs(claim.response_id)
+                self._aside.pop(claim.response_id, None)
+                return run, inputs
+            except StorageUnavailable as error:
+                log.warning("run %s waits: %s", claim.response_id, error)
+                await asyncio.sleep(RETRY_S)
+            except EngineUnavailable as error:  # others, whose models are there, are not to wait for it
+                log.warning("run %s is given back, and waits: %s", claim.response_id, error)
+                with suppress(StorageUnavailable):  # `find_lost` does it later
+                    await self._storage.give_back([claim.response_id], blameless=True)
+                asyncio.get_running_loop().call_later(AGAIN_S, self._want)
+                return None
+            except NotFound:
+                return None
+            except NewerPlan as what:
+                if self._storage.shared and not self._is_left_behind(claim.response_id):
+                    log.warning("run %s is left to a newer version: %s", claim.response_id, what)
+                    await self._set_aside(claim, UNSERVED_S)
+                    return None
+                ends = True
+            except Exception:  # it must not keep the others, or the server, down
+                log.exception("run %s cannot be taken up", claim.response_id)
+                await self._not_restored(claim, ends=ends)
+                return None
+
+    async def _not_restored(self, claim: RunClaim, *, ends: bool) -> None:
+        """Count an attempt at a run, and leave it to others for a while. After the last one it ends, and so
+        it does where that is all that was to be done."""
+        try:
+            if ends or claim.strikes >= MAX_STRIKES:
+                await self._tasks.end_unread(claim, None if claim.cancel_requested else UNREADABLE)
+                return
+            await self._storage.admit(claim)
+        except (NotFound, RunLost):
+            return
+        except Exception:
+            log.exception("run %s can be neither taken up nor ended", claim.response_id)
+        await self._set_aside(claim, UNREAD_S)
+
+    def _is_left_behind(self, response_id: str) -> bool:
+        """Whether a run was set aside, and nobody has taken it up in that time."""
+        return self._aside.get(response_id, math.inf) <= asyncio.get_running_loop().time()
+
+    async def _set_aside(self, claim: RunClaim, seconds: float) -> None:
+        """Give a run back, and leave it to others for so long from the first time on."""
+        clock = asyncio.get_running_loop().time()
+        until = self._aside.get(claim.response_id, clock)
+        self._aside[claim.response_id] = until if until > clock else clock + seconds
+        with suppress(StorageUnavailable):  # `find_lost` does it later
+            await self._storage.give_back([claim.response_id], blameless=False)
+
+    def _left_out(self) -> tuple[str, ...]:
+        """What others may take up for now. Of what others did, nothing is remembered for long."""
+        clock = asyncio.get_running_loop().time()
+        self._aside = {id: until for id, until in self._aside.items() if until > clock - UNREAD_S}
+        return tuple(id for id, until in self._aside.items() if until > clock)[-MOST_ASIDE:]
+
     async def take(self, limit: int) -> int:
         """Take up the next runs of the queue; returns how many they were. Models that runs wait for are
         loaded meanwhile."""
@@ -161,7 +225,7 @@ class Takeover:
         """The same as `_of_models`, once what runs wait for has been looked at: their models are loaded."""
         now, later = self._models.claimable
         if not self._storage.shared and not later:
-            return None
+            return self._of_models()
         free = await self._storage.free_models()
         for name in later:
             if name in free:
@@ -178,11 +242,12 @@ class Takeover:
         these are theirs, until for `UNSERVED_S` nobody has served them.
         """
         now, later = self._models.claimable
+        but = self._left_out()
         if not self._storage.shared:
-            return OfModels(tuple(later), others=True) if later else None
+            return OfModels(tuple(later), others=True, but=but) if later or but else None
         clock = asyncio.get_running_loop().time()
         left = [name for name, since in self._unserved.items() if clock - since >= UNSERVED_S]
-        return OfModels((*now, *left))
+        return OfModels((*now, *left), but=but)
 
     async def watch(self) -> None:
         """Give back what is lost, for as long as the process lives."""

@@ -44,6 +44,9 @@ from storage.tables import batch_lines, batches, files, owners, runners
 ROWS = 500
 """Lines that one step writes or removes."""
 
+RESULT_BYTES = 8 << 20
+"""Results that are read at once; a single one may be larger."""
+
 _COLUMNS = [batches.c[field.name] for field in fields(StoredBatch)]
 
 
@@ -285,14 +288,21 @@ def begin(conn: Connection, batch: StoredBatch, runner: str, now: int) -> None:
 
 
 def finish_line(
-    conn: Connection, batch: StoredBatch, runner: str, position: int, status: str, result: bytes, now: int
+    conn: Connection,
+    batch: StoredBatch,
+    runner: str,
+    position: int,
+    status: str,
+    result: bytes,
+    now: int,
+    used: bytes | None,
 ) -> bool:
     """Gives an open line its result; a line that has one keeps it, and is False."""
     _mine(conn, batch, runner)
     line = update(batch_lines).where(
         batch_lines.c.batch_id == batch.id, batch_lines.c.position == position, batch_lines.c.status == OPEN
     )
-    if not conn.execute(line.values(status=status, result=result, ended_at=now)).rowcount:
+    if not conn.execute(line.values(status=status, result=result, used=used, ended_at=now)).rowcount:
         return False
     counted = batches.c.completed if status == COMPLETED else batches.c.failed
     got_on: dict[Any, Any] = {
@@ -354,16 +364,26 @@ def open_lines(conn: Connection, batch_id: str, after: int, limit: int) -> list[
 
 
 def results(
-    conn: Connection, batch_id: str, status: str, after: tuple[int, int], limit: int
-) -> list[tuple[tuple[int, int], bytes]]:
-    """The next results, by the time of their end: the place of each, and its line of a file."""
+    conn: Connection, batch_id: str, status: str, after: tuple[int, int]
+) -> list[tuple[tuple[int, int], bytes, bytes | None]]:
+    """The next results, by the time of their end: the place of each, its line of a file, and what it used.
+    So many as have RESULT_BYTES, and at least one if there is one."""
     table = batch_lines.c
     place = tuple_(table.ended_at, table.position)
-    query = select(table.ended_at, table.position, table.result).where(
-        table.batch_id == batch_id, table.status == status, place > tuple_(*after)
-    )
-    rows = conn.execute(query.order_by(table.ended_at, table.position).limit(limit)).all()
-    return [((row.ended_at, row.position), row.result) for row in rows]
+    behind = (table.batch_id == batch_id, table.status == status, place > tuple_(*after))
+    by_end = (table.ended_at, table.position)
+    sizes = select(*by_end, func.length(table.result)).where(*behind).order_by(*by_end).limit(ROWS)
+    last, num_bytes = None, 0
+    for ended_at, position, size in conn.execute(sizes).all():
+        num_bytes += size
+        if last is not None and num_bytes > RESULT_BYTES:
+            break
+        last = (ended_at, position)
+    if last is None:
+        return []
+    query = select(*by_end, table.result, table.used).where(*behind, place <= tuple_(*last))
+    rows = conn.execute(query.order_by(*by_end)).all()
+    return [((row.ended_at, row.position), row.result, row.used) for row in rows]
 
 
 def untidy(conn: Connection, before: int) -> bool:

@@ -115,9 +115,16 @@ class Batches:
         await self._write(partial(batch_rows.begin, batch=batch, runner=self._runner, now=now))
 
     async def finish_line(
-        self, batch: StoredBatch, position: int, status: str, result: bytes, now: int
+        self,
+        batch: StoredBatch,
+        position: int,
+        status: str,
+        result: bytes,
+        now: int,
+        used: bytes | None = None,
     ) -> bool:
-        """Gives a line its result; False where it has one. BatchLost."""
+        """Gives a line its result; False where it has one. used: what of it the sums of the batch are made
+        of. BatchLost."""
         job = partial(
             batch_rows.finish_line,
             batch=batch,
@@ -126,6 +133,7 @@ class Batches:
             status=status,
             result=result,
             now=now,
+            used=used,
         )
         return await self._write(job)
 
@@ -152,14 +160,14 @@ class Batches:
         """The next lines without a result, behind a position."""
         return await self._read(partial(batch_rows.open_lines, batch_id=batch_id, after=after, limit=limit))
 
-    async def results(self, batch_id: str, status: str) -> AsyncGenerator[bytes]:
-        """The results of lines, by the time of their end."""
+    async def results(self, batch_id: str, status: str) -> AsyncGenerator[tuple[bytes, bytes | None]]:
+        """The results of lines, each with what `finish_line` was given as used, by the time of their end."""
         place = (-1, 0)
         while found := await self._read(
-            partial(batch_rows.results, batch_id=batch_id, status=status, after=place, limit=100)
+            partial(batch_rows.results, batch_id=batch_id, status=status, after=place)
         ):
-            for _, result in found:
-                yield result
+            for _, result, used in found:
+                yield result, used
             place = found[-1][0]
 
     # -- the ends of things ----------------------------------------------------------------------------------

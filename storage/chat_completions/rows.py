@@ -14,7 +14,8 @@ from sqlalchemy import Connection, Row, delete, exists, func, insert, select, tu
 
 from storage.chat_completions.records import ChatCompletionKnown, NewChatCompletion, StoredChatCompletion
 from storage.drivers import insert_unless_taken
-from storage.records import Cursor, NotFound, Order, Page
+from storage.kept_replies import forget_replies
+from storage.records import Cursor, NotFound, Order, Page, page_length
 from storage.tables import chat_completion_metadata as pairs
 from storage.tables import chat_completions as table
 
@@ -22,6 +23,7 @@ ROWS = 16
 """Completions that one step removes; each may have megabytes of messages."""
 
 _STORED = (table.c.id, table.c.created_at, table.c.model, table.c.metadata, table.c.body)
+_SIZE = func.length(table.c.metadata) + func.length(table.c.body)
 
 Place = tuple[str, str]
 """(owner, id)."""
@@ -79,7 +81,7 @@ def list_(
 ) -> Page[StoredChatCompletion]:
     """One page, by time and then id. model, metadata: only those of this model, and those that have all of
     these pairs. NotFound("chat completion") for an unknown `after`."""
-    query = select(*_STORED).where(table.c.owner == owner)
+    query = select(_SIZE).where(table.c.owner == owner)
     if model is not None:
         query = query.where(table.c.model == model)
     for key, value in metadata.items():
@@ -99,8 +101,10 @@ def list_(
         query = query.where(place > at if order == "asc" else place < at)
     by_time = (table.c.created_at, table.c.id)
     query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
-    rows = conn.execute(query.limit(limit + 1)).all()
-    return Page(tuple(map(_stored, rows[:limit])), len(rows) > limit)
+    sizes = conn.execute(query.limit(limit + 1)).scalars().all()
+    length = page_length(sizes, limit)
+    rows = conn.execute(query.with_only_columns(*_STORED).limit(length)).all()
+    return Page(tuple(map(_stored, rows)), len(sizes) > length)
 
 
 def change(conn: Connection, owner: str, id: str, metadata: Mapping[str, str]) -> StoredChatCompletion:
@@ -126,6 +130,8 @@ def remove(conn: Connection, owner: str, id: str) -> None:
 def remove_all(conn: Connection, places: Sequence[Place]) -> int:
     """Removes those of these completions that are there; returns how many."""
     conn.execute(delete(pairs).where(tuple_(pairs.c.owner, pairs.c.completion_id).in_(places)))
+    for owner in {owner for owner, _ in places}:
+        forget_replies(conn, [id for whose, id in places if whose == owner], owner)
     return conn.execute(delete(table).where(tuple_(table.c.owner, table.c.id).in_(places))).rowcount
 
 

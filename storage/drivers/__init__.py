@@ -14,6 +14,7 @@ from storage.drivers.interface import (
     Writing,
     insert_or_add,
     insert_unless_taken,
+    shared_clock,
     unavailable,
 )
 from storage.drivers.readers import Readers
@@ -38,6 +39,7 @@ __all__ = [
     "insert_unless_taken",
     "many",
     "returned",
+    "shared_clock",
     "sync",
     "unavailable",
 ]

@@ -17,7 +17,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Insert, Table, case
+from sqlalchemy import BigInteger, ColumnElement, Connection, Insert, Table, case, cast, func, literal
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -242,6 +242,14 @@ _INSERT: Mapping[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
     "postgresql": postgresql.insert,
     "sqlite": sqlite.insert,
 }
+
+
+def shared_clock(dialect: str, now: int) -> ColumnElement[int]:
+    """The time by the one clock of all that write to a database, in microseconds since the epoch: the
+    database's own, or, where one process has the database alone, that of this process, which is `now`."""
+    if dialect == "sqlite":
+        return literal(now, BigInteger)
+    return cast(func.extract("epoch", func.statement_timestamp()) * 1_000_000, BigInteger)
 
 
 def unavailable(what: str, error: BaseException) -> StorageUnavailable:

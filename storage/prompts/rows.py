@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, tuple_, update
 
+from storage.kept_replies import forget_replies
 from storage.prompts.records import DefaultVersion, PromptChange, StoredPrompt, StoredPromptVersion
-from storage.records import Cursor, NotFound, Order, Page
+from storage.records import Cursor, NotFound, Order, Page, page_length
 from storage.tables import prompt_versions, prompts
 
 ROW_BYTES = 256
@@ -119,12 +120,14 @@ def versions(
     """One page by number. NotFound("prompt")."""
     get(conn, owner, id)
     number = prompt_versions.c.version
-    query = select(prompt_versions).where(prompt_versions.c.prompt_id == id)
+    query = select(func.length(prompt_versions.c.body)).where(prompt_versions.c.prompt_id == id)
     if after is not None:
         query = query.where(number > after if order == "asc" else number < after)
     query = query.order_by(number if order == "asc" else number.desc())
-    rows = conn.execute(query.limit(limit + 1)).all()
-    return Page(tuple(map(_version, rows[:limit])), len(rows) > limit)
+    sizes = conn.execute(query.limit(limit + 1)).scalars().all()
+    length = page_length(sizes, limit)
+    rows = conn.execute(query.with_only_columns(*prompt_versions.c).limit(length)).all()
+    return Page(tuple(map(_version, rows)), len(sizes) > length)
 
 
 def remove_version(conn: Connection, owner: str, id: str, number: int) -> None:
@@ -151,6 +154,7 @@ def of_owner(conn: Connection, owner: str, before: int) -> Sequence[str]:
 
 def remove_all(conn: Connection, ids: Sequence[str]) -> int:
     """Removes prompts with all of their versions; returns how many."""
+    forget_replies(conn, ids)
     conn.execute(delete(prompt_versions).where(prompt_versions.c.prompt_id.in_(ids)))
     return conn.execute(delete(prompts).where(prompts.c.id.in_(ids))).rowcount
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, func, insert, select, tuple_, update
 
+from storage.kept_replies import forget_replies
 from storage.lineage import IN_LINEAGE, LINEAGE, lineage_of, sharing, stretches
 from storage.queries import garbage, items
 from storage.records import (
@@ -82,6 +83,7 @@ def unlock(
     id: str,
     response_id: str,
     turn: Sequence[tuple[str, str]],
+    new: Sequence[NewItem] = (),
     *,
     kept: bool,
     status: str | None = None,
@@ -89,14 +91,15 @@ def unlock(
 ) -> None:
     """Gives the lock back and appends the turn: (item id, direction) pairs, input before output.
 
-    kept: the response is stored, so its items name it. status: how it ended. A conversation that was deleted
-    meanwhile takes nothing.
+    new: those of its items that nothing has stored yet. kept: the response is stored, so its items name it.
+    status: how it ended. A conversation that was deleted meanwhile takes nothing, and then nothing is stored.
     """
     query = select(conversations).where(conversations.c.id == id)
     row = conn.execute(query.with_for_update()).first()
     if row is None:
         return
     if turn and row.deleted_at is None:
+        items.put(conn, row.owner, new)
         _append(conn, row, turn, response_id if kept else None, status, now=now)
     conn.execute(
         update(conversations)
@@ -332,6 +335,7 @@ def delete(conn: Connection, owner: str, id: str, now: int) -> None:
     num_bytes = row.num_bytes - len(row.metadata) + 2 - _title_bytes(row.title)
     emptied = {"deleted_at": now, "metadata": b"{}", "title": None, "num_bytes": num_bytes}
     conn.execute(update(conversations).where(conversations.c.id == id).values(**emptied))
+    forget_replies(conn, [id])
     garbage.collect_conversation(conn, id)
 
 
@@ -398,12 +402,7 @@ def delete_item(conn: Connection, owner: str, id: str, item_id: str, now: int) -
     )
     if deleted.rowcount == 0:  # somebody else did, through another branch
         raise NotFound("item", item_id)
-    shown_by = sharing(place.conversation_id, place.position)
-    conn.execute(
-        update(conversations)
-        .where(conversations.c.id.in_(select(shown_by.c.id)))
-        .values(epoch=conversations.c.epoch + 1)
-    )
+    _less_shown(conn, place.conversation_id, place.position)
     garbage.collect_conversation(conn, place.conversation_id)
     return get(conn, owner, id)
 
@@ -424,11 +423,15 @@ def clear(conn: Connection, owner: str, id: str, now: int) -> StoredConversation
         if first is None:
             continue
         conn.execute(update(table).where(*shown).values(deleted_at=now))
-        shown_by = sharing(piece.conversation_id, first)
-        conn.execute(
-            update(conversations)
-            .where(conversations.c.id.in_(select(shown_by.c.id)))
-            .values(epoch=conversations.c.epoch + 1)
-        )
+        _less_shown(conn, piece.conversation_id, first)
         garbage.collect_conversation(conn, piece.conversation_id)
     return get(conn, owner, id)
+
+
+def _less_shown(conn: Connection, id: str, position: int) -> None:
+    """Something was deleted at a position of a conversation, or there and behind it: whoever keeps what was
+    made of it is to know, and replies that may tell of it go."""
+    shown_by = select(sharing(id, position).c.id)
+    less = update(conversations).where(conversations.c.id.in_(shown_by))
+    conn.execute(less.values(epoch=conversations.c.epoch + 1))
+    forget_replies(conn, shown_by)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, case, delete, exists, insert, select, update
 
+from storage.drivers import shared_clock
 from storage.queries import conversations
 from storage.queries.queue import FREE, first
 from storage.queries.runs import claim_rows
@@ -36,14 +37,15 @@ def beat(conn: Connection, runner: str, serves: str) -> bool:
 
 
 def list_processes(conn: Connection, now: int) -> FleetView:
-    """Who beats, and whether there is anything to do; now: microseconds since the epoch."""
+    """Who beats, and whether there is anything to do; now: microseconds since the epoch, as in `Park`."""
     rows = conn.execute(select(runners)).all()
     beats: dict[str, int | None] = {row.id: row.beat for row in rows}
     owning = select(runs.c.runner).distinct().where(runs.c.runner.is_not(None))
     owners = frozenset(conn.execute(owning).scalars().all())
     for runner in owners:
         beats.setdefault(runner, None)
-    due = exists().where(runs.c.state == "waiting", runs.c.deadline <= now)
+    clock = shared_clock(conn.dialect.name, now)
+    due = exists().where(runs.c.state == "waiting", runs.c.deadline <= clock)
     has_free, has_due = conn.execute(select(exists().where(FREE), due)).one()
     serves = {row.id: row.serves for row in rows if row.serves}
     return FleetView(beats, owners, bool(has_free), bool(has_due), serves)

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Connection,
     Row,
     and_,
+    case,
     delete,
     exists,
     func,
@@ -30,27 +31,47 @@ from sqlalchemy import (
 from storage.queries.items import ROW_BYTES, SIZE, joined, num_bytes_of, parts
 from storage.tables import conversation_items, conversations, items, response_items, responses, runs
 
+TOMBSTONES = 100
+"""Deleted responses that one step goes through; to remove them takes some milliseconds."""
 
-def collect_responses(conn: Connection, ids: Sequence[str]) -> None:
-    """Removes those of the deleted responses that no response continues or was forked from, then their
-    ancestors likewise. What is left of those with forks alone is cut to what the forks share."""
-    rows = {row.id: row for part in parts(ids) for row in _forsaken(conn, part)}
+
+def collect_responses(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
+    """Removes those of some deleted responses, whose logs are erased, that no response continues or was
+    forked from, then their ancestors likewise, as many as one step may. What is left of those with forks
+    alone is cut to what the forks share.
+
+    Returns the ancestors that are to be erased next. They have no measure until then; those that stay get
+    theirs.
+    """
+    rows = {row.id: row for row in _forsaken(conn, ids)}
     num_children: dict[str, int] = {id: row.num_children for id, row in rows.items()}
     gone = [id for id, num in num_children.items() if num == 0]
-    left = set(ids)
+    above: set[str] = set()
     for id in gone:
         for parent in {rows[id].previous_response_id, rows[id].fork_of} - {None}:
-            left.add(parent)
+            above.add(parent)
             if parent in num_children:
                 num_children[parent] -= 1
                 if num_children[parent] == 0:
                     gone.append(parent)
-    for part in parts(gone):
-        remove_responses(conn, part)
-    for part in parts(sorted(left.difference(gone))):
-        _cut_to_forks(conn, part)
+    remove_responses(conn, gone)
+    deleted = select(responses.c.id).where(responses.c.deleted_at.is_not(None))
+    next_ids = conn.execute(deleted.where(responses.c.id.in_(above - rows.keys()))).scalars().all()
+    staying = sorted({*ids, *above}.difference(gone, next_ids))
+    _cut_to_forks(conn, staying)
+    _measure(conn, conn.execute(deleted.where(responses.c.id.in_(staying))).scalars().all())
+    conn.execute(update(responses).where(responses.c.id.in_(next_ids)).values(num_bytes=0))
     for conversation_id in {rows[id].conversation_id for id in gone} - {None}:
         collect_conversation(conn, conversation_id)
+    return next_ids
+
+
+def _measure(conn: Connection, ids: Sequence[str]) -> None:
+    """Notes what deleted responses take that later ones need."""
+    if ids:
+        sizes = dict.fromkeys(ids, 1) | num_bytes_of(conn, ids)  # 0 would say that they are yet to be erased
+        value = case(sizes, value=responses.c.id)
+        conn.execute(update(responses).where(responses.c.id.in_(ids)).values(num_bytes=value))
 
 
 def _cut_to_forks(conn: Connection, ids: Sequence[str]) -> None:
@@ -74,8 +95,6 @@ def _cut_to_forks(conn: Connection, ids: Sequence[str]) -> None:
         cut_off = list(conn.execute(beyond.returning(response_items.c.item_id)).scalars())
         if cut_off:
             collect_items(conn, owner, cut_off)
-            left = num_bytes_of(conn, [id]).get(id, 0)
-            conn.execute(update(responses).where(responses.c.id == id).values(num_bytes=left))
 
 
 def remove_responses(conn: Connection, ids: Sequence[str]) -> None:
@@ -91,10 +110,10 @@ def remove_responses(conn: Connection, ids: Sequence[str]) -> None:
 
 
 def _forsaken(conn: Connection, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Those of the responses that are deleted and have no children, and the deleted ones above them. Forks
-    are children, too."""
+    """Those of the responses that are deleted and have no children, and the nearest deleted ones above them.
+    Forks are children, too."""
     child, parent = responses.alias("child"), responses.alias("parent")
-    names = ("id", "previous_response_id", "fork_of", "conversation_id")
+    names = ("id", "previous_response_id", "fork_of")
     first = select(*(responses.c[name] for name in names)).where(
         responses.c.id.in_(ids),
         responses.c.deleted_at.is_not(None),
@@ -105,17 +124,21 @@ def _forsaken(conn: Connection, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, 
     above = select(*(parent.c[name] for name in names)).where(
         or_(parent.c.id == forsaken.c.previous_response_id, parent.c.id == forsaken.c.fork_of),
         parent.c.deleted_at.is_not(None),
+        parent.c.num_bytes > 0,  # else its log is yet to be erased
     )
     forsaken = forsaken.union(above)
+    found = conn.execute(select(forsaken.c.id).limit(TOMBSTONES)).scalars().all()
     # Another process may take away the last child but this one at this moment: the rows are held before the
     # children are counted.
-    held = select(responses.c.id).where(responses.c.id.in_(select(forsaken.c.id))).order_by(responses.c.id)
+    held = select(responses.c.id).where(responses.c.id.in_({*found, *ids})).order_by(responses.c.id)
     conn.execute(held.with_for_update()).all()
     going_on, forks = (
-        select(func.count()).where(child.c[name] == forsaken.c.id).scalar_subquery()
+        select(func.count()).where(child.c[name] == responses.c.id).scalar_subquery()
         for name in ("previous_response_id", "fork_of")
     )
-    return conn.execute(select(forsaken, (going_on + forks).label("num_children"))).all()
+    columns = (*(responses.c[name] for name in (*names, "conversation_id")), going_on + forks)
+    rows = select(*columns[:-1], columns[-1].label("num_children")).where(responses.c.id.in_(found))
+    return conn.execute(rows).all()
 
 
 def collect_conversation(conn: Connection, id: str) -> None:

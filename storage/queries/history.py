@@ -2,23 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, bindparam, func, literal, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    Select,
+    bindparam,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+)
 
 from storage.lineage import BEYOND, IN_LINEAGE, LINEAGE, in_turn, lineage_of
 from storage.queries import items
-from storage.records import ConversationHistory, HistoryItem, NotFound
+from storage.records import (
+    ConversationHistory,
+    HistoryItem,
+    NotFound,
+    Order,
+    Page,
+    StoredItem,
+    page_length,
+)
 from storage.tables import conversation_items, conversations, response_items, responses
 from storage.tables import items as item_rows
+
+_Rows = Sequence[Row[*tuple[Any, ...]]]
 
 
 def of_response(
     conn: Connection, owner: str, id: str, as_of: int | None, *, hidden: bool = False
 ) -> tuple[HistoryItem, ...]:
-    """The turns that led to a response, itself included: input then output of each.
+    """The turns that led to a response, itself included: input then output of each. See `_led_to`."""
+    base, turns = _led_to(conn, owner, id, as_of, hidden=hidden)
+    return tuple(_item(row, in_conversation=True) for row in base) + tuple(map(_item, turns))
+
+
+def input_page(
+    conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
+) -> Page[StoredItem]:
+    """One page of all that a response was made from: its own input, and what led to it. NotFound("response"),
+    or ("item") for an unknown `after`.
+
+    A cursor is an id, so an item that stands there twice is listed once. Bodies are read of the page alone.
+    """
+    base, turns = _led_to(conn, owner, id, None, sizes=True)
+    sizes = {
+        row.id: row.size for row in (*base, *turns) if not (row.response_id == id and row.direction == "out")
+    }
+    ids = list(sizes) if order == "asc" else list(reversed(sizes))
+    if after is not None:
+        if after not in sizes:
+            raise NotFound("item", after)
+        ids = ids[ids.index(after) + 1 :]
+    shown = ids[: page_length([sizes[one] for one in ids], limit)]
+    query = select(*items.COLUMNS).where(item_rows.c.owner == owner, item_rows.c.id.in_(shown))
+    found = {row.id: items.stored_item(row) for row in conn.execute(query).all()}
+    return Page(tuple(found[one] for one in shown), len(ids) > len(shown))
+
+
+def _led_to(
+    conn: Connection, owner: str, id: str, as_of: int | None, *, hidden: bool = False, sizes: bool = False
+) -> tuple[_Rows, _Rows]:
+    """What a response stands on of a conversation, and the turns that led to it, its own included. sizes: of
+    the items, in the place of their bodies.
 
     A turn that ran in a conversation stands on what the conversation held when it began, not on earlier
     responses. A fork is the turn that it was forked from, cut short. Deleted ancestors count, since this
@@ -49,17 +103,19 @@ def of_response(
     ).first()
     if oldest is None:
         raise NotFound("response", id)
-    base: tuple[HistoryItem, ...] = ()
+    base: _Rows = ()
     if oldest.conversation_id is not None:
-        base = _of_positions(conn, owner, oldest.conversation_id, oldest.conversation_head, as_of)
+        of = (owner, oldest.conversation_id, oldest.conversation_head, as_of)
+        base = _positioned(conn, _SIZES if sizes else _POSITIONS, *of)
+    columns = _SIZED if sizes else items.COLUMNS
     query = (
-        select(*items.COLUMNS, chain.c.id.label("response_id"), chain.c.status, response_items.c.direction)
+        select(*columns, chain.c.id.label("response_id"), chain.c.status, response_items.c.direction)
         .select_from(chain)
         .join(response_items, in_turn(chain))
         .join(item_rows, items.joined(response_items))
         .order_by(chain.c.depth.desc(), response_items.c.direction, response_items.c.position)
     )
-    return base + tuple(_item(row) for row in conn.execute(query).all())
+    return base, conn.execute(query).all()
 
 
 _CHAINED = ("id", "status", "previous_response_id", "conversation_id", "conversation_head")
@@ -125,11 +181,23 @@ def _number(conn: Connection, owner: str, id: str, head: int, as_of: int) -> int
 def _of_positions(
     conn: Connection, owner: str, id: str, head: int | None, as_of: int | None, *, first: int = 0
 ) -> tuple[HistoryItem, ...]:
+    rows = _positioned(conn, _POSITIONS, owner, id, head, as_of, first)
+    return tuple(_item(row, in_conversation=True) for row in rows)
+
+
+def _positioned(
+    conn: Connection,
+    places: Select[*tuple[Any, ...]],
+    owner: str,
+    id: str,
+    head: int | None,
+    as_of: int | None,
+    first: int = 0,
+) -> _Rows:
     # A deletion that is still to come, for what is read as it is now.
     as_it_was = {**lineage_of(owner, id, head), "as_of": BEYOND if as_of is None else as_of, "first": first}
     # They come in one piece a stretch; sorting ten thousand bodies would cost a database more.
-    rows = sorted(conn.execute(_POSITIONS, as_it_was).all(), key=attrgetter("position"))
-    return tuple(_item(row, in_conversation=True) for row in rows)
+    return sorted(conn.execute(places, as_it_was).all(), key=attrgetter("position"))
 
 
 def _undeleted(deleted_at: ColumnElement[int | None], as_of: int | None) -> ColumnElement[bool]:
@@ -142,19 +210,26 @@ def _item(row: Row[*tuple[Any, ...]], *, in_conversation: bool = False) -> Histo
 
 
 _THERE = or_(conversation_items.c.deleted_at.is_(None), conversation_items.c.deleted_at >= bindparam("as_of"))
-_POSITIONS = (
-    select(
-        *items.COLUMNS,
-        conversation_items.c.response_id,
-        conversation_items.c.response_status.label("status"),
-        conversation_items.c.direction,
-        conversation_items.c.position,
+_SIZED = (item_rows.c.id, items.SIZE.label("size"))
+
+
+def _places(*columns: ColumnElement[Any]) -> Select[*tuple[Any, ...]]:
+    return (
+        select(
+            *columns,
+            conversation_items.c.response_id,
+            conversation_items.c.response_status.label("status"),
+            conversation_items.c.direction,
+            conversation_items.c.position,
+        )
+        .select_from(LINEAGE)
+        .join(conversation_items, IN_LINEAGE)
+        .join(item_rows, items.joined(conversation_items))
+        .where(conversation_items.c.position >= bindparam("first"), _THERE)
     )
-    .select_from(LINEAGE)
-    .join(conversation_items, IN_LINEAGE)
-    .join(item_rows, items.joined(conversation_items))
-    .where(conversation_items.c.position >= bindparam("first"), _THERE)
-)
+
+
+_POSITIONS, _SIZES = _places(*items.COLUMNS), _places(*_SIZED)
 _COUNTED = select(func.count()).select_from(LINEAGE).join(conversation_items, IN_LINEAGE)
 _NUMBER = _COUNTED.where(_THERE)
 _NUM_DELETED = _COUNTED.where(conversation_items.c.deleted_at >= bindparam("as_of"))

@@ -66,18 +66,32 @@ def start(conn: Connection, request: KeyedRequest, response_id: str, runner: str
 
 
 def complete(
-    conn: Connection, request: KeyedRequest, runner: str, status: int, headers: bytes, body: bytes | None
+    conn: Connection,
+    request: KeyedRequest,
+    runner: str,
+    status: int,
+    headers: bytes,
+    body: bytes | None,
+    about: str | None = None,
 ) -> bool:
     """Keeps the reply to a request that `runner` has begun; False if another process has taken its place.
 
-    body: None for a reply that is not to be kept.
+    body: None for a reply that is not to be kept. about: the id of what it tells of.
     """
+    reply: dict[str, Any] = {"status": status, "about": about}
+    if body is not None:
+        reply |= {"headers": headers, "body": body, "num_bytes": len(headers) + len(body)}
     kept = conn.execute(
         update(idempotency)
         .where(*_same(request), idempotency.c.runner == runner)
-        .values(runner=None, status=status, headers=headers, body=body)
+        .values(runner=None, **reply)
     )
     return kept.rowcount > 0
+
+
+def drop_reply(conn: Connection, request: KeyedRequest) -> None:
+    """Keeps the reply to a request no longer; that it was carried out stays known."""
+    conn.execute(update(idempotency).where(*_same(request)).values(headers=None, body=None, num_bytes=0))
 
 
 def release(conn: Connection, request: KeyedRequest, runner: str) -> None:
@@ -86,7 +100,8 @@ def release(conn: Connection, request: KeyedRequest, runner: str) -> None:
 
 
 def sweep(conn: Connection, before: int) -> int:
-    """Forgets the oldest requests from before this time, and the responses kept for their repeats alone.
+    """Forgets the oldest requests from before this time, and deletes the responses kept for their repeats
+    alone, which are then to be erased.
 
     One whose run still goes on stays. Returns how many went: 0 when there are no more.
     """
@@ -104,7 +119,7 @@ def sweep(conn: Connection, before: int) -> int:
         .limit(SWEEP_ROWS)
         .with_for_update(of=idempotency, skip_locked=True)
     ).all()
-    responses.erase(conn, [row.id for row in rows if row.id is not None], before)
+    responses.hide(conn, [row.id for row in rows if row.id is not None], before)
     for owner, route, key, _ in rows:
         conn.execute(delete(idempotency).where(*_at(owner, route, key)))
     return len(rows)

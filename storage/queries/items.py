@@ -23,7 +23,16 @@ from sqlalchemy import (
 
 from storage.drivers import many
 from storage.lineage import Stretch, in_fork, listed_in_conversations
-from storage.records import ItemConflict, NewItem, NotFound, Order, Page, PositionedItem, StoredItem
+from storage.records import (
+    ItemConflict,
+    NewItem,
+    NotFound,
+    Order,
+    Page,
+    PositionedItem,
+    StoredItem,
+    page_length,
+)
 from storage.tables import conversation_items, items, response_items, responses
 
 T = TypeVar("T")
@@ -151,15 +160,17 @@ def page(
     last place in the order asked for, so that paging always ends.
     """
     position = references.c.position
-    query = select(*COLUMNS).join_from(references, items, joined(references)).where(*where)
+    query = select(SIZE).join_from(references, items, joined(references)).where(*where)
     if after is not None:
         places = conn.execute(select(position).where(*where, references.c.item_id == after)).scalars().all()
         if not places:
             raise NotFound("item", after)
         query = query.where(position > max(places) if order == "asc" else position < min(places))
-    query = query.order_by(position.asc() if order == "asc" else position.desc()).limit(limit + 1)
-    rows = conn.execute(query).all()
-    return Page(tuple(stored_item(row) for row in rows[:limit]), len(rows) > limit)
+    query = query.order_by(position.asc() if order == "asc" else position.desc())
+    sizes = conn.execute(query.limit(limit + 1)).scalars().all()
+    length = page_length(sizes, limit)
+    rows = conn.execute(query.with_only_columns(*COLUMNS).limit(length)).all()
+    return Page(tuple(map(stored_item, rows)), len(sizes) > length)
 
 
 def page_of_places(
@@ -173,27 +184,35 @@ def page_of_places(
     """The next items of a conversation by their positions, beyond `after` where there is one, and whether
     there are more. pieces: as `stretches` has them.
 
-    One stretch is read after the other, and only those that the page crosses.
+    One stretch is read after the other, and only those that the page crosses: their sizes, and then, once
+    these tell where the page ends, their bodies.
     """
-    found: list[PositionedItem] = []
+    sizes: list[int] = []
+    crossed: list[dict[str, Any]] = []
     for piece in reversed(pieces) if order == "asc" else pieces:
         low, high = piece.low, piece.high
         if after is not None:
             low, high = (max(low, after + 1), high) if order == "asc" else (low, min(high, after))
         if low < high:
-            there = {"conversation": piece.conversation_id, "low": low, "high": high}
-            rows = conn.execute(_PLACES[order], {**there, "most": limit + 1 - len(found)}).all()
-            found += [PositionedItem(row[-4], stored_item(row), *row[-3:]) for row in rows]
-        if len(found) > limit:
+            crossed.append({"conversation": piece.conversation_id, "low": low, "high": high})
+            most = limit + 1 - len(sizes)
+            sizes += conn.execute(_SIZES[order], {**crossed[-1], "most": most}).scalars().all()
+        if len(sizes) > limit:
             break
-    return found[:limit], len(found) > limit
+    length = page_length(sizes, limit)
+    found: list[PositionedItem] = []
+    for there in crossed:
+        if len(found) < length:
+            rows = conn.execute(_PLACES[order], {**there, "most": length - len(found)}).all()
+            found += [PositionedItem(row[-4], stored_item(row), *row[-3:]) for row in rows]
+    return found, len(sizes) > length
 
 
-def _places(order: Order) -> Select[*tuple[Any, ...]]:
+def _places(order: Order, *columns: ColumnElement[Any]) -> Select[*tuple[Any, ...]]:
     table = conversation_items
     position = table.c.position
     return (
-        select(*COLUMNS, position, table.c.created_at, table.c.direction, table.c.response_status)
+        select(*columns)
         .join_from(table, items, joined(table))
         .where(
             table.c.conversation_id == bindparam("conversation"),
@@ -206,4 +225,8 @@ def _places(order: Order) -> Select[*tuple[Any, ...]]:
     )
 
 
-_PLACES = {order: _places(order) for order in get_args(Order)}
+_PLACE = tuple(
+    conversation_items.c[name] for name in ("position", "created_at", "direction", "response_status")
+)
+_PLACES = {order: _places(order, *COLUMNS, *_PLACE) for order in get_args(Order)}
+_SIZES = {order: _places(order, SIZE) for order in get_args(Order)}

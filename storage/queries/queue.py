@@ -64,7 +64,7 @@ def of_models(models: OfModels) -> ColumnElement[bool]:
     """Runs of these models; and those that are to be cancelled, which need none."""
     named = responses.c.model.in_(models.names)
     model = exists().where(responses.c.id == runs.c.response_id, ~named if models.others else named)
-    return or_(model, runs.c.cancel_requested)
+    return or_(and_(model, runs.c.response_id.not_in(models.but)), runs.c.cancel_requested)
 
 
 INDEXED = (runs, "INDEXED BY runs_queued", "sqlite")

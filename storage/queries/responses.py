@@ -24,8 +24,9 @@ from sqlalchemy import (
     update,
 )
 
+from storage.kept_replies import forget_replies
 from storage.lineage import in_turn
-from storage.queries import events, garbage, items, queue, webhooks
+from storage.queries import items, queue, webhooks
 from storage.records import (
     TERMINAL_STATUSES,
     NewResponseFork,
@@ -35,6 +36,7 @@ from storage.records import (
     RunGlance,
     StoredItem,
     StoredResponse,
+    page_length,
 )
 from storage.tables import conversations, idempotency, response_items, responses, run_inputs, runs
 from storage.tables import items as item_rows
@@ -91,7 +93,8 @@ def list_(
     created_after and created_before are exclusive, in microseconds.
     """
     created, id = responses.c.created_at, responses.c.id
-    query = _SELECT.where(*visible(owner))
+    query = select(id, _SIZE).join_from(responses, runs, runs.c.response_id == id, isouter=True)
+    query = query.where(*visible(owner))
     if after is not None:
         cursor = conn.execute(select(created).where(id == after, *visible(owner))).first()
         if cursor is None:
@@ -114,9 +117,23 @@ def list_(
     if model is not None:
         query = query.where(responses.c.model == model)
     keys = (created.asc(), id.asc()) if order == "asc" else (created.desc(), id.desc())
-    rows = conn.execute(query.order_by(*keys).limit(limit + 1)).all()
-    outputs, places = _outputs(conn, [row.id for row in rows[:limit]]), _places(conn, rows[:limit])
-    return Page(tuple(_stored(row, outputs[row.id], places) for row in rows[:limit]), len(rows) > limit)
+    listed = conn.execute(query.order_by(*keys).limit(limit + 1)).all()
+    length = page_length([size for _, size in listed], limit)
+    ids = [listed_id for listed_id, _ in listed[:length]]
+    rows = {row.id: row for row in conn.execute(_SELECT.where(id.in_(ids))).all()}
+    outputs, places = _outputs(conn, ids), _places(conn, list(rows.values()))
+    return Page(tuple(_stored(rows[id], outputs[id], places) for id in ids), len(listed) > length)
+
+
+_SIZE = (
+    sum(map(func.length, (responses.c.echo, responses.c.plan)), func.length(responses.c.head))
+    + select(func.coalesce(func.sum(items.SIZE), 0))
+    .join_from(response_items, item_rows, items.joined(response_items))
+    .where(in_turn(responses), response_items.c.direction == "out")
+    .correlate(responses)
+    .scalar_subquery()
+)
+"""The bytes of a response with its output."""
 
 
 def _outputs(conn: Connection, ids: Sequence[str]) -> dict[str, list[StoredItem]]:
@@ -267,26 +284,15 @@ Settle = Callable[[Connection, Sequence[str]], None]
 def delete_one(conn: Connection, owner: str, id: str, now: int, settle: Settle | None = None) -> bool:
     """Deletes a response; True if it was in flight: its next append is lost. NotFound("response")."""
     require(conn, owner, id)
-    if settle is not None:
-        settle(conn, [id])
-    return bool(erase(conn, [id], now))
-
-
-def erase(conn: Connection, ids: Sequence[str], now: int) -> list[str]:
-    """Deletes responses with their logs, and the rest when nothing needs it; returns those in flight."""
-    ran = hide(conn, ids, now)
-    events.erase(conn, ids)
-    garbage.collect_responses(conn, ids)
-    # What is left of them is what later responses need.
-    left = select(responses.c.id).where(responses.c.id.in_(ids))
-    for id, num_bytes in items.num_bytes_of(conn, conn.execute(left).scalars().all()).items():
-        conn.execute(update(responses).where(responses.c.id == id).values(num_bytes=num_bytes))
-    return ran
+    return bool(hide(conn, [id], now, settle))
 
 
 def hide(conn: Connection, ids: Sequence[str], now: int, settle: Settle | None = None) -> list[str]:
     """Makes tombstones of responses: their runs and what their requests were known by go, their conversations
     are free. Returns those that were in flight.
+
+    Their logs and items are still there. A tombstone has no measure until they are erased
+    (`retention.erase`), by which a sweep finds those that a crash has left.
     """
     if settle is not None:
         settle(conn, ids)
@@ -295,6 +301,7 @@ def hide(conn: Connection, ids: Sequence[str], now: int, settle: Settle | None =
     webhooks.forget(conn, ids)
     conn.execute(delete(run_inputs).where(run_inputs.c.response_id.in_(ids)))
     conn.execute(delete(idempotency).where(idempotency.c.response_id.in_(ids)))
+    forget_replies(conn, ids)
     emptied = {"deleted_at": now, "head": b"", "echo": b"", "plan": b"", "num_bytes": 0}
     conn.execute(update(responses).where(responses.c.id.in_(ids)).values(**emptied))
     if ran:

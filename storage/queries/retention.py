@@ -5,8 +5,12 @@ never held up.
 
 Ended responses go oldest first, by their age, and by their number and size in bytes for each owner; one that
 went is as if its owner had deleted it, so what a later response or a conversation needs of it stays. That,
-conversations and files count among an owner's bytes, and leave so much less for responses. Runs in flight are
-never touched. Logs go by the age of their end, idle conversations by their last use.
+conversations, files and what is kept for repeats of requests count among an owner's bytes, and leave so much
+less for responses. Runs in flight are never touched. Logs go by the age of their end, idle conversations by
+their last use.
+
+Whoever deletes responses hides them in one transaction, and erases them in others. What a crash has left of
+that is taken up here.
 
 Items that were deleted from conversations go here, too, where a run could still see them then, and no other
 has ended in the same conversation since.
@@ -69,8 +73,15 @@ async def sweep(
     """
     async for swept in _sweep_responses(read, write, limits, now, owner):
         yield swept
-    if owner is not None:
-        return
+    if owner is None:
+        async for swept in _sweep_rest(read, write, limits, now):
+            yield swept
+    while ids := await read(partial(_to_be_erased, owner=owner)):
+        async for _ in erase(read, write, ids):
+            yield Swept()
+
+
+async def _sweep_rest(read: Run, write: Run, limits: Limits, now: int) -> AsyncGenerator[Swept]:
     if limits.conversation_age is not None:
         before = now - limits.conversation_age
         while ids := await read(partial(_idle_conversations, before=before)):
@@ -94,9 +105,14 @@ async def sweep(
 # Responses
 
 
+def _ended() -> tuple[ColumnElement[bool], ...]:
+    """The responses that are measured; in these words, because the index `responses_by_end` is on them."""
+    return responses.c.completed_at.is_not(None), responses.c.deleted_at.is_(None)
+
+
 def _kept() -> tuple[ColumnElement[bool], ...]:
-    """The responses that limits speak of; in these words, because the index `responses_by_end` is on them."""
-    return responses.c.completed_at.is_not(None), responses.c.deleted_at.is_(None), ~responses.c.hidden
+    """Those of them that limits speak of."""
+    return *_ended(), ~responses.c.hidden
 
 
 async def _sweep_responses(
@@ -112,8 +128,7 @@ async def _sweep_responses(
         limits_left = await read(partial(_left_of, owner=owner, limits=limits))
         last = await read(partial(_last_to_go, owner=owner, limits=limits_left, oldest=oldest))
         while last is not None and (ids := await read(partial(_up_to, owner=owner, last=last))):
-            async for swept in _let_go(read, write, ids, now):
-                yield swept
+            yield Swept(responses=await write(partial(_hide, ids=ids, now=now)))
 
 
 def usage(conn: Connection, owner: str) -> Usage:
@@ -125,8 +140,8 @@ def usage(conn: Connection, owner: str) -> Usage:
 
 
 def num_bytes(conn: Connection) -> int:
-    """What all owners store; hidden responses and those without a measure count nothing."""
-    ended = select(func.coalesce(func.sum(responses.c.num_bytes), 0)).where(*_kept())
+    """What all owners store; responses without a measure count nothing."""
+    ended = select(func.coalesce(func.sum(responses.c.num_bytes), 0)).where(*_ended())
     gone = select(func.coalesce(func.sum(responses.c.num_bytes), 0)).where(
         responses.c.deleted_at.is_not(None)
     )
@@ -136,7 +151,7 @@ def num_bytes(conn: Connection) -> int:
 
 def num_bytes_by_owner(conn: Connection) -> Mapping[str, int]:
     """What each owner stores, the largest first, counted the same way."""
-    ended = select(responses.c.owner, responses.c.num_bytes).where(*_kept())
+    ended = select(responses.c.owner, responses.c.num_bytes).where(*_ended())
     gone = select(responses.c.owner, responses.c.num_bytes).where(responses.c.deleted_at.is_not(None))
     held = (select(column.table.c.owner, column) for column in _held_columns())
     total: Counter[str] = Counter()
@@ -149,12 +164,13 @@ def num_bytes_by_owner(conn: Connection) -> Mapping[str, int]:
 
 
 def _held(owner: ColumnElement[str]) -> ColumnElement[int]:
-    """Bytes of an owner that no sweep lets go of."""
-    deleted = responses.alias("deleted")
-    needed = select(func.coalesce(func.sum(deleted.c.num_bytes), 0)).where(
-        deleted.c.owner == owner, deleted.c.deleted_at.is_not(None)
-    )
-    total: ColumnElement[int] = needed.scalar_subquery()
+    """Bytes of an owner that no sweep by bytes lets go of."""
+    total: ColumnElement[int] = literal(0)
+    one = responses.alias("held")
+    hidden = (one.c.completed_at.is_not(None), one.c.deleted_at.is_(None), one.c.hidden)
+    for where in ((one.c.deleted_at.is_not(None),), hidden):
+        held = select(func.coalesce(func.sum(one.c.num_bytes), 0)).where(one.c.owner == owner, *where)
+        total = total + held.scalar_subquery()
     for column in _held_columns():
         table = column.table.alias()
         held = select(func.coalesce(func.sum(table.c[column.name]), 0)).where(table.c.owner == owner)
@@ -227,19 +243,9 @@ def _up_to(conn: Connection, owner: str, last: tuple[int, str]) -> Sequence[str]
     return conn.execute(query.order_by(ended, id).limit(RESPONSES)).scalars().all()
 
 
-async def _let_go(read: Run, write: Run, ids: Sequence[str], now: int) -> AsyncGenerator[Swept]:
-    """Deletes ended responses, after as much of their logs as is too much for one transaction."""
-    while ids:
-        part = await read(partial(segments_of, ids=ids))
-        if len(part) < SEGMENTS:
-            yield Swept(responses=await write(partial(_delete, ids=ids, now=now)))
-            return
-        yield Swept(logs=await write(partial(_erase_logs, part=part, now=now)))
-
-
-def _delete(conn: Connection, ids: Sequence[str], now: int) -> int:
+def _hide(conn: Connection, ids: Sequence[str], now: int) -> int:
     left = _hold(conn, ids)
-    stored.erase(conn, left, now)
+    stored.hide(conn, left, now)
     return len(left)
 
 
@@ -249,12 +255,45 @@ def _hold(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
     return conn.execute(query.order_by(responses.c.id).with_for_update()).scalars().all()
 
 
+async def erase(read: Run, write: Run, ids: Sequence[str]) -> AsyncGenerator[None]:
+    """Erases what is left of deleted responses: their logs, then those of them, and of the deleted ones
+    before them, that nothing needs any more. Yields after each short transaction.
+
+    It may be cut anywhere, and two may be at it at once.
+    """
+    while ids:
+        part = await read(partial(segments_of, ids=ids))
+        ids = await write(partial(_erase, ids=ids, part=list(part)))
+        yield
+
+
+def _erase(conn: Connection, ids: Sequence[str], part: Sequence[int]) -> Sequence[str]:
+    """Erases parts of logs, and collects once these are the last ones; returns what is to be erased next."""
+    events.erase_segments(conn, part)
+    return ids if len(part) == SEGMENTS else garbage.collect_responses(conn, ids)
+
+
+def _to_be_erased(conn: Connection, owner: str | None) -> Sequence[str]:
+    query = select(responses.c.id).where(responses.c.deleted_at.is_not(None), responses.c.num_bytes == 0)
+    if owner is not None:
+        query = query.where(responses.c.owner == owner)
+    return conn.execute(query.limit(RESPONSES)).scalars().all()
+
+
+def segments_of(conn: Connection, ids: Sequence[str]) -> dict[int, str]:
+    """Up to SEGMENTS parts of the logs of these responses, the last ones first, so that a reader finds a log
+    that ends early, and none with a gap: segment -> response."""
+    query = select(segments.c.id, segments.c.response_id).where(segments.c.response_id.in_(ids))
+    query = query.order_by(segments.c.response_id.desc(), segments.c.first_seq.desc())
+    return {id: response_id for id, response_id in conn.execute(query.limit(SEGMENTS)).all()}
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Sizes
 
 
 def _unmeasured_owners(conn: Connection, only: str | None) -> Sequence[str]:
-    query = select(responses.c.owner).where(responses.c.num_bytes == 0, *_kept()).distinct()
+    query = select(responses.c.owner).where(responses.c.num_bytes == 0, *_ended()).distinct()
     if only is not None:
         query = query.where(responses.c.owner == only)
     return conn.execute(query).scalars().all()
@@ -264,9 +303,10 @@ def _measure(conn: Connection, owner: str) -> dict[str, int]:
     """The bytes that some responses of unknown size take: request, items, log."""
     fields = (responses.c.head, responses.c.echo, responses.c.plan)
     query = select(responses.c.id, sum(map(func.length, fields[1:]), func.length(fields[0])))
-    query = query.where(responses.c.owner == owner, responses.c.num_bytes == 0, *_kept())
-    # The latest ones are those that no earlier sweep has seen.
-    query = query.order_by(responses.c.completed_at.desc(), responses.c.id).limit(RESPONSES)
+    query = query.where(responses.c.owner == owner, responses.c.num_bytes == 0, *_ended())
+    # The latest ones are those that no earlier sweep has seen; in the order of the index.
+    latest = (responses.c.hidden, responses.c.completed_at, responses.c.id)
+    query = query.order_by(*(column.desc() for column in latest)).limit(RESPONSES)
     sizes = {id: int(size) for id, size in conn.execute(query).all()}
     log = (
         select(
@@ -347,19 +387,13 @@ async def _sweep_logs(read: Run, write: Run, before: int, now: int) -> AsyncGene
 
 def _oldest_segments(conn: Connection, after: int, before: int) -> Sequence[Row[*tuple[Any, ...]]]:
     ended = responses.c.status.in_(TERMINAL_STATUSES) & (responses.c.completed_at <= before)
-    due = or_(ended, responses.c.log_erased_at.is_not(None)).label("due")
+    due = or_(ended, responses.c.log_erased_at.is_not(None)) & responses.c.deleted_at.is_(None)
     query = (
-        select(segments.c.id, segments.c.response_id, responses.c.created_at, due)
+        select(segments.c.id, segments.c.response_id, responses.c.created_at, due.label("due"))
         .join_from(segments, responses, responses.c.id == segments.c.response_id)
         .where(segments.c.id > after)
     )
     return conn.execute(query.order_by(segments.c.id).limit(SEGMENTS)).all()
-
-
-def segments_of(conn: Connection, ids: Sequence[str]) -> dict[int, str]:
-    """Up to SEGMENTS parts of the logs of these responses: segment -> response."""
-    query = select(segments.c.id, segments.c.response_id).where(segments.c.response_id.in_(ids))
-    return {id: response_id for id, response_id in conn.execute(query.limit(SEGMENTS)).all()}
 
 
 def _erase_logs(conn: Connection, part: dict[int, str], now: int) -> int:

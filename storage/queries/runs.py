@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from storage.containers import apply
-from storage.drivers import Keys, by_keys, insert_unless_taken, many
+from storage.drivers import Keys, by_keys, insert_unless_taken, many, shared_clock
 from storage.queries import conversations, events, items, queue, webhooks
 from storage.queries.keys import usage
 from storage.queries.responses import require
@@ -239,13 +239,14 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend], counting: usage.Co
         raise RunLost(changes[0][-1])  # some response had ended: each is to be tried alone
     for one in rest:
         if one.finish is None and one.park is not None:
+            deadline = shared_clock(conn.dialect.name, one.park.at) + one.park.timeout
             conn.execute(
                 update(runs)
                 .where(runs.c.response_id == one.response_id)
                 .values(
                     state="waiting",
                     runner=None,
-                    deadline=case((runs.c.cancel_requested, 0), else_=one.park.deadline),
+                    deadline=case((runs.c.cancel_requested, 0), else_=deadline),
                 )
             )
     ending = [(one.response_id, one.finish) for one in rest if one.finish is not None]
@@ -334,6 +335,7 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
         if conversation_id is None:
             continue
         turn: list[tuple[str, str]] = []
+        new: list[NewItem] = []
         if finish.append and stored:
             turn_items = select(response_items.c.item_id, response_items.c.direction).where(
                 response_items.c.response_id == response_id
@@ -341,7 +343,7 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
             turn_items = turn_items.order_by(response_items.c.direction, response_items.c.position)
             turn = [(row.item_id, row.direction) for row in conn.execute(turn_items).all()]
         elif finish.append:
-            items.put(conn, owners[response_id], (*finish.inputs, *finish.outputs))
+            new = [*finish.inputs, *finish.outputs]
             turn = [(item.id, "in") for item in finish.inputs]
             turn += [(item.id, "out") for item in finish.outputs]
         conversations.unlock(
@@ -349,6 +351,7 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
             conversation_id,
             response_id,
             turn,
+            new,
             kept=bool(readable),
             status=finish.status,
             now=finish.completed_at,
@@ -445,8 +448,9 @@ def admit(conn: Connection, response_id: str, fence: int, strikes: int) -> None:
 
 
 def claim_due(conn: Connection, runner: str, now: int) -> tuple[RunClaim, ...]:
-    """Takes over every waiting run whose deadline has come, and those to be cancelled."""
-    query = select(runs).where(runs.c.state == "waiting", runs.c.deadline <= now).order_by(runs.c.deadline)
+    """Takes over every waiting run whose deadline has come, and those to be cancelled. now: as in `Park`."""
+    due = runs.c.deadline <= shared_clock(conn.dialect.name, now)
+    query = select(runs).where(runs.c.state == "waiting", due).order_by(runs.c.deadline)
     return claim_rows(conn, conn.execute(query.with_for_update(skip_locked=True)).all(), runner)
 
 

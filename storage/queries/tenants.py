@@ -214,7 +214,12 @@ def _deleted_conversation(conn: Connection, owner: str, id: str) -> DeletedConve
         Stretch(piece.conversation_id, piece.low, min(piece.high, head))
         for piece in stretches(conn, owner, id, row.parent_id)
     ]
-    found, _ = items.page_of_places(conn, pieces, limit=head)
+    found: list[PositionedItem] = []
+    more = True
+    while more:
+        after = found[-1].position if found else None
+        page, more = items.page_of_places(conn, pieces, limit=head, after=after)
+        found += page
     return DeletedConversation(StoredConversation(*row[:-1]), row.deleted_at, tuple(found)) if found else None
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import (
     update,
 )
 
+from storage.kept_replies import forget_replies
 from storage.records import Cursor, NotFound, Order, Page
 from storage.tables import files as uploaded
 from storage.tables import vector_store_batches, vector_store_files, vector_stores
@@ -105,6 +106,7 @@ def delete(conn: Connection, owner: str, id: str, now: int) -> None:
     """Makes a store and what is in it unknown at once; it goes in small steps later. NotFound."""
     row = row_of(conn, owner, id, change=True)
     conn.execute(update(_stores).where(_stores.c.number == row.number).values(deleted_at=now))
+    forget_replies(conn, [id])
     forget_files(conn, and_(_files.c.store_number == row.number), now)
 
 
@@ -122,9 +124,10 @@ def expire(conn: Connection, now: int) -> int:
 
 
 def forget_files(conn: Connection, where: ColumnElement[bool], now: int) -> int:
-    """Makes files unknown, whose chunks go later; returns how many."""
-    gone = update(_files).where(where, _files.c.deleted_at.is_(None))
-    return conn.execute(gone.values(deleted_at=now, erasing=True)).rowcount
+    """Makes files unknown, whose chunks go later, and what searches have replied with; returns how many."""
+    live = (where, _files.c.deleted_at.is_(None))
+    forget_replies(conn, select(_files.c.store_id).where(*live))
+    return conn.execute(update(_files).where(*live).values(deleted_at=now, erasing=True)).rowcount
 
 
 def _with_counts(conn: Connection, rows: Sequence[Row[*Columns]]) -> list[StoredVectorStore]:
@@ -376,13 +379,14 @@ def remove_file(conn: Connection, owner: str, store_id: str, file_id: str, now: 
 
 def remove_from_stores(conn: Connection, file_ids: Sequence[str]) -> None:
     """Takes files that go out of all stores that they are in. When that was matters to nobody."""
-    held = select(_files.c.store_number, _files.c.number).where(
+    held = select(_files.c.store_number, _files.c.number, _files.c.store_id).where(
         _files.c.file_id.in_(list(file_ids)), _files.c.deleted_at.is_(None)
     )
     # In one order, so that no two processes wait for each other.
     rows = conn.execute(held.order_by(_files.c.store_number, _files.c.number).with_for_update()).all()
     for row in rows:
         conn.execute(update(_files).where(*_this(row)).values(deleted_at=0, erasing=True))
+    forget_replies(conn, [row.store_id for row in rows])
 
 
 def file_chunks(

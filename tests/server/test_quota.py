@@ -9,8 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from server import quota
 from server.access import OPERATOR
 from server.admin import keys
+from server.clock import now_us
+from storage import Limits, Usage
 from tests.support import wire
 from tests.support.running import http_client, running_app
 from tests.support.talk import WEATHER, Api, answer, call, calls
@@ -176,6 +179,58 @@ async def test_a_full_store_takes_the_oldest_responses_of_whoever_writes_and_the
             async with asyncio.timeout(10):
                 while (await ann.post("/v1/conversations", json={"items": told[:1]})).status_code == 429:
                     await asyncio.sleep(0.1)
+
+
+async def test_responses_that_are_kept_for_repeats_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once they are measured, and not only as long as what was asked for is remembered."""
+    monkeypatch.setattr(quota, "FRESH_S", 0.0)
+    limit = 100_000
+    async with running_app(tmp_path, max_bytes_per_owner=limit) as server, http_client(server) as client:
+        storage = server.context.storage
+        for number in range(6):
+            body = {"input": [said("x" * 20_000), said("say hi")], "store": False}
+            reply = await client.post("/v1/responses", json=body, headers={"idempotency-key": f"k{number}"})
+            if reply.status_code != 200:
+                break
+        assert error(reply, 429)["code"] == "insufficient_quota" and number == 4
+        usage = await storage.usage("local")
+        assert 80_000 < usage.total == usage.held < limit + 20_000  # an answer is stored whole
+        assert await storage.num_bytes() == usage.total
+        assert await storage.num_bytes_by_owner() == {"local": usage.total}
+        # What nobody keeps counts nowhere.
+        assert (await client.post("/v1/responses", json=body)).status_code == 200
+        async for _ in storage.sweep(Limits(request_age=0), now_us() + 1_000_000):
+            pass
+        assert await storage.usage("local") == Usage(0, 0)
+
+
+async def test_replies_that_are_kept_for_repeats_count_and_are_not_kept_where_there_is_no_room(
+    tmp_path: Path,
+) -> None:
+    settings = {"owner_limit": ("stored_bytes=50000",)}
+    async with running_app(tmp_path, **settings) as server, http_client(server) as client:
+        storage, kept = server.context.storage, list[bool]()
+        made = (await client.post("/v1/conversations")).json()["id"]
+        held = (await storage.usage("local")).total
+        tokenize = ("/tokenize", {"prompt": "word " * 300})
+        items = (f"/v1/conversations/{made}/items", {"items": [said("x" * 4000)]})
+        for path, body in (*[tokenize] * 60, *[items] * 9):
+            key = {"idempotency-key": f"k{len(kept)}"}
+            replies = [await client.post(path, json=body, headers=key) for _ in range(2)]
+            if replies[0].status_code == 429:
+                assert path == items[0], "what brings nothing to be stored is not refused"
+                break
+            assert replies[0].status_code == 200
+            kept.append(replies[1].status_code == 200)
+            assert kept[-1] or error(replies[1], 409)["code"] == "idempotency_reply_not_kept"
+            assert (await storage.usage("local")).total <= 50_000
+        assert kept[0] and not kept[59] and kept == sorted(kept, reverse=True)
+        assert (await storage.usage("local")).held > 45_000 > held
+        async for _ in storage.sweep(Limits(request_age=0), now_us() + 1_000_000):
+            pass
+        assert (await storage.usage("local")).held < 10_000
 
 
 async def test_tool_outputs_count(tmp_path: Path) -> None:

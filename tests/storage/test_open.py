@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from storage import (
     FolderHeld,
+    KeyedRequest,
     Limits,
     NewFork,
     NewResponseFork,
@@ -130,8 +131,37 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
     await storage.close()
 
 
+def back_to_0026(database_url: str) -> None:
+    """Take away what revisions after 0026 added."""
+    for index in ("idempotency_by_size", "idempotency_by_object"):
+        query(database_url, f"DROP INDEX {index}")
+    for table, column in (("idempotency", "about"), ("idempotency", "num_bytes"), ("batch_lines", "used")):
+        query(database_url, f"ALTER TABLE {table} DROP COLUMN {column}")
+    query(database_url, "UPDATE alembic_version SET version_num = '0026'")
+
+
+async def test_what_was_kept_for_repeats_under_0026_counts(blank_url: str) -> None:
+    storage = await open_storage(blank_url, runner=RUNNER)
+    request = KeyedRequest(OWNER, "/tokenize", "once", b"hash", now())
+    assert await storage.begin_request(request) is None
+    await storage.complete_request(request, 200, b"[]", b"x" * 1000)
+    await turn(storage, "r1", message("m1"), outputs=[])
+    await turn(storage, "r2", message("m1"), previous="r1", outputs=[])
+    await storage.delete_response(OWNER, "r1", now())
+    await storage.close()
+    back_to_0026(blank_url)
+    query(blank_url, "UPDATE responses SET num_bytes = 0 WHERE id = 'r1'")  # all its items are elsewhere
+    storage = await open_storage(blank_url, runner=RUNNER)
+    assert (await storage.usage(OWNER)).held == 1002 + 1
+    async for _ in storage.sweep(Limits(request_age=0), now() + 1):
+        pass
+    assert (await storage.usage(OWNER)).held == 1
+    await storage.close()
+
+
 def back_to_0018(database_url: str) -> None:
     """Take away what revisions after 0018 added."""
+    back_to_0026(database_url)
     for table in (
         "chat_completions",
         "chat_completion_metadata",

@@ -23,6 +23,7 @@ from tests.support.making import OTHER, OWNER, call, message, new, now, output, 
 # verb -> a call of it that reaches into OWNER's rows (ids as made in `filled`), on behalf of `who`.
 VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
     "add_conversation_items": lambda s, who: s.add_conversation_items(who, "c1", [message("new")]),
+    "all_input_items": lambda s, who: s.all_input_items(who, "r1", limit=1),
     "add_tool_outputs": lambda s, who: s.add_tool_outputs(who, "waits", [output("a")], 1),
     "conversation_history": lambda s, who: s.conversation_history(who, "c1", as_of=1 << 50),
     "delete_conversation": lambda s, who: s.delete_conversation(who, "c1", 1),
@@ -68,7 +69,7 @@ ELSEWHERE = {
     "cancel_run", "usage_sums", "forget_person_usage",
     "add_usage", "fold_usage", "move_quotas", "sweep_quotas",  # of the caller, or of no owner
     "create_conversation", "get_items", "usage",  # name only the caller's own rows; below
-    "begin_request", "complete_request", "find_request", "release_request",  # the same; test_idempotency
+    "begin_request", "complete_request", "drop_reply", "find_request", "release_request",  # the same
     "add_webhook", "get_webhook", "list_webhooks", "remove_webhook",  # the administrator's too
 }  # fmt: skip
 
@@ -79,7 +80,7 @@ async def filled(storage: Storage) -> Storage:
     await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("seed")])
     await storage.start_response(new("waits"))
     closed = (ClosedItem(0, call("fc", "a")),)
-    append = RunAppend("waits", 1, records=(record(2),), closed=closed, park=Park(10**16))
+    append = RunAppend("waits", 1, records=(record(2),), closed=closed, park=Park(10**16, 0))
     assert not await storage.append([append])
     return storage
 

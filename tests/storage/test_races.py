@@ -24,7 +24,7 @@ from storage import (
     WaitingInputs,
     open_storage,
 )
-from storage.queries import conversations, responses, runs, waiting
+from storage.queries import conversations, events, garbage, responses, runs, waiting
 from tests.support.blocking import until
 from tests.support.making import OWNER, call, check, counts, finish, message, new, now, output, query, turn
 from tests.support.postgres import Postgres
@@ -85,7 +85,15 @@ def starting(id: str, **fields: Any) -> Callable[[Connection], Any]:
 
 
 def deleting(id: str) -> Callable[[Connection], Any]:
-    return partial(responses.delete_one, owner=OWNER, id=id, now=now())
+    """All steps of a deletion as one, which holds all that any of them holds."""
+
+    def delete(conn: Connection) -> bool:
+        ran = responses.delete_one(conn, OWNER, id, now())
+        events.erase(conn, [id])
+        garbage.collect_responses(conn, [id])
+        return ran
+
+    return delete
 
 
 async def test_a_parent_goes_while_a_child_begins(a: Storage, b: Storage) -> None:
@@ -169,7 +177,7 @@ async def test_items_added_to_one_conversation_from_two_sides(a: Storage, b: Sto
 async def test_outputs_that_come_from_two_sides(a: Storage, b: Storage) -> None:
     claim = await a.start_response(new("r1"))
     calls = tuple(ClosedItem(n, call(f"fc{n}", id)) for n, id in enumerate("xy"))
-    assert not await a.append([RunAppend("r1", claim.fence, closed=calls, park=Park(10**16))])
+    assert not await a.append([RunAppend("r1", claim.fence, closed=calls, park=Park(10**16, 0))])
     posting = partial(
         waiting.add_tool_outputs, owner=OWNER, response_id="r1", outputs=[output("x")], now=now()
     )

@@ -49,7 +49,7 @@ from server.mcp_servers import Reach
 from server.moderation import Verdict, asked_in, blocks, said_in, unjudged
 from server.pooling import Moderator, judged
 from server.prompting import Offer, to_messages
-from server.runs.events import UNMADE, Draft, Journal
+from server.runs.events import UNMADE, Assembler, Draft, Journal, RunLog
 from server.runs.execution.recovery_probation import Probation
 from server.runs.execution.recovery_replay import Diverged, Replay, fingerprint
 from server.runs.execution.run import Run, Unlogged, new_item
@@ -63,13 +63,14 @@ from server.runs.planning import (
     spent,
     steps,
     used_by_tool,
+    without_secrets,
 )
 from server.telemetry import Asked, RequestRecord, Telemetry, current
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
 from server.vector_stores import Payer
 from server.webhooks import notice
-from storage import ClosedItem, Finish, Park, RunLost
+from storage import ClosedItem, Finish, Park, RunLost, StoredResponse
 from tools import UNKNOWN_EFFECT, Registry, ToolResult, with_doubt
 
 log = logging.getLogger("antiphon.runs")
@@ -569,8 +570,8 @@ class Loop:
     def _park(self, run: Run) -> None:
         self._keep(run, run.plan.tool_timeout_s)
         run.stepping = False
-        deadline = now_us() + int(run.plan.tool_timeout_s * 1e6)
-        self._journal.write(run.entry, [], park=Park(deadline))
+        park = Park(int(run.plan.tool_timeout_s * 1e6), now_us())
+        self._journal.write(run.entry, [], park=park)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -664,6 +665,25 @@ class Loop:
             finish=finish,
         )
         self._tell(run, status, reason, error, (ended_at - run.plan.created_at) / 1e6)
+
+    def end_unread(
+        self, stored: StoredResponse, entry: RunLog, made: Assembler, error: dict[str, Any] | None
+    ) -> None:
+        """End a run whose plan cannot be read, so that nobody can say what it has used. made: its output.
+        error: None where it is cancelled."""
+        status, ended_at = "cancelled" if error is None else "failed", now_us()
+        head = {**orjson.loads(stored.head), "status": status, "error": error}
+        drafts = made.interrupt(lambda call: ToolResult(error=UNCERTAIN))
+        drafts.append({"type": f"response.{status}", "response": {**head, "output": made.output}})
+        closed = [ClosedItem(index, new_item(item)) for index, item in made.take_closed()]
+        finish = Finish(status, ended_at, append=False, plan=without_secrets(stored.plan))
+        if stored.background:
+            finish = replace(finish, notice=notice(stored.id, status, ended_at))
+        self._journal.write(entry, drafts, closed=closed, head=orjson.dumps(head), finish=finish)
+        self._telemetry.run_ended(stored.model, status, (ended_at - stored.created_at) / 1e6)
+        if error is not None:
+            self._telemetry.error(error["code"])
+        log.error("run %s, which cannot be restored, is %s", stored.id, status)
 
     def _tell(
         self, run: Run, status: str, reason: str | None, error: dict[str, Any] | None, seconds: float

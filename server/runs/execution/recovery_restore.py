@@ -12,7 +12,7 @@ import orjson
 
 from server.errors import ApiError
 from server.items import Private, with_private
-from server.runs.events import Journal, fold
+from server.runs.events import Assembler, Journal, fold
 from server.runs.execution.run import Run, Seals, Unfinished, assembler_of
 from server.runs.planning import (
     Functions,
@@ -24,7 +24,7 @@ from server.runs.planning import (
     replayable,
     steps,
 )
-from storage import ECHO_MARK, Record, RunClaim
+from storage import ECHO_MARK, Record, RunClaim, StoredResponse
 
 if TYPE_CHECKING:
     from server.encrypted_reasoning import Sealing
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from server.runs.events import Feed
     from storage import Storage
     from tools import Registry
+
+
+class NewerPlan(Exception):
+    """A newer version has begun a run, with something in its plan that this one cannot heed."""
 
 
 class Restorer:
@@ -58,7 +62,7 @@ class Restorer:
 
     async def run(self, claim: RunClaim, *, ends: bool = False) -> Run:
         """A run that this process has claimed. ends: it is only to be ended. Raises NotFound for a deleted
-        one."""
+        one, and NewerPlan for one that is to go on."""
         run = await self.again(claim.owner, claim.response_id, claim.fence, ends=ends)
         if claim.state == "running":
             run.claim, run.restarts = claim, run.restarts + 1
@@ -69,6 +73,8 @@ class Restorer:
         may be away, is not asked. Raises NotFound for a deleted one."""
         stored = await self._storage.get_response(owner, response_id, hidden=True)
         plan = RunPlan.load(stored.plan)
+        if plan.newer and not ends:
+            raise NewerPlan(", ".join(plan.newer))
         history = await self._storage.history(
             owner, previous_response_id=response_id, as_of=plan.created_at, hidden=True
         )
@@ -76,7 +82,7 @@ class Restorer:
         records = await self.records(response_id)
         past = replayable(read_items(before), ())
         context = drop_oldest(drop_oldest(past, plan.num_dropped), _num_dropped(records))
-        kept = {item.id: orjson.loads(item.private) for item in stored.output if item.private is not None}
+        kept = _private_halves(stored)
         output, unfinished = _folded(records, kept)
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
         # to say.
@@ -107,6 +113,17 @@ class Restorer:
         run.entry = self._journal.resume(channel, fence, next_seq)
         return run
 
+    async def made(self, stored: StoredResponse) -> Assembler:
+        """What a run has made that cannot be restored, ready to be closed: by its log, or, where that is what
+        cannot be read, the items that have closed."""
+        kept = _private_halves(stored)
+        try:
+            output, unfinished = _folded(await self.records(stored.id), kept)
+            return Assembler(b"", output=output, unfinished=unfinished)
+        except (ValueError, LookupError, TypeError):
+            closed = (with_private(orjson.loads(item.body), kept.get(item.id)) for item in stored.output)
+            return Assembler(b"", output=closed)
+
     async def _reach(self, plan: RunPlan) -> Reach:
         """The MCP servers of a plan."""
         secrets = await self._sealing.opened_secrets(plan.owner, plan.response_id, plan.secrets)
@@ -120,6 +137,11 @@ class Restorer:
             records.extend(page)
             after = page[-1].first_seq + page[-1].num_events - 1
         return records
+
+
+def _private_halves(stored: StoredResponse) -> dict[str, Private]:
+    """Those of the items that have closed, by their ids."""
+    return {item.id: orjson.loads(item.private) for item in stored.output if item.private is not None}
 
 
 def _folded(records: Sequence[Record], kept: Mapping[str, Private]) -> tuple[list[dict[str, Any]], set[int]]:

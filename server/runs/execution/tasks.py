@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine import EngineDead
 from server.errors import to_api_error
 from server.runs.events import Feed, Journal
 from server.runs.execution.loop import Loop
 from server.runs.execution.run import CancelReason, Run
-from storage import RunLost, StorageUnavailable, patience_s
+from storage import RunClaim, RunLost, StorageUnavailable, patience_s
 
 if TYPE_CHECKING:
     from server.runs.execution.recovery_restore import Restorer
@@ -122,6 +122,17 @@ class RunTasks:
         if run.task is None:
             await self._journal.flushed(run.entry)
             self._forget(run)
+
+    async def end_unread(self, claim: RunClaim, error: dict[str, Any] | None) -> None:
+        """End a claimed run that cannot be restored, and make that durable; see `Loop.end_unread`. Raises
+        NotFound for a deleted one."""
+        stored = await self._storage.get_response(claim.owner, claim.response_id, hidden=True)
+        made = await self._restorer.made(stored)
+        channel = self._feed.open(stored.id, stored.echo, stored=True, next_seq=claim.next_seq)
+        entry = self._journal.resume(channel, claim.fence, claim.next_seq)
+        self._loop.end_unread(stored, entry, made, error)
+        await self._journal.flushed(entry)
+        self._feed.release(stored.id)
 
     # -- stopping --------------------------------------------------------------------------------------------
 

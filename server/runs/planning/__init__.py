@@ -7,7 +7,15 @@ from server.runs.planning.compaction import Part, next_part, with_summary
 from server.runs.planning.functions import Functions, enforced
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable, require_readable
 from server.runs.planning.pasts import Past, Pasts, read_items
-from server.runs.planning.plan import Planned, RunPlan, count_input, fit, is_long, make_plan
+from server.runs.planning.plan import (
+    Planned,
+    RunPlan,
+    count_input,
+    fit,
+    is_long,
+    make_plan,
+    without_secrets,
+)
 from server.runs.planning.saved_names import SavedNames, kv_folders
 from server.runs.planning.spending import spent, spent_so_far, used_by_tool
 from server.runs.planning.steps import TERMINAL, Progress, approved_calls, pending_calls
@@ -45,4 +53,5 @@ __all__ = [
     "turn_tools",
     "used_by_tool",
     "with_summary",
+    "without_secrets",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,11 @@ class RunPlan:
     end tells the messages that it was made of. moderation: its model, and the mode of each half
     (`server.moderation`). end_user: a digest of what its client calls the person that asks, for usage
     and logs. compaction: what it is to compact, None where nothing. image_options: how its images are
-    processed, as far as that is its choice.
+    processed, as far as that is its choice. newer: what a newer version has said in it besides. Whoever looks
+    at a plan does without that; a run does not go on without it.
+
+    It is stored without the fields that have their default, so that an older version goes on with whatever
+    uses nothing new: what a default means must never change.
     """
 
     response_id: str
@@ -166,25 +170,34 @@ class RunPlan:
     moderation: dict[str, str] | None = None
     own_id: bool = False
     tells_messages: bool = False
+    newer: tuple[str, ...] = ()
 
     def dump(self) -> bytes:
         """The plan as stored."""
-        return orjson.dumps(self)
+        values = ((name, getattr(self, name)) for name in _DEFAULTS)
+        return orjson.dumps({name: value for name, value in values if value != _DEFAULTS[name]})
 
     @classmethod
     def load(cls, data: bytes) -> RunPlan:
         """The plan as stored, back."""
-        found = orjson.loads(data)
+        newer: list[str] = []
+
+        def known(kind: type[Any], said: Mapping[str, Any]) -> dict[str, Any]:
+            names = {field.name for field in fields(kind)}
+            newer.extend(f"{kind.__name__}.{name}" for name in said if name not in names)
+            return {name: value for name, value in said.items() if name in names}
+
+        found = known(cls, orjson.loads(data))
         if found.get("charge") is not None:
-            found["charge"] = Charge(**found["charge"])
+            found["charge"] = Charge(**known(Charge, found["charge"]))
         if found.get("compaction") is not None:
-            found["compaction"] = Compaction(**found["compaction"])
+            found["compaction"] = Compaction(**known(Compaction, found["compaction"]))
         if found.get("prompt") is not None:
-            found["prompt"] = FilledPrompt.load(found["prompt"])
+            found["prompt"] = FilledPrompt.load(known(FilledPrompt, found["prompt"]))
         if "approvals" in found:
-            pinned = found["approvals"]
+            pinned = known(Approvals, found["approvals"])
             found["approvals"] = Approvals(pinned["policy"], tuple(pinned["trusted"]))
-        return cls(**found)
+        return cls(**{**found, "newer": (*found.get("newer", ()), *newer)})
 
     @property
     def id_secret(self) -> bytes:
@@ -360,6 +373,23 @@ class RunPlan:
             saved_until=self.saved_until,
             deadline=served.caps.deadline(),
         )
+
+
+def without_secrets(data: bytes) -> bytes | None:
+    """A stored plan that this version may not be able to load, without what must not outlive its run; None
+    where nothing is to be changed, or can be."""
+    with suppress(orjson.JSONDecodeError):
+        found = orjson.loads(data)
+        if isinstance(found, dict) and found.get("secrets") is not None:
+            return orjson.dumps({**found, "secrets": None})
+    return None
+
+
+_DEFAULTS: dict[str, Any] = {
+    each.name: each.default if each.default_factory is MISSING else each.default_factory()
+    for each in fields(RunPlan)
+}
+"""Of the fields of a plan; MISSING where one has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from engine import CACHED_TOKEN
@@ -10,6 +11,8 @@ from server.runs.planning.plan import RunPlan
 from server.runs.planning.steps import Progress
 from server.schema import tier_of
 from storage import Account, Counts, Spent
+
+logger = logging.getLogger("antiphon.runs")
 
 
 def spent(plan: RunPlan, progress: Progress, at: int) -> Spent | None:
@@ -44,4 +47,8 @@ def used_by_tool(plan: RunPlan, kind: str, model: str, at: int) -> Spent:
 
 def spent_so_far(plan: bytes, log: Sequence[tuple[int, bytes | None]]) -> Spent | None:
     """The same of a run that goes now, by its plan and its log as they are stored (`storage.Spending`)."""
-    return spent(RunPlan.load(plan), Progress.of(log), now_us())
+    try:
+        return spent(RunPlan.load(plan), Progress.of(log), now_us())
+    except Exception:  # whoever deletes what cannot be read is not to be kept from that
+        logger.exception("what a run has used cannot be told")
+        return None

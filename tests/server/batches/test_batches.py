@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
+import orjson
 import pytest
 
 from engine import Fail, GenerateRequest, RequestFailed, Say, ScriptedEngine
-from server.batches import carrier, worker
+from server.batches import carrier, input_lines, worker
 from server.batches.input_lines import InputLines
 from server.clock import now_us
+from server.config import THREADED_BYTES
+from server.http.body import MAX_JSON_STRINGS
 from storage import BatchLost, StoredBatch
 from storage.batches import batch_rows
 from tests.support.batching import Json, chats, input_file, line, lines_of, responses
@@ -253,9 +258,58 @@ async def test_a_line_without_an_end_is_not_read_to_its_end() -> None:
         while True:
             yield b"x" * (1 << 20)
 
-    checked = InputLines("/v1/responses")
+    checked = InputLines("/v1/responses", 1000)
     await checked.read(endless())
     assert [(fault["code"], fault["line"]) for fault in checked.faults] == [("line_too_long", 1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ([[]] * 150_000, "more than 300000 brackets and commas"),
+        ([""] * MAX_JSON_STRINGS, "more than 150000 strings"),
+    ],
+)
+async def test_a_line_that_would_take_long_to_parse_is_not_parsed(
+    monkeypatch: pytest.MonkeyPatch, value: list[Any], told: str
+) -> None:
+    """The parser holds the interpreter, and every stream with it."""
+    parsed: list[bytes] = []
+
+    def loads(data: bytes) -> Any:
+        parsed.append(data)
+        return orjson.loads(data)
+
+    monkeypatch.setattr(input_lines, "orjson", SimpleNamespace(loads=loads, JSONDecodeError=ValueError))
+    long = line("long", "/v1/responses", GOOD | {"input": value}).encode()
+    good = line("good", "/v1/responses", GOOD).encode()
+
+    async def content() -> AsyncIterator[bytes]:
+        yield good + b"\n" + long
+
+    checked = InputLines("/v1/responses", 300_000)
+    await checked.read(content())
+    [fault] = checked.faults
+    assert (fault["code"], fault["line"]) == ("invalid_json_line", 2) and told in fault["message"]
+    assert parsed == [good]
+
+
+async def test_a_large_line_does_not_hold_the_event_loop(
+    running: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[bool, int] = {}
+
+    def noted(asked: bytes, *args: Any) -> bytes:
+        threads[len(asked) > THREADED_BYTES] = threading.get_ident()
+        return carrier.request_body(asked, *args)
+
+    monkeypatch.setattr(worker, "request_body", noted)
+    large = line("large", "/v1/responses", {"input": "say fine", "instructions": "x" * THREADED_BYTES})
+    file_id = await input_file(running.context.storage, [*responses(1), large])
+    assert (await ended(client, (await begun(client, file_id, "/v1/responses"))["id"]))[
+        "status"
+    ] == "completed"
+    assert threads[False] == threading.get_ident() != threads[True]
 
 
 async def test_requests_for_a_batch_that_are_refused(running: Running, client: httpx.AsyncClient) -> None:

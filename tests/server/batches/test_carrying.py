@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,19 @@ from engine import ScriptedEngine
 from server.access import OPERATOR
 from server.admin.exports import exporting
 from server.batches import carrier, worker
+from server.batches.carrier import Reply
+from server.batches.objects import UsageSum, output_line
 from server.clock import now_us
 from server.webhooks import EVENT_TYPES
-from storage import MAX_BATCH_ATTEMPTS, AuditEntry, NewBatch, StorageUnavailable, StoredBatch, StoredWebhook
+from storage import (
+    MAX_BATCH_ATTEMPTS,
+    AuditEntry,
+    BatchLine,
+    NewBatch,
+    StorageUnavailable,
+    StoredBatch,
+    StoredWebhook,
+)
 from storage.batches import batch_rows
 from storage.batches.records import RESTS_S
 from tests.support.batching import Json, chats, input_file, lines_of, responses
@@ -79,6 +89,47 @@ async def test_owners_take_turns(idle: Running) -> None:
     await new_batch(idle, "d0", one, "d")
     got = [batch.id for batch in await storage.batches.claim(2, (), now_us())]
     assert got == ["batch_d0", "batch_b0"], "whose turn was longest ago, the one that had none first"
+
+
+async def test_the_end_of_a_batch_holds_a_bounded_part_of_its_results(
+    idle: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_rows, "RESULT_BYTES", 3000, raising=False)
+    pages, results = list[list[int]](), batch_rows.results
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        page = results(*args, **kwargs)
+        pages.append([len(row[1]) for row in page])
+        return page
+
+    monkeypatch.setattr(batch_rows, "results", noted)
+    batches, sizes = idle.context.storage.batches, [1000, 1000, 1000, 1000, 5000, 2500, 1000, 10]
+    await new_batch(idle, "large", responses(len(sizes)))
+    (batch,) = await batches.claim(1, (), now_us())
+    await batches.add_lines(batch, [BatchLine(n, f"l{n}", 0, 0) for n in range(len(sizes))])
+    await batches.begin(batch, now_us())
+    for position, size in enumerate(sizes):
+        await batches.finish_line(batch, position, "completed", b"x" * size, 7)
+    found = [result async for result in batches.results(batch.id, "completed")]
+    assert len(found) == len(sizes)
+    assert pages == [[1000] * 3, [1000], [5000], [2500], [1000, 10], []]
+
+
+async def test_the_end_of_a_batch_reads_no_answer_again() -> None:
+    """What each used was noted when it came; only an earlier version left that to be found in the line."""
+    line = BatchLine(1, "a", 0, 0)
+    usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    answer = Reply(200, {}, orjson.dumps({"model": "m", "usage": usage, "choices": ["x" * 1000]}))
+    result, used = output_line("batch_1", line, answer)
+    assert len(used) < 200
+
+    async def results() -> AsyncGenerator[tuple[bytes, bytes | None]]:
+        yield b"never parsed", used
+        yield result, None
+
+    counted = UsageSum()
+    assert [each async for each in counted.counting(results())] == [b"never parsed", result]
+    assert (counted.model, counted.json()["total_tokens"]) == ("m", 10)
 
 
 async def test_a_claim_of_which_no_news_came_is_found_again(

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import AsyncOpenAI, ConflictError
+from sqlalchemy import text as text_of_sql
 
 from engine import GenerateRequest, Say, ScriptedEngine
 from engine.backends.script import Step
@@ -498,6 +499,98 @@ async def test_a_secret_is_not_kept(server_app: Running, client: httpx.AsyncClie
     again = await client.post("/admin/keys", json={"name": "ann"}, headers=headers)
     assert error(again, 409)["code"] == "idempotency_reply_not_kept"
     assert len(await server_app.context.storage.list_keys()) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What was deleted
+
+SAID = "what nobody shall read again"
+ITEM: Json = {"type": "message", "role": "user", "content": f"say {SAID}"}
+STORED: Json = {**CHAT, "messages": [{"role": "user", "content": f"say {SAID}"}], "store": True}
+
+
+async def _items(api: Api) -> tuple[str, Json]:
+    return f"/v1/conversations/{await api.conversation()}/items", {"items": [ITEM]}
+
+
+async def _title(api: Api) -> tuple[str, Json]:
+    return f"/v1/conversations/{await api.conversation()}", {"title": SAID}
+
+
+async def _cancel(api: Api) -> tuple[str, Json]:
+    waits = {"tools": [WEATHER], "background": True, "await_tool_outputs": True}
+    begun = await api.create(call(), metadata={"said": SAID}, **waits)
+    await api.waits(begun["id"])
+    return f"/v1/responses/{begun['id']}/cancel", {}
+
+
+async def _fork_of(api: Api, path: str) -> str:
+    fork = await api.http.post(path.replace("/items", "/fork"), json={})
+    return f"/v1/conversations/{fork.json()['id']}"
+
+
+async def _deleting_an_item(api: Api, path: str, reply: Json) -> str:
+    return f"{path}/{reply['data'][0]['id']}"
+
+
+async def _deleting_all_items(api: Api, path: str, reply: Json) -> str:
+    return path
+
+
+async def _deleting_an_item_of_a_fork(api: Api, path: str, reply: Json) -> str:
+    return f"{await _fork_of(api, path)}/items/{reply['data'][0]['id']}"
+
+
+async def _deleting_all_items_of_a_fork(api: Api, path: str, reply: Json) -> str:
+    return f"{await _fork_of(api, path)}/items"
+
+
+async def _deleting_what_has_them(api: Api, path: str, reply: Json) -> str:
+    return path.removesuffix("/items").removesuffix("/cancel")
+
+
+async def _deleting_what_was_made(api: Api, path: str, reply: Json) -> str:
+    return f"{path}/{reply['id']}"
+
+
+@pytest.mark.parametrize(
+    ("asking", "deleting"),
+    [
+        (_items, _deleting_an_item),
+        (_items, _deleting_all_items),
+        (_items, _deleting_an_item_of_a_fork),
+        (_items, _deleting_all_items_of_a_fork),
+        (_items, _deleting_what_has_them),
+        (_title, _deleting_what_has_them),
+        (_cancel, _deleting_what_has_them),
+        (("/v1/conversations", {"title": SAID}), _deleting_what_was_made),
+        (("/v1/prompts", {"name": SAID, "template": {"instructions": "hi"}}), _deleting_what_was_made),
+        (("/v1/chat/completions", STORED), _deleting_what_was_made),
+        (("/v1/chat/completions", {**STORED, "stream": True}), _deleting_what_was_made),
+    ],
+)
+async def test_a_repeat_tells_nothing_of_what_was_deleted(
+    server_app: Running, client: httpx.AsyncClient, asking: Any, deleting: Any
+) -> None:
+    api = Api(client)
+    path, body = asking if isinstance(asking, tuple) else await asking(api)
+    others = await client.post(
+        "/v1/conversations", json={"title": SAID}, headers={"idempotency-key": "other"}
+    )
+    first, again = [await client.post(path, json=body, headers=KEY) for _ in range(2)]
+    assert (first.status_code, again.content, replayed(again)) == (200, first.content, True), first.text
+    streamed = body.get("stream", False)
+    reply = json.loads(first.text.split("\n")[0].removeprefix("data: ")) if streamed else first.json()
+    assert all(word in first.text for word in SAID.split())
+    gone = await client.delete(await deleting(api, path, reply))
+    assert gone.status_code == 200, gone.text
+    refused = error(await client.post(path, json=body, headers=KEY), 409)
+    assert refused["code"] == "idempotency_reply_not_kept"
+    storage = server_app.context.storage
+    kept = text_of_sql("SELECT headers, body, num_bytes FROM idempotency WHERE key = 'once'")
+    assert await storage._read(lambda conn: conn.execute(kept).all()) == [(None, None, 0)]
+    same = await client.post("/v1/conversations", json={"title": SAID}, headers={"idempotency-key": "other"})
+    assert (same.content, replayed(same)) == (others.content, True), "others are kept"
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from tests.support.postgres import Postgres
 
 A, B = "runner-a", "runner-b"
 
+LONG = Park(10**16, 0)
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Storage, Storage]]:
@@ -55,11 +57,11 @@ async def queue(storage: Storage, id: str, owner: str = OWNER, **fields: object)
     await storage.start_response(replace(queued, **fields))
 
 
-async def parked(storage: Storage, id: str) -> RunClaim:
+async def parked(storage: Storage, id: str, park: Park = LONG) -> RunClaim:
     """A run that waits for the output of its call `a`."""
     claim = await start(storage, id)
     closed = (ClosedItem(0, call(f"{id}.fc", "a")),)
-    append = RunAppend(id, claim.fence, records=(record(2),), closed=closed, park=Park(10**16))
+    append = RunAppend(id, claim.fence, records=(record(2),), closed=closed, park=park)
     assert not await storage.append([append])
     return claim
 
@@ -348,7 +350,7 @@ async def test_a_waiting_run_that_is_to_be_cancelled_is_due(
     if first == "cancel":
         claim = await start(a, "r1")
         await b.request_cancel(OWNER, "r1")
-        await a.append([RunAppend("r1", claim.fence, park=Park(10**16))])
+        await a.append([RunAppend("r1", claim.fence, park=LONG)])
     else:
         await parked(a, "r1")
         assert not (await b.list_processes(10**15)).has_due
@@ -358,6 +360,21 @@ async def test_a_waiting_run_that_is_to_be_cancelled_is_due(
     [claim] = [claim for claims in due for claim in claims]
     assert claim.cancel_requested and claim.state == "waiting"
     assert not (await b.list_processes(10**15)).has_due
+
+
+async def test_deadlines_are_by_one_clock(pair: tuple[Storage, Storage]) -> None:
+    """On a database that several processes share, the clocks of these may differ by years."""
+    a, b = pair
+    await parked(a, "over", Park(0, 10**17 if a.shared else 499))
+    await parked(a, "begun", Park(3_600_000_000, 0))
+    if not a.shared:
+        assert not (await b.list_processes(498)).has_due and await b.claim_due(498) == ()
+    early, late = (0, 10**17) if a.shared else (499, 3_600_000_000 - 1)
+    assert (await b.list_processes(early)).has_due
+    assert [due.response_id for due in await b.claim_due(early)] == ["over"]
+    assert not (await b.list_processes(late)).has_due and await b.claim_due(late) == ()
+    if not a.shared:
+        assert [due.response_id for due in await b.claim_due(late + 1)] == ["begun"]
 
 
 async def test_of_two_claims_one_wins(pair: tuple[Storage, Storage]) -> None:

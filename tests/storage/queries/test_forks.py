@@ -267,7 +267,7 @@ async def test_a_fork_and_its_request_are_one_transaction(storage: Storage) -> N
     await talk(storage, "c1", "a")
     request = KeyedRequest(OWNER, "/v1/conversations/c1/fork", "once", b"hash", now())
 
-    kept: Kept[StoredConversation] = Kept(request, lambda: b"[]", lambda stored: stored.id.encode())
+    kept: Kept[StoredConversation] = Kept(request, lambda: b"[]", lambda stored: stored.id.encode(), "c2")
     assert await storage.begin_request(request) is None
     await storage.fork_conversation(OWNER, "c1", NewFork("c2", now()), kept=kept)
     known = await storage.find_request(request)

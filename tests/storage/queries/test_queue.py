@@ -230,7 +230,7 @@ async def test_a_wait_for_tools_does_not_save_up_either(pair: Pair) -> None:
     a, b = pair
     claim = await a.start_response(replace(new("fed", owner=OTHER, runner=a.runner), cost=100))
     closed = (ClosedItem(0, call("fed.fc", "c")),)
-    await a.append([RunAppend("fed", claim.fence, records=(record(2),), closed=closed, park=Park(10**16))])
+    await a.append([RunAppend("fed", claim.fence, records=(record(2),), closed=closed, park=Park(10**16, 0))])
     await queue(a, OWNER, named("a", 9))
     for _ in range(3):
         [run] = await a.take(1)
@@ -320,7 +320,10 @@ async def test_only_runs_of_the_models_asked_for_are_taken(pair: Pair) -> None:
     assert [claim.response_id for claim in await a.take(1, OfModels(("n",)))] == ["r2"]
     assert [claim.response_id for claim in await b.take(9, OfModels(("m",), others=True))] == ["r3"]
     assert await a.free_models() == ("m",)
+    # Nor do those that are left out.
+    assert await a.claim("r1", OfModels((), others=True, but=("r1",))) is None
+    assert await a.take(9, OfModels(("m",), but=("r0", "r1"))) == ()
     # One that is to be cancelled needs no model.
     await a.request_cancel(OWNER, "r1")
-    assert [claim.response_id for claim in await b.take(9, OfModels(()))] == ["r1"]
+    assert [claim.response_id for claim in await b.take(9, OfModels((), but=("r1",)))] == ["r1"]
     assert [claim.response_id for claim in await b.take(9)] == ["r0"]

@@ -139,7 +139,7 @@ async def test_deleting_a_waiting_run(storage: Storage) -> None:
 
     await storage.start_response(new("r1"))
     closed = (ClosedItem(0, call("fc1", "a")), ClosedItem(1, call("fc2", "b")))
-    assert not await storage.append([RunAppend("r1", 1, closed=closed, park=Park(5))])
+    assert not await storage.append([RunAppend("r1", 1, closed=closed, park=Park(5, 0))])
     await storage.add_tool_outputs(OWNER, "r1", [output("a")], now())
     assert await storage.delete_response(OWNER, "r1", now()) is True
     assert not (await storage.list_processes(10**17)).has_due

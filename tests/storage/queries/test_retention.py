@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from storage import (
     ClosedItem,
@@ -29,6 +31,7 @@ from storage import (
     Usage,
     open_storage,
 )
+from storage.queries import garbage, responses, retention
 from storage.queries.retention import RESPONSES, SEGMENTS
 from tests.support.making import (
     OTHER,
@@ -322,10 +325,104 @@ async def test_a_long_log_goes_in_short_steps_and_a_cut_sweep_is_taken_up(storag
 async def test_a_response_with_a_long_log_goes_in_short_steps_too(storage: Storage) -> None:
     await write_log(storage, "long", 3 * SEGMENTS)
     async with aclosing(storage.sweep(Limits(age=1), now() + SECOND)) as steps:
-        assert await anext(steps) == Swept(logs=1)
-        assert (await storage.get_response(OWNER, "long")).log_erased_at is not None
-    assert await sweep(storage, now() + SECOND, age=1) == Swept(responses=1)
+        assert await anext(steps) == Swept(responses=1)
+        with pytest.raises(NotFound):
+            await storage.get_response(OWNER, "long")
+        assert await anext(steps) == Swept()
+    assert (await rows(storage))["segments"] > SEGMENTS
+    assert await sweep(storage) == Swept()
     assert await rows(storage) == {}
+
+
+async def chain(storage: Storage, length: int) -> str:
+    """Responses of which each continues the one before it, the first one with a long log, and all but the
+    last one deleted; the last one's id."""
+    await write_log(storage, "t0", 2 * SEGMENTS)
+    for number in range(1, length):
+        await turn(storage, f"t{number}", message(f"m{number}"), previous=f"t{number - 1}")
+    for number in range(length - 1):
+        await storage.delete_response(OWNER, f"t{number}", now())
+    return f"t{length - 1}"
+
+
+async def test_a_deletion_goes_in_short_steps(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others write in between, however long a log or a chain of deleted responses is."""
+    monkeypatch.setattr(garbage, "TOMBSTONES", 10, raising=False)
+    count = text("SELECT (SELECT count(*) FROM segments), (SELECT count(*) FROM responses)")
+    steps, submit = list[tuple[int, ...]](), storage._writer.submit
+
+    def noted(call: Callable[[Connection], object], **how: bool) -> asyncio.Future[object]:
+        def counted(conn: Connection) -> object:
+            before = conn.execute(count).one()
+            result = call(conn)
+            steps.append(
+                tuple(was - left for was, left in zip(before, conn.execute(count).one(), strict=True))
+            )
+            return result
+
+        return submit(counted, **how)
+
+    monkeypatch.setattr(storage._writer, "submit", noted)
+    last = await chain(storage, 35)
+    before = (await rows(storage))["responses"]
+    await storage.delete_response(OWNER, last, now())
+    assert before == 35 and await rows(storage) == {}
+    most = [max(each) for each in zip(*steps, strict=True)]
+    assert most == [SEGMENTS, 10]
+
+
+async def test_what_a_crash_leaves_of_a_deletion_is_taken_up(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(garbage, "TOMBSTONES", 4, raising=False)
+    cut, whole = 0, False
+    while not whole:
+        last = await chain(storage, 10)
+        await storage._write(partial(responses.delete_one, owner=OWNER, id=last, now=now()))
+        async with aclosing(retention.erase(storage._read, storage._write, [last])) as steps:
+            for _ in range(cut):
+                whole = await anext(steps, "over") == "over"
+        with pytest.raises(NotFound):
+            await storage.get_response(OWNER, last)
+        assert await sweep(storage) == Swept()
+        assert await rows(storage) == {}
+        cut += 1
+    assert cut > 3
+
+
+async def test_a_deletion_that_was_cut_stands_in_no_other_ones_way(storage: Storage) -> None:
+    """What is left of a log when the last response goes that needs its own goes with both."""
+    await write_log(storage, "long", 2 * SEGMENTS)
+    await turn(storage, "next", message("m1"), previous="long")
+    await storage._write(partial(responses.delete_one, owner=OWNER, id="long", now=now()))
+    assert (await rows(storage))["segments"] > 2 * SEGMENTS
+    await storage.delete_response(OWNER, "next", now())
+    assert await rows(storage) == {}
+
+
+async def test_a_log_that_is_being_erased_has_no_gap(storage: Storage) -> None:
+    await write_log(storage, "long", 3 * SEGMENTS)
+    await turn(storage, "next", previous="long")
+    whole = await storage.records("long", after=-1, limit_bytes=1 << 30)
+    await storage._write(partial(responses.delete_one, owner=OWNER, id="long", now=now()))
+    lengths = []
+    async for _ in retention.erase(storage._read, storage._write, ["long"]):
+        found = await storage.records("long", after=-1, limit_bytes=1 << 30)
+        assert found == whole[: len(found)]
+        lengths.append(len(found))
+    assert len(whole) > lengths[0] > lengths[1] > lengths[-1] == 0
+
+
+async def test_what_later_responses_need_of_deleted_ones_is_measured_again(storage: Storage) -> None:
+    """A conversation counts its items itself, for as long as it lists them."""
+    big = b"x" * 10_000
+    await storage.create_conversation(OWNER, "c1", now(), b"{}")
+    await turn(storage, "t1", message("m1", big), conversation="c1", outputs=[])
+    await turn(storage, "r1", message("m2"), previous="t1", outputs=[])
+    await storage.delete_response(OWNER, "t1", now())
+    await storage.delete_conversation_item(OWNER, "c1", "m1", now())
+    await sweep(storage)
+    assert (await storage.usage(OWNER)).held == 10_000 + 256 + 2
 
 
 async def test_the_walk_over_logs_ends_at_the_first_that_is_too_young(storage: Storage) -> None:
@@ -347,13 +444,13 @@ async def test_the_walk_over_logs_ends_at_the_first_that_is_too_young(storage: S
 
     storage._read = counted
     assert await sweep(storage, at + SECOND, log_age=SECOND) == Swept(logs=len(old))
-    assert num_reads <= 4
+    assert num_reads <= 5
 
 
 async def test_posted_outputs_go_with_the_log(storage: Storage) -> None:
     claim = await storage.start_response(new("r1"))
     calls = (ClosedItem(0, call("i1", "call_1")),)
-    assert not await storage.append([RunAppend("r1", claim.fence, closed=calls, park=Park(now()))])
+    assert not await storage.append([RunAppend("r1", claim.fence, closed=calls, park=Park(0, now()))])
     await storage.add_tool_outputs(OWNER, "r1", [output("call_1")], now())
     again = await storage.claim("r1")
     assert again is not None

@@ -34,6 +34,7 @@ from tests.support.making import (
     now,
     output,
     record,
+    rows,
     turn,
 )
 
@@ -194,7 +195,7 @@ async def test_claims_after_a_restart(storage: Storage) -> None:
     await storage.start_response(new("queued", runner=None, created_at=20))
     await storage.start_response(new("unstored", store=False, conversation="c1"))
     claim = await storage.start_response(new("waiting", created_at=10))
-    park = RunAppend("waiting", claim.fence, closed=(ClosedItem(0, call("fc1", "c1")),), park=Park(500))
+    park = RunAppend("waiting", claim.fence, closed=(ClosedItem(0, call("fc1", "c1")),), park=Park(0, 500))
     assert not await storage.append([park])
     assert isinstance(
         (await storage.append([RunAppend("waiting", 1, records=(record(2),))]))["waiting"], RunLost
@@ -209,10 +210,9 @@ async def test_claims_after_a_restart(storage: Storage) -> None:
     assert await storage.claim("unstored") is None
     assert [c.attempt for c in await claim_all(storage)] == [1, 1]
 
-    assert [(await storage.list_processes(at)).has_due for at in (499, 500)] == [False, True]
-    assert await storage.claim_due(499) == ()
+    assert (await storage.list_processes(500)).has_due
     [due] = await storage.claim_due(500)
-    assert (due.response_id, due.state, due.deadline, due.attempt) == ("waiting", "waiting", 500, 2)
+    assert (due.response_id, due.state, due.attempt) == ("waiting", "waiting", 2)
     assert not (await storage.list_processes(10**9)).has_due and await storage.claim_due(10**9) == ()
     await storage.request_cancel(OWNER, "queued")
     [queued, *_] = sorted(await claim_all(storage), key=lambda c: c.response_id)
@@ -242,13 +242,13 @@ async def test_a_strike_is_an_end_behind_which_a_run_got_nowhere(storage: Storag
     await storage.admit(newer)
 
 
-async def park(storage: Storage, id: str, *calls: tuple[str, str], deadline: int = 10**16) -> None:
+async def park(storage: Storage, id: str, *calls: tuple[str, str]) -> None:
     claim = await storage.start_response(new(id, message(f"{id}.in")))
     closed = tuple(
         ClosedItem(position, call(f"{id}.fc{position}", call_id, name))
         for position, (call_id, name) in enumerate(calls)
     )
-    append = RunAppend(id, claim.fence, records=(record(2),), closed=closed, park=Park(deadline))
+    append = RunAppend(id, claim.fence, records=(record(2),), closed=closed, park=Park(10**16, 0))
     assert not await storage.append([append])
 
 
@@ -299,7 +299,7 @@ async def test_tool_outputs_wake_a_waiting_run(storage: Storage) -> None:
     assert await storage.waiting_inputs("r1") == ()
 
     second = ClosedItem(6, call("r1.fc6", "d"))
-    append = RunAppend("r1", claim.fence, records=(record(6),), closed=(second,), park=Park(10**16))
+    append = RunAppend("r1", claim.fence, records=(record(6),), closed=(second,), park=Park(10**16, 0))
     assert not await storage.append([append])
     waiting = await storage.add_tool_outputs(OWNER, "r1", [output("a")], now())
     assert list(waiting.pending) == ["d"] and not waiting.runnable
@@ -388,6 +388,15 @@ async def test_an_unstored_turn_leaves_its_items_only(storage: Storage) -> None:
         await storage.get_response(OWNER, "r1")
     with pytest.raises(NotFound):
         await storage.start_response(new("r2", previous="r1"))
+
+
+async def test_an_unstored_turn_leaves_nothing_where_its_conversation_was_deleted(storage: Storage) -> None:
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("m0")])
+    claim = await storage.start_response(new("r1", message("m1"), conversation="c1", store=False))
+    await storage.delete_conversation(OWNER, "c1", now())
+    end = Finish("completed", now(), True, inputs=(message("m1"),), outputs=(message("o1"),))
+    assert not await storage.append([RunAppend("r1", claim.fence, finish=end)])
+    assert await rows(storage) == {}
 
 
 async def test_many_runs_in_one_commit(storage: Storage) -> None:

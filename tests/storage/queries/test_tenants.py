@@ -56,7 +56,7 @@ async def fill(storage: Storage, owner: str) -> None:
     await storage.delete_response(owner, f"{p}.r1", now())
     claim = await storage.start_response(new(f"{p}.waits", owner=owner))
     closed = (ClosedItem(0, call(f"{p}.fc", "a")), ClosedItem(1, call(f"{p}.fd", "b")))
-    park = Park(10**16)
+    park = Park(10**16, 0)
     assert not await storage.append([RunAppend(f"{p}.waits", claim.fence, closed=closed, park=park)])
     await storage.add_tool_outputs(owner, f"{p}.waits", [output("a")], now())
     await storage.start_response(new(f"{p}.t2", message("m4"), owner=owner, conversation=f"{p}.c1"))

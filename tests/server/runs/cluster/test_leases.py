@@ -21,6 +21,7 @@ from server.runs.cluster.presence import Presence
 from storage import FleetView, StorageUnavailable
 from tests.support import wire
 from tests.support.lines import line
+from tests.support.making import query
 from tests.support.postgres import Postgres
 from tests.support.running import Running, http_client, live_app
 from tests.support.talk import WEATHER, Api, Gate, Live, call, gated, text
@@ -246,6 +247,33 @@ async def test_the_runs_of_a_dead_server_go_on_at_another(fleet: Fleet) -> None:
         late = await b.api.ended(queued["id"])
         assert text(late) == SAID
         assert await used(b.server) == told(done, late), "each counts once"
+
+
+async def test_a_run_of_a_newer_version_is_left_to_others_for_a_while(fleet: Fleet) -> None:
+    """What its plan says besides stands here for what only the newer version knows."""
+    a = await fleet.add(Gate())
+    begun = [(await a.api.create("hi", background=True))["id"] for _ in range(2)]
+    await asyncio.wait_for(a.gate.reached.wait(), 20)
+    plan = "convert_from(plan, 'UTF8')::jsonb"
+    newer = f"""UPDATE responses SET plan = convert_to(({plan} || '{{"curfew": 1}}')::text, 'UTF8')"""
+    query(fleet.url, newer)
+    b = await fleet.add()
+    takeover = b.server.context.runs._takeover
+    await a.die()
+    await until(lambda: takeover._aside.keys() == {*begun})
+    assert (await b.api.create("hi"))["status"] == "completed", "it stands in nobody's way"
+    known = f"UPDATE responses SET plan = convert_to(({plan} - 'curfew')::text, 'UTF8')"
+    query(fleet.url, f"{known} WHERE id = '{begun[0]}'")
+    c = await fleet.add()
+    ended = await b.api.ended(begun[0])
+    assert (ended["status"], text(ended), ended["restarts"]) == ("completed", SAID, 1)
+    assert len(b.engine.requests) == len(c.engine.requests) == 1
+    # The other one is nobody's, until its time is over.
+    assert (await b.api.get(begun[1]))["status"] == "in_progress"
+    takeover._aside[begun[1]] = asyncio.get_running_loop().time()
+    ended = await b.api.ended(begun[1])
+    assert (ended["status"], text(ended)) == ("failed", "one two")
+    assert "newer version" in ended["error"]["message"]
 
 
 async def test_what_began_over_a_websocket_goes_on_at_another(fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,10 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from server.clock import now_us
+from server.runs.planning import RunPlan, spent_so_far
 from tests.chaos.checker import check_used
+from tests.support.making import query
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, gated, prompts, text
 from tools import BUILTIN as REGISTRY
@@ -87,8 +90,6 @@ async def test_a_cancel_that_a_stop_overtook_is_carried_out(tmp_path: Path) -> N
 async def test_a_run_that_cannot_be_read_does_not_keep_the_server_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from server.runs.planning.plan import RunPlan
-
     gate = Gate()
     async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
         broken = await Api(client).create("hi", background=True)
@@ -108,6 +109,66 @@ async def test_a_run_that_cannot_be_read_does_not_keep_the_server_down(
     monkeypatch.undo()
     async with running_app(tmp_path) as server, http_client(server) as client:
         assert (await Api(client).ended(broken["id"]))["status"] == "completed"
+
+
+def broken(_data: bytes) -> RunPlan:
+    raise TypeError("written by another version")
+
+
+async def test_a_run_that_can_never_be_read_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
+        api = Api(client)
+        conversation = await api.conversation()
+        begun = await api.create("hi", background=True, conversation=conversation)
+        await gate.reached.wait()
+    monkeypatch.setattr(RunPlan, "load", broken)
+    monkeypatch.setattr("server.runs.takeover.UNREAD_S", 0.0)
+    async with live_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        async with asyncio.timeout(30):
+            ended = await api.ended(begun["id"])
+        assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
+        assert text(ended) == "one two" and ended["output"][0]["status"] == "incomplete"
+        assert (await api.create("say hi", conversation=conversation))["status"] == "completed"
+        assert (await api.get(begun["id"])) == ended
+        await api.delete(begun["id"])
+
+
+async def test_a_run_that_cannot_be_read_can_be_cancelled_deleted_and_purged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
+        api = Api(client)
+        begun = [(await api.create("hi", background=True))["id"] for _ in range(3)]
+        await gate.reached.wait()
+    monkeypatch.setattr(RunPlan, "load", broken)
+    async with live_app(tmp_path) as server, http_client(server) as client:
+        api, storage = Api(client), server.context.storage
+        assert (await api.cancel(begun[0]))["status"] == "cancelled"
+        assert (await api.ended(begun[0]))["status"] == "cancelled"
+        await api.delete(begun[1])
+        assert (await api.get(begun[2]))["status"] in ("queued", "in_progress")
+        async with aclosing(storage.purge("local", now_us(), entry=None, spending=spent_so_far)) as steps:
+            went = [step async for step in steps]
+        assert sum(len(step.runs) for step in went) == 1
+        assert await storage.num_live_runs() == {}
+
+
+async def test_a_run_of_a_newer_version_ends_where_there_is_none(tmp_path: Path) -> None:
+    """It says in its plan what this version knows nothing of: it must not go on as if that was not there."""
+    gate = Gate()
+    async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
+        begun = await Api(client).create("hi", background=True)
+        await gate.reached.wait()
+    newer = "CAST(json_set(CAST(plan AS TEXT), '$.curfew', 1) AS BLOB)"
+    query(tmp_path / "antiphon.db", f"UPDATE responses SET plan = {newer}")
+    async with live_app(tmp_path) as server, http_client(server) as client:
+        ended = await Api(client).ended(begun["id"])
+        assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
+        assert "newer version" in ended["error"]["message"]
+        assert text(ended) == "one two"
 
 
 async def test_a_response_tells_how_many_restarts_it_went_on_after(tmp_path: Path) -> None:

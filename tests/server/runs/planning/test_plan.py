@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from engine import Prompt, PromptTooLong, RenderInput, ScriptedEngine, Shape
 from server.errors import ApiError
+from server.limits import Charge
+from server.mcp_servers import Approvals
 from server.model_registry import Models
 from server.prompting.tool_offer import Offer
 from server.runs.planning.functions import Functions
@@ -269,6 +271,26 @@ async def test_truncation_leaves_items_out_before_it_cuts_results() -> None:
 
 def test_a_plan_comes_back_from_storage_as_it_was() -> None:
     assert RunPlan.load(PLAN.dump()) == PLAN
+    charged = replace(PLAN, charge=Charge(5, {"a": (1, 2)}), approvals=Approvals("always", ("s",)))
+    assert RunPlan.load(charged.dump()).approvals == charged.approvals
+    assert RunPlan.load(charged.dump()).charge == Charge(5, {"a": [1, 2]})  # type: ignore[dict-item]
+
+
+def test_an_older_version_is_told_only_what_is_used() -> None:
+    said = orjson.loads(PLAN.dump())
+    assert said.keys() == {
+        each.name for each in fields(RunPlan) if MISSING is each.default is each.default_factory
+    }
+    assert orjson.loads(replace(PLAN, batch=True).dump()) == {**said, "batch": True}
+
+
+def test_what_a_newer_version_says_besides_is_named() -> None:
+    said = orjson.loads(replace(PLAN, charge=Charge(5)).dump())
+    said["curfew"] = said["charge"]["currency"] = 1
+    plan = RunPlan.load(orjson.dumps(said))
+    assert plan.newer == ("RunPlan.curfew", "Charge.currency")
+    assert replace(plan, newer=()) == replace(PLAN, charge=Charge(5))
+    assert RunPlan.load(plan.dump()) == plan
 
 
 async def test_a_stored_run_has_its_plan(tmp_path: Path) -> None:
