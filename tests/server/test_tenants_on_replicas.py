@@ -33,7 +33,7 @@ PROMPT = "Tell me a short story about a river."
 SPOKEN = {"input": PROMPT, "max_output_tokens": 20, "ignore_eos": True}
 SIDE_BY_SIDE = ("--max-num-seqs", "4", "--max-waiting", "16", "--num-threads", "1")
 FLOOD = 48
-QUIET = 8
+QUIET = 16
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -235,7 +235,9 @@ async def test_a_flood_beside_a_quiet_owner(postgres: Postgres, tmp_path: Path) 
         async with flooding(flood, fleet_.servers) as firsts:
             beside = [(await quiet.ask({**SPOKEN, "stream": True})).first_s for _ in range(QUIET)]
             assert all(beside) and len(firsts) > QUIET
-            assert statistics.median(beside) < statistics.median(firsts) / 3, (beside, firsts)
+            # In turn with the flood it would wait as long. By shares it waits for the next place alone, which
+            # is a third of that, and up to 0.6 where clients and servers have two processors between them.
+            assert statistics.median(beside) < 0.75 * statistics.median(firsts), (beside, firsts)
         # A limit holds over both, to the request, and counts nothing that was refused.
         passed = await until_refused(
             narrow, {"input": "Hello", "max_output_tokens": 16}, 16, "insufficient_quota"
