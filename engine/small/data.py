@@ -3,8 +3,9 @@
 A family is a list of tools and conversations that each begin anew with it. Most families are of the everyday
 tables; the curriculum of antiphon-tiny gives the rest: invented tools, the server's own, what needs no tool.
 
-Few answers are learned. How an answer is worded cannot be foretold, so its loss never falls: where each call
-had its answer, two thirds of the loss were of that kind, and hid what calls have to be learned from.
+Not every answer is learned. How an answer is worded cannot be foretold, so its loss never falls: where each
+call had its answer, two thirds of the loss were of that kind, and hid what calls have to be learned from.
+With too few of them, a model forgets when to answer, and calls a tool a second time.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class Everyday:
         more = max(1, rng.randint(1, 5) - len(tools))
         tools |= {tool.name: tool for tool in rng.sample(list(table.tools.values()), more)}
         offered = list(tools.values())
-        turns = [self.chain(table, chain) for chain in chains for _ in range(rng.randint(3, 5))]
+        turns = [self.chain(table, chain) for chain in chains for _ in range(rng.randint(2, 5))]
         for tool in offered:
             turns += [self.single(table, tool, offered) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
-        turns += [self.at_once(table, offered) for _ in range(min(3, len(offered)))]
+        turns += [self.at_once(table, offered) for _ in range(min(4, len(offered)))]
         if rng.random() < 0.67:
             turns.append(self.failing(table, rng.choice(offered)))
         turns += [self.unable(table, offered) for _ in range(rng.choice((1, 2, 2, 3)))]
@@ -91,21 +92,21 @@ class Everyday:
         """One call, or one with its answer and mostly a further question."""
         rng = self.rng
         messages, arguments = self._asked(table, tool)
-        if rng.random() < 0.55:
+        if rng.random() < 0.6:
             roll = rng.random()
-            messages += self._answered(table, tool, arguments, learn=roll >= 0.85)
-            if tool.also and roll < 0.5:
+            messages += self._answered(table, tool, arguments, learn=roll >= 0.75)
+            if tool.also and roll < 0.4:
                 text, renewed = table.ask_again(rng, tool, rng.choice(tool.also), arguments)
                 messages += [user(self._typed(text, renewed)), _calling((tool, renewed))]
-                if rng.random() < 0.2:
+                if rng.random() < 0.3:
                     messages += self._answered(table, tool, renewed)
-            elif roll < 0.6:
+            elif roll < 0.5:
                 messages += [user(rng.choice(natural.FORMS["again"])), says(messages[-1].content)]
-            elif roll < 0.65:
+            elif roll < 0.55:
                 messages += [user(rng.choice(WORDS["once_more"])), _calling((tool, arguments))]
-            elif roll < 0.7:
+            elif roll < 0.6:
                 messages += [user(rng.choice(WORDS["thanks"])), says("You are welcome!")]
-            elif offered and roll < 0.85:
+            elif offered and roll < 0.75:
                 messages += self.single(table, rng.choice(offered)).messages
         return Turn("everyday", messages)
 
@@ -124,7 +125,7 @@ class Everyday:
         else:
             return self.single(table, tool)
         messages = [user(self._typed(text, *(arguments for _, arguments in calls))), _calling(*calls)]
-        if rng.random() < 0.25:
+        if rng.random() < 0.4:
             results = [table.result(rng, one, arguments) for one, arguments in calls]
             messages += [Message("tool", shown) for shown, _ in results]
             messages.append(says(" ".join(answer for _, answer in results)))
@@ -151,7 +152,7 @@ class Everyday:
                 text, arguments, shown, last = table.ask_chain(rng, chain, rng.choice(chain.asks))
             messages = [user(self._typed(text, arguments, last)), _calling((chain.first, arguments))]
             messages += [Message("tool", shown), _calling((chain.second, last))]
-        if rng.random() < 0.2:
+        if rng.random() < 0.4:
             messages += self._answered(table, chain.second, last)
         return Turn("everyday_chain", messages)
 
