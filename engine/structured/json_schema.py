@@ -11,10 +11,10 @@ from typing import Any
 
 from engine.parsing import MAX_DEPTH
 from engine.structured.keyword_rules import RULES, Place, refuse
-from engine.structured.keywords import COUNTS, LISTS, NAMED, PLAIN, SINGLE
+from engine.structured.keywords import COUNTS, LISTS, NAMED, PLAIN, SINGLE, steps_to
 from engine.structured.recursion import endless
 from engine.structured.regexes import check_fixed, check_pattern
-from engine.structured.schema_algebra import TYPES, Schema, pointed, steps_to
+from engine.structured.schema_algebra import TYPES, Schema, pointed
 from engine.types import ConstraintError
 
 # What json.dumps(value, ensure_ascii=False), so every chat template's `tojson`, writes: what is decoded is

@@ -89,7 +89,7 @@ def unheeded(schema: Any) -> list[Unheeded]:
             elif keyword == "format" and isinstance(value, str) and value not in FORMATS:
                 found[id(part), keyword] = here, True
             elif keyword == "$ref" and isinstance(value, str):
-                members, target = _followed(value, schema)
+                members, target = followed(value, schema)
                 led_through.update(members)
                 todo += target
             todo += _schemas(keyword, value, here)
@@ -120,15 +120,16 @@ def _schemas(keyword: str, value: Any, way: _Way) -> Iterator[tuple[Any, _Way]]:
         yield value, way
 
 
-def _followed(target: str, root: Any) -> tuple[list[tuple[int, str | int]], list[tuple[Any, _Way]]]:
+def followed(target: str, root: Any) -> tuple[list[tuple[int, str | int]], list[tuple[Any, _Way]]]:
     """What a reference within a schema leads through, as objects and their members, and where it ends; both
     empty where nothing is found."""
     at: Any = root
     way: _Way = None
     members: list[tuple[int, str | int]] = []
-    for part in filter(None, unquote(target[1:]).split("/")) if target.startswith("#") else ():
-        name = part.replace("~1", "/").replace("~0", "~")
-        step: Any = place_in_list(name) if isinstance(at, list) else name
+    for name in steps_to(target) if target.startswith("#") else ():
+        step: Any = name
+        if isinstance(at, list):  # no list has a place with more digits, and `int` refuses thousands
+            step = int(name) if name.isdecimal() and len(name) < 10 else None
         found = step in range(len(at)) if isinstance(at, list) else isinstance(at, dict) and step in at
         if not found:
             return [], []
@@ -137,6 +138,7 @@ def _followed(target: str, root: Any) -> tuple[list[tuple[int, str | int]], list
     return members, [(at, way)]
 
 
-def place_in_list(name: str) -> int | None:
-    """The place that a step of a reference names in a list; None where it names none that a list can have."""
-    return int(name) if name.isdecimal() and len(name) < 10 else None
+def steps_to(target: str) -> tuple[str, ...]:
+    """What a reference within a schema leads through, by name."""
+    parts = filter(None, unquote(target[1:]).split("/"))
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)

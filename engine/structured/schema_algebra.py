@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
 
-from engine.structured.keywords import place_in_list
+from engine.structured.keywords import followed
 from engine.structured.regexes import found
 
 Schema = dict[str, Any]
@@ -39,23 +38,8 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 def pointed(target: str, root: Mapping[str, Any]) -> Any:
     """What a reference within a schema leads to; None where nothing is found."""
-    if not target.startswith("#"):
-        return None
-    found: Any = root
-    for part in filter(None, unquote(target[1:]).split("/")):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list):
-            place = place_in_list(name)
-            found = found[place] if place is not None and place < len(found) else None
-        else:
-            found = found.get(name) if isinstance(found, dict) else None
-    return found
-
-
-def steps_to(target: str) -> tuple[str | int, ...]:
-    """What a reference within a schema leads through, by name."""
-    parts = filter(None, unquote(target[1:]).split("/"))
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
+    _, ends = followed(target, root) if target.startswith("#") else ((), ())
+    return ends[0][0] if ends else None
 
 
 def kinds(schema: Any) -> tuple[str, ...]:
