@@ -61,17 +61,14 @@ def split_document(
     overlap_tokens: of the end of a chunk, which the next one begins with; at most half of max_tokens. count:
     the tokens of a text; estimated where it is None. Chunks are made as they are taken.
     """
-    if max_tokens < 1 or not 0 <= overlap_tokens <= max_tokens // 2:
-        raise ValueError("a chunk has at least one token, and shares at most half of them with the next")
     counted = count or estimated_tokens
-    splitter = _splitter(document, max_tokens, overlap_tokens, counted)
-    return _chunks(document, _cut(splitter, document.text, max_tokens * WINDOW), counted)
+    return _chunks(document, _cuts(document, max_tokens, overlap_tokens, counted), counted)
 
 
 def cuts_of(document: Document, limits: ReadingLimits) -> tuple[tuple[int, int], ...]:
     """Where chunks of such sizes begin and end, in characters of `Document.text`; `max_chunks` at most."""
-    chunks = split_document(document, max_tokens=limits.chunk_tokens, overlap_tokens=limits.chunk_overlap)
-    return tuple((chunk.start, chunk.end) for chunk in islice(chunks, limits.max_chunks))
+    cuts = _cuts(document, limits.chunk_tokens, limits.chunk_overlap, estimated_tokens)
+    return tuple(islice(cuts, limits.max_chunks))
 
 
 def chunks_of(document: Document) -> Iterator[Chunk]:
@@ -91,6 +88,15 @@ def _chunks(
         later = zip(starts[first:behind], document.pages[first:behind], strict=True)
         breaks = tuple((at - start, each.number) for at, each in later if each.number is not None)
         yield Chunk(part, page, start, end, counted(part), breaks)
+
+
+def _cuts(
+    document: Document, max_tokens: int, overlap_tokens: int, count: Callable[[str], int]
+) -> Iterator[tuple[int, int]]:
+    if max_tokens < 1 or not 0 <= overlap_tokens <= max_tokens // 2:
+        raise ValueError("a chunk has at least one token, and shares at most half of them with the next")
+    splitter = _splitter(document, max_tokens, overlap_tokens, count)
+    return _cut(splitter, document.text, max_tokens * WINDOW)
 
 
 def _cut(splitter: MarkdownSplitter | TextSplitter, text: str, window: int) -> Iterator[tuple[int, int]]:
