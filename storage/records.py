@@ -544,7 +544,6 @@ class RunClaim:
     strikes: int
     state: str  # as found: queued, running, waiting
     cancel_requested: bool
-    deadline: int | None
 
 
 @dataclass(frozen=True, slots=True)

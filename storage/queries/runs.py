@@ -142,7 +142,6 @@ def _insert_run(conn: Connection, new: NewResponse, runner: str | None) -> RunCl
         strikes=0,
         state="queued" if runner is None else "running",
         cancel_requested=False,
-        deadline=None,
     )
     row = {
         "response_id": new.id,
@@ -423,7 +422,6 @@ def claim_rows(conn: Connection, found: Sequence[Row[*tuple[Any, ...]]], runner:
             strikes=_strikes(run) if run.state == "running" else 0,
             state=run.state,
             cancel_requested=run.cancel_requested,
-            deadline=run.deadline,
         )
         for run in found
     )
