@@ -20,9 +20,9 @@ from storage.tables import api_keys
 from tests.support.making import is_sqlite
 
 
-async def until(state: Callable[[], object]) -> None:
-    """Waits for a state of the writer's thread, which has no awaitable for it."""
-    async with asyncio.timeout(10):
+async def until(state: Callable[[], object], limit_s: float = 10.0) -> None:
+    """Waits for a state that has no awaitable, such as one of the writer's thread."""
+    async with asyncio.timeout(limit_s):
         while not state():
             await asyncio.sleep(0.001)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from server.settings import ModelsFile
 from server.usage import Prices
 from storage import StorageUnavailable, StoredOwner
 from tests.support import wire
+from tests.support.blocking import until
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call
 from tests.support.usage import told
@@ -149,12 +150,6 @@ def held(request: GenerateRequest, prompt: str) -> Iterator[Step]:
         return
     yield Say("held")
     yield Wait(asyncio.Event())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_what_fails_is_cancelled_or_left_gives_back_the_rest(tmp_path: Path) -> None:

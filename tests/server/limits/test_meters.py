@@ -17,7 +17,8 @@ from server.limits.gcra import SECOND, Rate
 from server.limits.limit_set import DAY, MINUTE
 from server.limits.meters import SLICE, Meters
 from storage import Storage, StorageUnavailable, open_storage
-from tests.server.limits.test_limiter import held, until, used
+from tests.server.limits.test_limiter import held, used
+from tests.support.blocking import until
 from tests.support.making import url
 from tests.support.postgres import Postgres
 from tests.support.running import http_client, running_app

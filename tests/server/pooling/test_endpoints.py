@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from server.pooling.work import cut_vectors, prompt_of
 from server.telemetry import end_user
 from server.vector_stores import Payer
 from tests.support.batching import line
+from tests.support.blocking import until
 from tests.support.libraries import new_store
 from tests.support.pooling_checkpoints import make_classifier, make_embedder
 from tests.support.running import Running, http_client, live_app
@@ -586,11 +587,6 @@ async def test_what_is_given_up_counts_once_the_model_has_begun_with_it(
         assert release.wait(60)
         return compute(batch)
 
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.001)
-
     async def counted() -> int:
         await here.meter.flush()
         sums = await here.storage.usage_sums(_embeddings(0), ("model",), 1 << 62)
@@ -616,10 +612,10 @@ async def test_what_is_given_up_counts_once_the_model_has_begun_with_it(
             tasks = [asyncio.create_task(work())]
             await asyncio.to_thread(reached.wait, 60)
             tasks.append(asyncio.create_task(work()))
-            await until(lambda: engine.stats().texts_waiting == 2)
+            await until(lambda: engine.stats().texts_waiting == 2, 30)
             for task in tasks:
                 task.cancel()
-            await until(lambda: not engine.admission.num_places)
+            await until(lambda: not engine.admission.num_places, 30)
         finally:
             release.set()
     assert await counted() == before[0] + len(text.ids), "the model had begun with one of two"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from server.clock import now_us
 from server.telemetry import end_user
 from server.usage import Meter
 from storage import Account, Counts, Spent, StorageUnavailable, UsageFilter
+from tests.support.blocking import until
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, gated, gated_at
 from tests.support.usage import told, used
@@ -241,12 +241,6 @@ async def test_a_client_that_leaves_before_the_first_token_has_used_its_prompt(
         meter = meters._meters["owner:local:tokens_per_day"]
         left = meter.rate.limit - meter.remaining(meters.now())
         assert 0 <= num_begun * num_prompt - left <= 2, "less what has come back since"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_candidates_of_a_client_that_leaves_count_what_was_generated(tmp_path: Path) -> None:
