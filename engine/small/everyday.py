@@ -31,7 +31,7 @@ TYPES = {"text": "string", "whole": "integer", "number": "number", "yes": "boole
 
 Arguments = dict[str, Json]
 
-COINED = 0.3
+COINED = 0.4
 """How many of the names in requests are ones that nobody has heard."""
 
 
@@ -108,7 +108,11 @@ def coined(rng: random.Random) -> str:
         "".join(rng.choices(WORDS["syllables"], k=rng.choice((2, 2, 2, 3))))
         for _ in range(rng.choice((1, 1, 1, 2)))
     ]
-    return " ".join(word.capitalize() + rng.choice(("", "", "n", "s", "ck", "ff", "th")) for word in words)
+    return " ".join(
+        word.capitalize()
+        + rng.choice(("", "", "n", "s", "ck", "ff", "th", "ld", "rt", "x", "tz", "sk", "gh"))
+        for word in words
+    )
 
 
 def _are_names(texts: Sequence[str]) -> bool:

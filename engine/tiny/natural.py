@@ -119,6 +119,8 @@ def _by_hand(rng: random.Random, slots: list[Slot]) -> Json:
         one = dict(slot.schema)
         if slot.optional:
             one["type"] = [one["type"], "null"]
+            if "enum" in one:
+                one["enum"] = [*one["enum"], None]
         if rng.random() < 0.3:
             one["description"] = f"The {slot.name.replace('_', ' ')}."
         properties[slot.name] = one
