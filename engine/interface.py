@@ -33,11 +33,13 @@ class Engine(Protocol):
         """Render messages by the chat template; raises RenderError (template refused the messages)."""
         ...
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Encode text."""
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, owner: str = ""
+    ) -> tuple[int, ...]:
+        """Encode text. Owners of long ones take turns, and so do those of `render` and `detokenize`."""
         ...
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, owner: str = "") -> str:
         """Decode ids, special tokens included."""
         ...
 

@@ -348,7 +348,7 @@ class ModelInfo:
     template_variables: the names that the chat template reads beside what it is always given. cache_block:
     tokens of a block of the prefix cache, which keeps whole ones; 0: no prompt is kept.
     modalities: what a prompt may hold: text, image. image_options: what a `Picture` may choose of how it is
-    processed.
+    processed. image_pixels: to which larger images are scaled down, where they are by pixels.
     """
 
     name: str
@@ -361,6 +361,7 @@ class ModelInfo:
     dialect: str = "plain"
     modalities: frozenset[str] = frozenset({"text"})
     image_options: frozenset[str] = frozenset()
+    image_pixels: int | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     template_variables: frozenset[str] = frozenset()
     cache_block: int = 0

@@ -40,8 +40,8 @@ FORBIDDEN = {
 
 ORDERS = {
     "engine": (
-        *("late", "types", "engine_thread", "admission", "interface", "config", "step"),
-        *("user_cache", "shipped", "model_folder"),
+        *("late", "types", "references", "engine_thread", "admission", "interface", "config", "step"),
+        *("user_cache", "shipped", "model_folder", "turns"),
         "search",
         *("dialects", "tokenizer", "parsing", "structured"),
         *(

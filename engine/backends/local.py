@@ -28,7 +28,7 @@ from engine.core import Abort, Call, Close, Credit, Forget, Inbox, Keep, LetGo, 
 from engine.engine_thread import EngineThread, resolve
 from engine.model_folder import find_folder, read_sampling_defaults
 from engine.step import RowOutput
-from engine.tokenizer import Prompts, Tokenizer, open_dialect
+from engine.tokenizer import TEXT_THREADS, Prompts, Tokenizer, open_dialect
 from engine.types import (
     Chunk,
     Constraint,
@@ -86,7 +86,7 @@ class LocalEngine(WithTexts):
         self._thread = EngineThread(
             "engine", "the engine", lambda: self._inbox.put(Close()), ended=self._end_requests
         )
-        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
+        self._pool = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="engine-text")
         self._mailboxes: dict[int, Mailbox] = {}
         self._next_handle = 0
         self._waking: asyncio.TimerHandle | None = None  # set while tokens are held
@@ -233,6 +233,7 @@ class LocalEngine(WithTexts):
             dialect=self._dialect.name,
             modalities=frozenset({"text"} if self._images is None else {"text", "image"}),
             image_options=frozenset() if self._images is None else self._images.options,
+            image_pixels=None if self._images is None else self._images.max_pixels,
             template_variables=self._tokenizer.template_variables,
             adapters=tuple((name, adapted(own)) for name, own in spec.adapters),
             cache_block=self._config.block_size if self._config.prefix_caching else 0,

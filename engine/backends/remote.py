@@ -35,7 +35,7 @@ from engine.backends.shared_parts import WithTexts
 from engine.dialects import Dialect, dialect_named
 from engine.model_folder import find_folder
 from engine.step import RowOutput
-from engine.tokenizer import Prompts, Tokenizer, open_dialect
+from engine.tokenizer import TEXT_THREADS, Prompts, Tokenizer, open_dialect
 from engine.types import (
     Chunk,
     Constraint,
@@ -97,7 +97,7 @@ class RemoteEngine(WithTexts):
         self._tool_dialect = tool_dialect
         self._reasoning_dialect = reasoning_dialect
         self._patience_s = patience_s
-        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
+        self._pool = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="engine-text")
         self._running = 0
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -135,7 +135,8 @@ class RemoteEngine(WithTexts):
         from engine.vision import ImageProcessor  # transformers and torch, only where they are needed
 
         assert self._model is not None
-        return ImageProcessor.load(find_folder(self._model, weights=False))
+        folder = find_folder(self._model, weights=False)
+        return ImageProcessor.load(folder, max_pixels=self._info.image_pixels)
 
     def _note_others(self) -> None:
         """What runs for other processes leaves less room for what waits here."""

@@ -146,7 +146,9 @@ class ScriptedEngine(WithoutKV):
         large = size > SMALL_TEXT or bool(messages.tools)
         return await asyncio.to_thread(work) if large else work()
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, owner: str = ""
+    ) -> tuple[int, ...]:
         """Encode text: a token a byte, tags aside."""
 
         def work() -> tuple[int, ...]:
@@ -154,7 +156,7 @@ class ScriptedEngine(WithoutKV):
 
         return await asyncio.to_thread(work) if len(text) > SMALL_TEXT else work()
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, owner: str = "") -> str:
         """Decode ids, special tokens included."""
         if len(token_ids) > SMALL_TEXT:
             return await asyncio.to_thread(self.tokenizer.decode, token_ids)

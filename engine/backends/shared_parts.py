@@ -20,13 +20,15 @@ class WithTexts:
         """See `Engine.render`."""
         return await self._prompts.render(messages)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, owner: str = ""
+    ) -> tuple[int, ...]:
         """See `Engine.tokenize`."""
-        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
+        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens, owner=owner)
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, owner: str = "") -> str:
         """See `Engine.detokenize`."""
-        return await self._prompts.detokenize(token_ids)
+        return await self._prompts.detokenize(token_ids, owner=owner)
 
     def token_text(self, token_id: int) -> str:
         """See `Engine.token_text`."""

@@ -33,7 +33,7 @@ from engine.backends.upstream_wire import Answer, completion_body, salt
 from engine.dialects import Dialect
 from engine.model_folder import find_folder, read_json, read_sampling_defaults
 from engine.step import RowOutput
-from engine.tokenizer import Prompts, Tokenizer, open_dialect
+from engine.tokenizer import TEXT_THREADS, Prompts, Tokenizer, open_dialect
 from engine.types import (
     Chunk,
     Constraint,
@@ -104,7 +104,7 @@ class UpstreamEngine(WithTexts, WithoutKV):
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._probe_every_s = probe_every_s
-        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="engine-text")
+        self._pool = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="engine-text")
         self._peers: Peers | None = None
         self._scopes: set[asyncio.Timeout] = set()  # what waits now, to be woken by `close`
         self._closed = False

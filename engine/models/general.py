@@ -29,7 +29,7 @@ from engine.models.lora import Adapters, Place, Stack
 from engine.models.trial_run import TRIAL, Seen, Trial, tolerance
 from engine.step import LayerGroup
 from engine.types import LoadError, RenderError
-from engine.vision import ImageProcessor, Seeing, Sight
+from engine.vision import ImageProcessor, Seeing, Sight, largest_image
 
 log = logging.getLogger("antiphon.engine")
 
@@ -123,12 +123,13 @@ class GeneralDecoder:
         compile: bool = False,
         row: Seeing | None = None,
         image_bytes: int | None = None,
+        image_s: float = 5.0,
     ) -> GeneralDecoder:
         """Load a model by transformers and try it; raises LoadError for what cannot be served rightly.
 
         A quantization is of all linear maps but those that choose among experts; the head is as in
         `NativeDecoder.load`. row: of a model that sees. image_bytes: of its images that are remembered; None:
-        it is to be a decoder of text alone.
+        it is to be a decoder of text alone. image_s: seconds that a layer may take for one of them.
         """
         config, model, whole = _open(folder, dtype, device, row)
         architecture = type(whole).__name__
@@ -153,7 +154,7 @@ class GeneralDecoder:
         )
         processor = None
         if row is not None and image_bytes is not None:
-            processor = ImageProcessor.load(folder, image_bytes)
+            processor = ImageProcessor.load(folder, image_bytes, largest_image(whole, row, image_s))
             spec = replace(spec, fingerprint=spec.fingerprint + processor.fingerprint)
         if not _repack(model, quantization):
             why = "it computes with the weights of its linear maps by itself"
@@ -255,8 +256,9 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | 
     quiet()
     AttentionInterface.register(IMPLEMENTATION, _attend)
     kind: Any = AutoModelForCausalLM if row is None else AutoModelForImageTextToText
-    # A vision tower attends by itself: its tokens are no sequence of the batch.
-    attention = IMPLEMENTATION if row is None else {"text_config": IMPLEMENTATION, "vision_config": "eager"}
+    # A vision tower attends by itself: its tokens are no sequence of the batch. Nor are its scores ever in
+    # memory as a whole, which of a photo of 2,048 x 2,048 pixels are some 27 GiB.
+    attention = IMPLEMENTATION if row is None else {"text_config": IMPLEMENTATION, "vision_config": "sdpa"}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

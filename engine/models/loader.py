@@ -158,6 +158,7 @@ def _load_general(
         compile=compile,
         row=row,
         image_bytes=None if config.text_only else config.image_cache_bytes,
+        image_s=config.step_timeout_s / 2,
     )
 
 

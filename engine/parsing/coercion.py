@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from engine.references import pointed
 from engine.types import ToolShape
 
 Types = frozenset[str]
 TEXT: Types = frozenset({"string"})
+ALL_TYPES: Types = TEXT | {"null", "boolean", "integer", "number", "array", "object"}
 # Nested brackets of a value; deeper is none that a tool takes. No schema may ask for more, and llguidance
 # reads none of more than 128.
 MAX_DEPTH = 120
@@ -50,35 +52,41 @@ class Shapes:
 def _types_of(schema: str) -> dict[str, Types | None]:
     try:
         root = json.loads(schema or "{}")
-        properties = root.get("properties", {})
-        return {key: _types(value, root) for key, value in properties.items()}
+        reading = _Reading(root)
+        return {key: reading.types(part) for key, part in root.get("properties", {}).items()}
     except (ValueError, RecursionError, AttributeError):
         return {}
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Types | None:
-    """The types that a schema allows, looking through references and choices."""
-    if not isinstance(schema, dict) or depth > 8:
-        return None
-    if isinstance(kind := schema.get("type"), str):
-        return frozenset({kind})
-    if isinstance(kind, list):
-        return frozenset(map(str, kind))
-    if isinstance(path := schema.get("$ref"), str) and path.startswith("#/"):
-        found: Any = root
-        for part in path[2:].split("/"):
-            found = found.get(part) if isinstance(found, dict) else None
-        return _types(found, root, depth + 1)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(choices := schema.get(key), list):
-            each = [_types(choice, root, depth + 1) for choice in choices]
-            return None if None in each else frozenset().union(*(types for types in each if types))
-    values = (
-        schema["enum"]
-        if isinstance(schema.get("enum"), list)
-        else [schema[k] for k in ("const",) if k in schema]
-    )
-    return frozenset(map(_type_of, values)) if values else None
+class _Reading:
+    """Reads the types of one schema's parts, each of them once: a client says how many references lead to a
+    part, and whether it leads back to itself."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[int, Types | None] = {}  # of each part, by its identity
+
+    def types(self, part: Any, depth: int = 0) -> Types | None:
+        """The types that a part allows, looking through references and choices; None where any may come."""
+        if not isinstance(part, dict) or depth > MAX_DEPTH:
+            return None
+        if id(part) not in self._known:
+            self._known[id(part)] = None  # for whatever leads back to it
+            self._known[id(part)] = self._found(part, depth + 1)
+        return self._known[id(part)]
+
+    def _found(self, part: dict[str, Any], depth: int) -> Types | None:
+        if isinstance(kind := part.get("type"), str | list):
+            return ALL_TYPES.intersection([kind] if isinstance(kind, str) else map(str, kind))
+        if isinstance(target := part.get("$ref"), str):
+            return self.types(pointed(target, self._root), depth)
+        for key in ("anyOf", "oneOf"):
+            if isinstance(choices := part.get(key), list):
+                each = [self.types(choice, depth) for choice in choices]
+                return None if None in each else frozenset().union(*(types for types in each if types))
+        fixed = [part["const"]] if "const" in part else None
+        values = listed if isinstance(listed := part.get("enum"), list) else fixed
+        return frozenset(map(_type_of, values)) if values else None
 
 
 def _type_of(value: Any) -> str:

@@ -22,9 +22,9 @@ from engine.engine_thread import EngineThread, give_way
 from engine.model_folder import find_folder
 from engine.pooling.recipe import Recipe, read_recipe
 from engine.pooling.texts import TextInput, Texts, Words
-from engine.pooling.turns import Turns
 from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingStats
 from engine.pooling.work import Close, Drop, Inbox, Item, Outcome, Submit, Vector, Worker
+from engine.turns import Turns
 from engine.types import EngineDead, PromptTooLong
 
 log = logging.getLogger("antiphon.engine")

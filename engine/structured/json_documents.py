@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from engine.references import pointed
 from engine.structured.json_schema import written
-from engine.structured.schema_algebra import Schema, kinds, pointed
+from engine.structured.schema_algebra import Schema, kinds
 
 DIGITS = 20  # of a number: more than a float tells apart
 NUMBER = (

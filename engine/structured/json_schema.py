@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from engine.parsing import MAX_DEPTH
+from engine.references import pointed, steps_to
 from engine.structured.keyword_rules import RULES, Place, refuse
-from engine.structured.keywords import COUNTS, LISTS, NAMED, PLAIN, SINGLE, steps_to
+from engine.structured.keywords import COUNTS, LISTS, NAMED, PLAIN, SINGLE
 from engine.structured.recursion import endless
 from engine.structured.regexes import check_fixed, check_pattern
-from engine.structured.schema_algebra import TYPES, Schema, pointed
+from engine.structured.schema_algebra import TYPES, Schema
 from engine.types import ConstraintError
 
 # What json.dumps(value, ensure_ascii=False), so every chat template's `tojson`, writes: what is decoded is

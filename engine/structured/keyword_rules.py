@@ -12,6 +12,7 @@ from math import comb, perm
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from engine.references import pointed
 from engine.structured.keywords import FORMATS
 from engine.structured.regexes import found, lookaheads, unreadable
 from engine.structured.schema_algebra import (
@@ -19,7 +20,6 @@ from engine.structured.schema_algebra import (
     apart,
     kinds,
     opposite,
-    pointed,
     refused,
     resolved,
     values,

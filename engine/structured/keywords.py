@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+
+from engine.references import Way, followed
 
 PLAIN = frozenset(
     {"enum", "const", "default", "example", "examples", "required", "dependentRequired", "type"}
@@ -74,10 +75,10 @@ def unheeded(schema: Any) -> list[Unheeded]:
     """The keywords of a schema that are neither enforced, nor refused, nor mere annotations, in the order in
     which they are met, `MAX_UNHEEDED` at most. What a `$ref` of the schema leads through is heeded. Takes any
     JSON value."""
-    found: dict[tuple[int, str | int], tuple[_Way, bool]] = {}  # by the object and its member
+    found: dict[tuple[int, str | int], tuple[Way, bool]] = {}  # by the object and its member
     led_through: set[tuple[int, str | int]] = set()
     seen: set[int] = set()
-    todo: list[tuple[Any, _Way]] = [(schema, None)]
+    todo: list[tuple[Any, Way]] = [(schema, None)]
     for part, way in todo:  # no recursion: a client says how deep it goes
         if not isinstance(part, dict) or id(part) in seen:
             continue
@@ -97,12 +98,7 @@ def unheeded(schema: Any) -> list[Unheeded]:
     return [Unheeded(_path(way), known) for way, known in islice(told, MAX_UNHEEDED)]
 
 
-_Way = tuple[Any, str | int] | None
-"""A path as the way before its last step, and that step: thousands of deep ones share what they have in
-common."""
-
-
-def _path(way: _Way) -> tuple[str | int, ...]:
+def _path(way: Way) -> tuple[str | int, ...]:
     steps: list[str | int] = []
     while way is not None:
         way, step = way
@@ -110,7 +106,7 @@ def _path(way: _Way) -> tuple[str | int, ...]:
     return tuple(reversed(steps))
 
 
-def _schemas(keyword: str, value: Any, way: _Way) -> Iterator[tuple[Any, _Way]]:
+def _schemas(keyword: str, value: Any, way: Way) -> Iterator[tuple[Any, Way]]:
     """The schemas that a keyword holds, and where."""
     if keyword in NAMED and isinstance(value, dict):
         yield from ((each, (way, name)) for name, each in value.items())
@@ -118,27 +114,3 @@ def _schemas(keyword: str, value: Any, way: _Way) -> Iterator[tuple[Any, _Way]]:
         yield from ((each, (way, index)) for index, each in enumerate(value))
     elif keyword in SINGLE or keyword == "items":
         yield value, way
-
-
-def followed(target: str, root: Any) -> tuple[list[tuple[int, str | int]], list[tuple[Any, _Way]]]:
-    """What a reference within a schema leads through, as objects and their members, and where it ends; both
-    empty where nothing is found."""
-    at: Any = root
-    way: _Way = None
-    members: list[tuple[int, str | int]] = []
-    for name in steps_to(target) if target.startswith("#") else ():
-        step: Any = name
-        if isinstance(at, list):  # no list has a place with more digits, and `int` refuses thousands
-            step = int(name) if name.isdecimal() and len(name) < 10 else None
-        found = step in range(len(at)) if isinstance(at, list) else isinstance(at, dict) and step in at
-        if not found:
-            return [], []
-        members.append((id(at), step))
-        at, way = at[step], (way, step)
-    return members, [(at, way)]
-
-
-def steps_to(target: str) -> tuple[str, ...]:
-    """What a reference within a schema leads through, by name."""
-    parts = filter(None, unquote(target[1:]).split("/"))
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from engine.structured.keywords import steps_to
-from engine.structured.schema_algebra import Schema, kinds, pointed
+from engine.references import pointed, steps_to
+from engine.structured.schema_algebra import Schema, kinds
 
 T = TypeVar("T")
 Path = tuple[str | int, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engine.structured.keywords import followed
+from engine.references import pointed
 from engine.structured.regexes import found
 
 Schema = dict[str, Any]
@@ -34,12 +34,6 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
             return schema
         schema = found
     return schema
-
-
-def pointed(target: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within a schema leads to; None where nothing is found."""
-    _, ends = followed(target, root) if target.startswith("#") else ((), ())
-    return ends[0][0] if ends else None
 
 
 def kinds(schema: Any) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from engine.late import late
 from engine.tokenizer.growing_prompts import GrowingPrompts
 from engine.tokenizer.message_format import answer_format
 from engine.tokenizer.prompt_encoder import Encoder
-from engine.tokenizer.renderer import Prompts, open_dialect
+from engine.tokenizer.renderer import TEXT_THREADS, Prompts, open_dialect
 from engine.tokenizer.tokenizer import BYTE_ALPHABET, Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ else:  # numpy, only where it is needed
 
 __all__ = [
     "BYTE_ALPHABET",
+    "TEXT_THREADS",
     "BannedTexts",
     "Detokenizer",
     "Encoder",

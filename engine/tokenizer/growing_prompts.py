@@ -8,12 +8,14 @@ that of rendering and encoding everything; wherever that is not certain, everyth
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from engine.dialects import Dialect
@@ -30,9 +32,6 @@ Message = Mapping[str, Any]
 MAX_BYTES = 64 << 20
 """What the memory may take: the newest prompts of some hundred conversations of 10,000 tokens."""
 
-TOKEN_BYTES, MESSAGE_BYTES = 4, 400
-"""What a token, and a message beside its text, take in memory, about."""
-
 FEW = 8
 """Messages below which a prompt is rendered as a whole: there is little to be saved."""
 
@@ -45,17 +44,21 @@ class _Past:
     """A prompt, up to its last message.
 
     asked: what it was made of. head: what the template printed up to the end of the first message. ids,
-    num_chars: of all that it printed in front of the last message.
+    num_chars: of all that it printed in front of the last message. key: where it is remembered. num_bytes:
+    what it holds in memory, about.
     """
 
     asked: RenderInput
     head: str
     ids: array[int]
     num_chars: int
+    key: Hashable = field(init=False)
+    num_bytes: int = field(init=False)
 
-    @property
-    def num_bytes(self) -> int:
-        return TOKEN_BYTES * len(self.ids) + MESSAGE_BYTES * len(self.asked.messages) + 4 * self.num_chars
+    def __post_init__(self) -> None:
+        key = _key(self.asked, len(self.asked.messages), _digest(self.asked))
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "num_bytes", sum(map(_size, (self.asked, self.head, self.ids))))
 
 
 class GrowingPrompts:
@@ -184,8 +187,9 @@ class GrowingPrompts:
 
     def _find(self, inp: RenderInput) -> _Past | None:
         """The newest prompt that this one continues."""
+        digest = _digest(inp)
         for count in range(len(inp.messages), max(FEW, len(inp.messages) - NEW) - 1, -1):
-            key = _key(inp, count)
+            key = _key(inp, count, digest)
             with self._lock:
                 past = self._pasts.get(key)
                 if past is not None:
@@ -201,9 +205,9 @@ class GrowingPrompts:
         with self._lock:
             for old in (past, instead_of):
                 if old is not None:
-                    self._forget(_key(old.asked, len(old.asked.messages)))
-            key, now = _key(past.asked, len(past.asked.messages)), self._clock()
-            self._pasts[key], self._used_at[key] = past, now
+                    self._forget(old.key)
+            now = self._clock()
+            self._pasts[past.key], self._used_at[past.key] = past, now
             self._num_bytes += past.num_bytes
             while self._num_bytes > self._max_bytes or self._used_at[next(iter(self._pasts))] < now - IDLE_S:
                 self._forget(next(iter(self._pasts)))
@@ -215,13 +219,31 @@ class GrowingPrompts:
             del self._used_at[key]
 
 
-def _key(inp: RenderInput, count: int) -> Hashable:
-    """Where the prompt of an input's first messages is remembered."""
+def _digest(inp: RenderInput) -> bytes:
+    """Of what its template is given beside messages."""
+    # As text, because what is printed of 1, 1.0 and true differs, and they are equal.
+    told = repr((inp.tools, inp.template_kwargs))
+    return blake2b(told.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _key(inp: RenderInput, count: int, digest: bytes) -> Hashable:
+    """Where the prompt of an input's first messages is remembered. digest: the input's."""
     last = inp.messages[count - 1]
     content = last.get("content")
     said = content if isinstance(content, str) else None
-    # As text, because what is printed of 1, 1.0 and true differs, and they are equal.
-    return inp.scope, count, last.get("role"), said, repr((inp.tools, inp.template_kwargs))
+    return inp.scope, count, last.get("role"), said, digest
+
+
+def _size(value: Any) -> int:
+    """Bytes that a value and all that it holds take in memory."""
+    held: list[Any] = []
+    if isinstance(value, Mapping):
+        held = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple):
+        held = [*value]
+    elif is_dataclass(value):
+        held = [getattr(value, each.name) for each in fields(value)]
+    return sys.getsizeof(value) + sum(map(_size, held))
 
 
 def _kept(inp: RenderInput, count: int | None = None) -> RenderInput:

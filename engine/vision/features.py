@@ -6,6 +6,7 @@ shows (`look`), and the forward takes that.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +15,32 @@ import torch
 from torch import Tensor
 
 from engine.step import StepPlan
-from engine.types import LoadError, MediaSpan, RequestError
+from engine.types import LoadError, MediaSpan, RequestError, RequestFailed
 from engine.vision.processing import STAND_IN, ImageProcessor, plain_picture
+from engine.vision.seeing import Seeing
 
 MAX_BYTES = 256 << 20
 """Of features that are remembered."""
+
+CORE_OPERATIONS_PER_S = 5e10
+"""What one core of a CPU computes of a tower, about."""
+
+
+def largest_image(model: Any, row: Seeing, seconds: float) -> int | None:
+    """Pixels of the largest image for which no layer of a tower takes longer, on one core of a CPU: between
+    its layers it is seen to make progress, and others wait for all of them. None where every image that comes
+    is small enough: on a GPU, and of towers that are shown tiles of one size.
+
+    model: transformers' own, with its vision tower.
+    """
+    if model.device.type != "cpu" or not row.grids:
+        return None
+    vision = model.config.vision_config
+    width = getattr(vision, "embed_dim", None) or vision.hidden_size
+    weights = max(sum(each.numel() for each in layer.parameters()) for layer in _layers(model, row.language))
+    # n patches: 2 * weights * n operations of the linear maps, and 4 * width * n * n of the attention.
+    most = (math.sqrt(weights**2 + 4 * width * seconds * CORE_OPERATIONS_PER_S) - weights) / (4 * width)
+    return int(most) * int(vision.patch_size) ** 2
 
 
 class Sight:
@@ -86,12 +108,20 @@ class Sight:
         self.num_computed = 0
 
     def _features(self, span: MediaSpan) -> Tensor:
-        """The features [N, hidden] of an image."""
+        """The features [N, hidden] of an image; RequestFailed where there is no memory for what the tower
+        computes of it: what takes less can still be computed."""
         known = self._known.get(span.content_hash)
         if known is not None:
             self._known.move_to_end(span.content_hash)
             return known
-        features = self._computed(span)
+        features = None
+        try:
+            features = self._computed(span)
+        except (MemoryError, RuntimeError) as error:
+            if not _lacks_memory(error):
+                raise
+        if features is None:  # raised out here, without the frames that hold what there was room for
+            raise RequestFailed("there is not enough memory for an image as large as one of the prompt")
         self._known[span.content_hash] = features
         self._num_bytes += features.nbytes
         while self._num_bytes > self._max_bytes and len(self._known) > 1:
@@ -122,3 +152,8 @@ def _layers(model: Any, language: str) -> Iterator[torch.nn.Module]:
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.ModuleList) and not path.startswith(f"{language}."):
             yield from module
+
+
+def _lacks_memory(error: Exception) -> bool:
+    no_class = "DefaultCPUAllocator" in str(error)  # torch has one for the memory of GPUs alone
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or no_class

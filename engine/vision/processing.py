@@ -63,9 +63,10 @@ class ImageProcessor:
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, folder: Path, max_bytes: int = MAX_BYTES) -> ImageProcessor:
-        """The processor of a model's folder. max_bytes: of processed images that are remembered. Raises
-        LoadError."""
+    def load(cls, folder: Path, max_bytes: int = MAX_BYTES, max_pixels: int | None = None) -> ImageProcessor:
+        """The processor of a model's folder. max_bytes: of processed images that are remembered. max_pixels:
+        to which larger images are scaled down, where it scales them by pixels and to no fewer by itself.
+        Raises LoadError."""
         from transformers import AutoConfig, AutoImageProcessor
 
         row = seeing(read_config(folder))
@@ -78,7 +79,15 @@ class ImageProcessor:
         except Exception as error:  # transformers raises what it likes; one line says what it was
             line = (str(error).strip().splitlines() or [""])[0]
             raise LoadError(f"{folder} has no image processor that can be used: {line}") from error
+        if max_pixels is not None and "max_pixels" in _known_options(processor):
+            size = processor.size
+            size.longest_edge = max(size.shortest_edge, min(size.longest_edge, max_pixels))
         return cls(row, fields, processor, max_bytes)
+
+    @property
+    def max_pixels(self) -> int | None:
+        """To which larger images are scaled down; None where it does not scale them by pixels."""
+        return self._processor.size.longest_edge if "max_pixels" in self.options else None
 
     @property
     def fingerprint(self) -> bytes:

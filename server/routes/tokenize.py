@@ -63,7 +63,7 @@ async def tokenize(request: Request) -> Response:
             mistyped("prompt", "a string", prompt)
         special = _flag(body, "add_special_tokens", True)
         with words_of_field("prompt"):
-            ids = await model.engine.tokenize(prompt, add_special_tokens=special)
+            ids = await model.engine.tokenize(prompt, add_special_tokens=special, owner=owner(request))
     shown = _flag(body, "return_token_strs", False)
     return json_reply(await aside(in_large_request(), _reply, model, ids, shown))
 
@@ -79,7 +79,8 @@ async def detokenize(request: Request) -> Response:
     body = await read_as(request, read)
     model = await _model(request, body)
     tokens = _tokens(body.get("tokens"), model)
-    return json_reply(orjson.dumps({"prompt": await model.engine.detokenize(tokens)}))
+    text = await model.engine.detokenize(tokens, owner=owner(request))
+    return json_reply(orjson.dumps({"prompt": text}))
 
 
 def _reply(model: ServedModel, ids: Sequence[int], shown: bool) -> bytes:

@@ -84,7 +84,9 @@ async def prepare_completion(
         path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
         if isinstance(prompt, str):
             with words_of_field(path):
-                ids = await served.engine.tokenize(prompt, add_special_tokens=request.add_special_tokens)
+                ids = await served.engine.tokenize(
+                    prompt, add_special_tokens=request.add_special_tokens, owner=owner
+                )
         else:
             ids = tuple(prompt)
         if request.truncate_prompt_tokens is not None and len(ids) > request.truncate_prompt_tokens:
@@ -119,7 +121,7 @@ async def prepare_completion(
 
         much = in_large_request() or len(ids) > THREADED_TOKENS
         requests += await aside(much, of_prompt, ids, path, len(requests))
-        writers += await _writers(request, served, prompt, ids, first=len(writers))
+        writers += await _writers(request, served, prompt, ids, first=len(writers), owner=owner)
     return Completion(
         answered=served.answered,
         engine=served.engine,
@@ -152,11 +154,14 @@ async def _writers(
     prompt_ids: tuple[int, ...],
     *,
     first: int,
+    owner: str,
 ) -> list[TextWriter]:
     """The writers of one prompt's choices, which are numbered from `first` on."""
     echoed = None
     if request.echo:
-        echoed = prompt if isinstance(prompt, str) else await served.engine.detokenize(prompt_ids)
+        echoed = (
+            prompt if isinstance(prompt, str) else await served.engine.detokenize(prompt_ids, owner=owner)
+        )
     return [
         TextWriter(
             first + choice,

@@ -291,7 +291,7 @@ _HTTP = ("route", "method", "status")
 
 async def _log_prompt(asked: Asked) -> None:
     """A log line with the text that a generation goes on from, and how tokens are drawn."""
-    text = await asked.engine.detokenize(asked.request.prompt_ids)
+    text = await asked.engine.detokenize(asked.request.prompt_ids, owner=asked.request.owner)
     prompts.info(
         "%s prompt %r, %r",
         asked.request.id,

@@ -77,8 +77,7 @@ class Nursery:
             with self._lock:
                 try:
                     number, pid = self._ask(FORK, 0, ends)
-                except (EOFError, OSError):
-                    self._end()  # it was lost, with all that it knew: once more
+                except (EOFError, OSError):  # it was lost, with all that it knew: once more
                     number, pid = self._ask(FORK, 0, ends)
         except (EOFError, OSError) as error:
             for each in (channel, opening, shared):
@@ -114,14 +113,22 @@ class Nursery:
         return None if self._process is None else self._process.pid
 
     def _ask(self, order: bytes, number: int, descriptors: list[int]) -> tuple[int, int]:
-        """Which nursery answered, and what."""
-        control = self._control or self._start()
-        data = ORDER.pack(order, number)
-        if descriptors:
-            socket.send_fds(control, [data], descriptors)
-        else:
-            control.sendall(data)
-        return self._number, ANSWER.unpack(exactly(control, ANSWER.size))[0]
+        """Which nursery answered, and what. EOFError, OSError: none did, and it is ended, because an answer
+        that comes late would be read as that of the next order."""
+        try:
+            control = self._control or self._start()
+            data = ORDER.pack(order, number)
+            if descriptors:
+                socket.send_fds(control, [data], descriptors)
+            else:
+                control.sendall(data)
+            answer: int = ANSWER.unpack(exactly(control, ANSWER.size))[0]
+            if order == FORK and answer <= 1:  # who kills 0, 1 or -1 kills much
+                raise EOFError(f"{answer} is no child")
+        except (EOFError, OSError):
+            self._end()
+            raise
+        return self._number, answer
 
     def _start(self) -> socket.socket:
         if self._closed:

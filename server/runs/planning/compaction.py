@@ -283,7 +283,8 @@ class _Work:
             return None
 
     async def _count(self, text: str) -> int:
-        return len(await self._served.engine.tokenize(text, add_special_tokens=False))
+        engine, owner = self._served.engine, self._plan.owner
+        return len(await engine.tokenize(text, add_special_tokens=False, owner=owner))
 
     async def _count_message(self, message: Message) -> int:
         return await self._count(_text(message))

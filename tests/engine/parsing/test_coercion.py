@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -87,9 +90,14 @@ def test_types_of_parameters() -> None:
             "fixed": {"const": None},
             "open": {},
             "loop": {"$ref": "#/$defs/loop"},
+            "spelled": {"$ref": "#/$defs/a~1b%20c/oneOf/1"},
             "odd": 5,
         },
-        "$defs": {"n": {"type": "number"}, "loop": {"$ref": "#/$defs/loop"}},
+        "$defs": {
+            "n": {"type": "number"},
+            "loop": {"$ref": "#/$defs/loop"},
+            "a/b c": {"oneOf": [{"type": "array"}, {"type": "string"}]},
+        },
     }
     shapes = Shapes((ToolShape("f", json.dumps(schema)), ToolShape("broken", "{"), ToolShape("list", "[]")))
     found = {name: shapes.types("f", name) for name in shapes.parameters("f")}
@@ -101,8 +109,42 @@ def test_types_of_parameters() -> None:
         "fixed": {"null"},
         "open": None,
         "loop": None,
+        "spelled": {"string"},
         "odd": None,
     }
     assert shapes.names == ("f", "broken", "list")
     for name in ("broken", "list", "unknown"):
         assert shapes.parameters(name) == () and shapes.types(name, "x") is None
+
+
+def choices(name: str, count: int) -> dict[str, Any]:
+    return {"anyOf": [{"$ref": f"#/$defs/{name}"}] * count}
+
+
+@pytest.mark.parametrize(
+    ("definitions", "types"),
+    [
+        ({"a": choices("a", 20)}, None),
+        (
+            {"a": choices("b", 20), "b": choices("c", 20), "c": choices("d", 20), "d": {"type": "null"}},
+            {"null"},
+        ),
+    ],
+    ids=["a circle", "one behind another"],
+)
+def test_types_are_found_in_one_walk_however_references_lead(
+    definitions: dict[str, Any], types: set[str] | None
+) -> None:
+    schema = json.dumps({"properties": {"x": choices("a", 20)}, "$defs": definitions})
+    shapes, calls = Shapes((ToolShape("f", schema),)), Counter[str]()
+
+    def count(_: FrameType, event: str, __: Any) -> None:
+        calls[event] += 1
+
+    sys.setprofile(count)
+    try:
+        found = shapes.types("f", "x")
+    finally:
+        sys.setprofile(None)
+    assert found == types
+    assert calls["call"] < 20 * schema.count("$ref")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import random
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from engine.tokenizer import Tokenizer
 from engine.tokenizer.chat_template import template_environment
 from engine.tokenizer.growing_prompts import GrowingPrompts
 from engine.tokenizer.local_template import local_template
-from engine.types import Prompt, PromptTooLong, RenderError, RenderInput
+from engine.types import Prompt, PromptTooLong, RenderError, RenderInput, Shape
 
 TEMPLATES = Path(__file__).parents[1] / "transcripts" / "templates"
 SOURCES = {row.name: TEMPLATES / f"{row.name}.jinja" for row in DIALECTS} | {"antiphon-tiny": TEMPLATE}
@@ -144,6 +147,32 @@ def test_others_never_share_a_past_and_memory_is_bounded() -> None:
         assert {past.asked.scope for past in prompts._pasts.values()} >= {scope}
         assert sum(past.num_bytes for past in prompts._pasts.values()) == prompts._num_bytes <= 400_000
     assert len(prompts._pasts) < 40
+
+
+HIDDEN: dict[str, Callable[[str], dict[str, Any]]] = {
+    "thoughts": lambda text: {"messages": [{"role": "assistant", "content": "a", "reasoning_content": text}]},
+    "fields of messages": lambda text: {
+        "messages": [{"role": "user", "content": "q", "note": {"a": [text]}}]
+    },
+    "tools": lambda text: {"tools": [{"type": "function", "function": {"name": "f", "x-note": text}}]},
+    "variables": lambda text: {"template_kwargs": {"unread": text}},
+    "an answer's shape": lambda text: {"answer": Shape("json", json.dumps({"description": text}))},
+}
+"""What a template does not print, and a prompt is told from others by."""
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_what_no_template_prints_is_counted_too(hidden: str) -> None:
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    tokenizer = tokenizer_of(source)
+    prompts = GrowingPrompts(tokenizer, detect_dialect(source), max_bytes=4_000_000)
+    turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    for number in range(30):
+        given = HIDDEN[hidden](f"{number} " + "x" * 300_000)
+        messages = [*given.pop("messages", []), *turn * 4, {"role": "user", "content": f"last {number}"}]
+        prompts.prompt(RenderInput(messages, scope="owner", **given))
+    assert 0 < len(prompts._pasts) <= 4_000_000 / 300_000
+    assert len(pickle.dumps(list(prompts._pasts.items()))) < prompts._num_bytes
 
 
 def test_a_conversation_that_rests_is_forgotten_when_another_goes_on() -> None:

@@ -13,7 +13,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.models import load_model
-from engine.types import LoadError
+from engine.types import LoadError, Prompt
+from tests.support.seeing_checkpoints import IMAGE_TOKEN, picture
 
 Find = Callable[[str], Path]
 
@@ -52,3 +53,22 @@ def test_the_settings_of_the_processor_are_part_of_the_fingerprint(seeing: Find,
     path = folder / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"image_mean": [0.4, 0.5, 0.6]}))
     assert load_model(EngineConfig(folder), torch.device("cpu")).spec.fingerprint != before
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_an_image_is_no_larger_than_a_layer_computes_in_time(seeing: Find, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(seeing(name), tmp_path / "model")
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_pixels": 12_845_056}))
+    found: list[int] = []
+    for seconds in (10.0, 1e-4, 1e-9):
+        model = load_model(EngineConfig(folder, step_timeout_s=seconds), torch.device("cpu"))
+        assert model.sight is not None
+        processor = model.sight.processor
+        media = processor.placed(Prompt([IMAGE_TOKEN]), [picture(0, 600, 600)], lambda _: []).media
+        patches = 4 * media[0].length  # of 4 x 4 pixels
+        assert processor.max_pixels is not None and 16 * patches <= max(processor.max_pixels, 64)
+        # The attention of a tower of this width, by one core, in half of the time.
+        assert 4 * 32 * patches**2 <= max(seconds / 2 * 5e10, 4 * 32 * 16)
+        found.append(patches)
+    assert found[0] == 150**2 and found[0] > found[1] > found[2] == 4

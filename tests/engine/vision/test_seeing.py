@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 
 from engine.models.general import GeneralDecoder
-from engine.types import Prompt
+from engine.types import MediaSpan, Prompt, RequestFailed
 from engine.vision import Sight
 from tests.support.driver import Driver, greedy
 from tests.support.seeing_checkpoints import SEEING, picture, pixels, processor_of, seeing_oracle
@@ -110,3 +110,54 @@ def test_a_prefix_that_was_computed_is_found_with_its_image_and_not_with_another
     seen.driver.run()
     assert seen.driver.tokens(other) == seen.oracle(text, [3])
     assert counters.prefix_hits - before < 16
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SEEING)
+def test_no_scores_of_all_patches_are_in_memory_at_once(
+    seeing: Find, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, attend = Seen(name, seeing(name)), torch.nn.functional.scaled_dot_product_attention
+    attended: list[int] = []
+
+    def counted(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        attended.append(query.shape[-2])
+        return attend(query, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    with torch.inference_mode():
+        seen.sight.try_out()
+    assert attended
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: not enough"),
+        MemoryError(),
+    ],
+    ids=["gpu", "cpu", "host"],
+)
+def test_an_image_that_is_too_large_for_the_memory_ends_its_own_request_alone(
+    seeing: Find, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    seen = Seen("qwen2_5_vl", seeing("qwen2_5_vl"))
+    computed = seen.sight._computed
+    large = seen.prompt("a <image> b", [0]).media[0].content_hash
+
+    def with_little_memory(span: MediaSpan) -> torch.Tensor:
+        if span.content_hash == large:
+            raise error
+        return computed(span)
+
+    monkeypatch.setattr(seen.sight, "_computed", with_little_memory)
+    failing = seen.submit("a <image> b", [0])
+    others = [seen.submit("a <image> b", [1]), seen.submit("some text", [])]
+    seen.driver.run()
+    with pytest.raises(RequestFailed, match="memory for an image"):
+        seen.driver.end(failing)
+    assert [seen.driver.tokens(handle) for handle in others] == [
+        seen.oracle("a <image> b", [1]),
+        seen.oracle("some text", []),
+    ]

@@ -22,6 +22,7 @@ from engine import (
     SamplingParams,
 )
 from engine.interface import Engine
+from engine.vision import features
 from tests.support.seeing_checkpoints import picture
 
 Find = Callable[[str], Path]
@@ -72,6 +73,28 @@ async def test_an_engine_in_another_process_sees_the_same(seeing: Find, tmp_path
             for options in ({"max_pixels": 400}, {}, {"max_pixels": 1 << 30}, {"min_pixels": 1 << 30})
         ]
         assert sizes[0] < sizes[1] == sizes[2] < sizes[3] < 2 * sizes[1]
+    finally:
+        await client.close()
+        await host.close()
+        await engine.close()
+
+
+async def test_an_image_is_as_small_in_each_process_as_the_engine_needs_it(
+    seeing: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "CORE_OPERATIONS_PER_S", 5e5)
+    folder, path = seeing("qwen2_5_vl"), tmp_path / "s"
+    engine = LocalEngine(folder, num_blocks=64)
+    info = await engine.start()
+    host = EngineHost(path, engine)
+    await host.start()
+    client = RemoteEngine(EngineLine(path), folder, num_servers=1)
+    try:
+        await client.start()
+        prompt = await client.render(shown(0))
+        assert prompt == await engine.render(shown(0))
+        pixels = len(prompt.media[0].places) * 8 * 8
+        assert info.image_pixels is not None and pixels <= info.image_pixels < 60 * 44
     finally:
         await client.close()
         await host.close()

@@ -24,12 +24,13 @@ from engine import (
     GenerateRequest,
     LocalEngine,
     ReaderParams,
+    RequestFailed,
     SamplingParams,
     Shape,
 )
 from engine.backends.scripted_tokens import scripted_tokenizer
 from engine.dialects.table import dialect_named
-from engine.structured.isolation.child_process import Load, Trial
+from engine.structured.isolation.child_process import ANSWER, Load, Trial
 from engine.structured.isolation.constraints import Constraints, Matcher, Turns
 from engine.structured.isolation.nursery import Died, Nursery
 from engine.tiny import CHECKPOINT
@@ -229,6 +230,41 @@ async def test_a_nursery_that_is_lost_is_replaced(constraints: Constraints) -> N
     await constraints.compile(shaped({"type": "boolean"}), PLAIN)
     assert constraints.nursery.pid not in (None, pid)
     assert bytes(await walk(before.matcher(9), 4, max)) == b"null"
+
+
+def test_an_answer_that_comes_late_is_not_read_as_that_of_another_order() -> None:
+    tokenizer = scripted_tokenizer()
+    nursery = Nursery(Load(tokenizer.serialized, tokenizer.eos_token_ids, HERMES))
+    try:
+        worker, control = nursery.fork(keeps=False), nursery._control
+        assert control is not None
+        control.settimeout(0)  # the answer to the next order comes later than anybody waits for it
+        worker.kill()
+        assert worker.bury() == "time"
+        with suppress(OSError):
+            control.settimeout(30)
+        for _ in range(2):
+            worker = nursery.fork(keeps=False)
+            assert os.getsid(worker.pid) == nursery.pid, f"{worker.pid} is no process of this nursery"
+            worker.kill()
+            assert worker.bury() == "time"
+    finally:
+        nursery.close()
+
+
+@pytest.mark.parametrize("answer", [-1, 0, 1])
+def test_no_answer_makes_a_worker_whose_end_would_be_everybodys(
+    answer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = scripted_tokenizer()
+    nursery = Nursery(Load(tokenizer.serialized, tokenizer.eos_token_ids, HERMES))
+    monkeypatch.setattr("engine.structured.isolation.nursery.exactly", lambda *_: ANSWER.pack(answer))
+    try:
+        with pytest.raises(RequestFailed, match="no process for grammars"):
+            nursery.fork(keeps=False)
+        assert nursery.pid is None
+    finally:
+        nursery.close()
 
 
 async def test_who_serves_has_the_processes_before_a_request(constraints: Constraints) -> None:
