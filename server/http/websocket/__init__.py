@@ -1,4 +1,4 @@
-"""WebSockets below the routes: their bytes on the wire, which ones are open, and tickets for browsers."""
+"""WebSockets below the routes: their bytes on the wire, which ones are open, their memory, and tickets."""
 
 from __future__ import annotations
 

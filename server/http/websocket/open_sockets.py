@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import Protocol
+
+from server.http.websocket.memory import KeptBytes, WaitingBytes
 
 MAX_KEPT_BYTES = 256 << 20
 """What the sockets of this process together keep of responses that are not stored."""
@@ -28,6 +28,7 @@ class OpenSockets:
         self._draining = False
         self.num_received = 0
         self.num_sent = 0
+        self.waiting = WaitingBytes()
         self.kept = KeptBytes(max_kept_bytes)
 
     def __len__(self) -> int:
@@ -64,31 +65,3 @@ class OpenSockets:
             "frames_sent_total": self.num_sent,
             "kept_bytes": self.kept.num_bytes,
         }
-
-
-class KeptBytes:
-    """What is kept in memory by several that share a limit: what was used longest ago goes first."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._held: OrderedDict[object, tuple[int, Callable[[], None]]] = OrderedDict()
-        self.num_bytes = 0
-
-    def keep(self, key: object, num_bytes: int, drop: Callable[[], None]) -> None:
-        """Count what is kept under a key. drop: called when it has to go for the sake of others."""
-        self.let_go(key)
-        self._held[key] = num_bytes, drop
-        self.num_bytes += num_bytes
-        while self.num_bytes > self._limit:
-            oldest, (_, drop_it) = next(iter(self._held.items()))
-            self.let_go(oldest)
-            drop_it()
-
-    def used(self, key: object) -> None:
-        """What is kept under a key was needed just now."""
-        self._held.move_to_end(key)
-
-    def let_go(self, key: object) -> None:
-        """Nothing is kept under a key any more."""
-        num_bytes, _ = self._held.pop(key, (0, None))
-        self.num_bytes -= num_bytes

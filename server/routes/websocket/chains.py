@@ -23,8 +23,9 @@ MAX_RESPONSES = 256
 class Chains:
     """The pasts of a connection's responses, with the lane that each was made on; the oldest go first."""
 
-    def __init__(self, sockets: OpenSockets) -> None:
+    def __init__(self, sockets: OpenSockets, owner: str) -> None:
         self._shared = sockets.kept
+        self._owner = owner
         self._pasts: OrderedDict[str, tuple[Past, str | None]] = OrderedDict()
         self._num_bytes = 0
 
@@ -34,16 +35,20 @@ class Chains:
         if found is None or response_id is None:
             return None
         self._pasts.move_to_end(response_id)
-        self._shared.used((self, response_id))
+        self._shared.used(self._owner, (self, response_id))
         return found[0]
 
     def keep(self, response_id: str, stream_id: str | None, past: Past) -> None:
-        """Remember a response that has ended, unless it alone is more than may be kept."""
+        """Remember a response that has ended, unless it alone is more than may be kept. A client that chose
+        its id may have had another response of this id before."""
+        if response_id in self._pasts:
+            self._forget(response_id)
         if past.num_bytes > MAX_BYTES:
             return
         self._pasts[response_id] = past, stream_id
         self._num_bytes += past.num_bytes
-        self._shared.keep((self, response_id), past.num_bytes, partial(self._drop, response_id))
+        drop = partial(self._drop, response_id)
+        self._shared.keep(self._owner, (self, response_id), past.num_bytes, drop)
         while self._num_bytes > MAX_BYTES or len(self._pasts) > MAX_RESPONSES:
             self._forget(next(iter(self._pasts)))
 
@@ -60,7 +65,7 @@ class Chains:
             self._forget(response_id)
 
     def _forget(self, response_id: str) -> None:
-        self._shared.let_go((self, response_id))
+        self._shared.let_go(self._owner, (self, response_id))
         self._drop(response_id)
 
     def _drop(self, response_id: str) -> None:

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.config import THREADED_BYTES
 from server.errors import ApiError
-from server.http import parse_object
+from server.http import parse_object, principal
 from server.routes.websocket.chains import Chains
 from server.routes.websocket.frames import error_frame, own_frame, stream_id_of
 from server.routes.websocket.injecting import inject
@@ -33,7 +33,11 @@ MAX_LANES = 32
 """Lanes with a name that one connection may have in its life."""
 
 MAX_WAITING = 64
-"""Frames that wait for their turn on all lanes of one connection."""
+"""Frames that wait for their turn on all lanes of one connection, or for the response that they feed. They
+may have `max_body_bytes` together, as each alone may."""
+
+OWNER_WAITING = 4
+"""Times that bound, for the bytes of frames that wait on all connections of one owner."""
 
 LAST_TURNS_S = 300.0
 """How long a connection that has lasted long enough goes on for the sake of what is under way."""
@@ -52,12 +56,15 @@ class Connection:
         self.socket = socket
         self.life = life
         self.here = here
-        self.chains = Chains(life.sockets)
+        owner, most = principal(socket).owner, here.config.max_body_bytes
+        self.chains = Chains(life.sockets, owner)
         self.at_work = asyncio.Semaphore(MAX_ACTIVE)
         self.gone = asyncio.Event()  # nobody hears any more what is sent
+        self._room = {self: most, owner: OWNER_WAITING * most}  # for the bytes of frames that wait
         self._lanes: dict[str | None, Lane] = {}
-        # Answers to waiting responses overtake what waits for these.
-        self._injected = Lane(None, self._rested)
+        # Answers to waiting responses overtake what waits for these, and those to other responses: each
+        # response that is being fed has a lane for it.
+        self._feeding: dict[str | None, Lane] = {}
         self._leaving: tuple[int, str] | None = (
             None  # code and reason of the close, once nothing is under way
         )
@@ -79,14 +86,15 @@ class Connection:
             while (message := await self.socket.receive())["type"] != "websocket.disconnect":
                 self.life.sockets.num_received += 1
                 await self._take(message.get("text"))
+                del message  # it may be large, and the next one may take an hour to come
         except WebSocketDisconnect:
             return  # while an error was being told
         finally:
             for timer in timers:
                 timer.cancel()
             self.gone.set()
-            lanes = (self._injected, *self._lanes.values())
-            await asyncio.gather(*(task for lane in lanes for task in lane.stop()), return_exceptions=True)
+            tasks = [task for lane in self._all_lanes for task in lane.stop()]
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.chains.close()
             if self._closing is not None:
                 await asyncio.gather(self._closing, return_exceptions=True)
@@ -130,34 +138,38 @@ class Connection:
 
     @property
     def _all_lanes(self) -> tuple[Lane, ...]:
-        return self._injected, *self._lanes.values()
+        return *self._feeding.values(), *self._lanes.values()
 
     # -- frames ----------------------------------------------------------------------------------------------
 
     async def _take(self, text: str | None) -> None:
         """Do what a frame asks for, or begin to; answer with an error where that cannot be."""
         stream_id: str | None = None
-        with ExitStack() as held:
-            try:
-                if text is None:
-                    raise ApiError(400, "Frames are text: one JSON object each.", code="invalid_frame")
-                held.enter_context(self.life.arrivals.body())(len(text))
+        try:
+            if text is None:
+                raise ApiError(400, "Frames are text: one JSON object each.", code="invalid_frame")
+            with self.life.arrivals.body() as count:
+                count(len(text))
                 body = await aside(len(text) > THREADED_BYTES, self._parse, text)
-                stream_id = stream_id_of(body)
-                self._route(body, len(text), stream_id, held)
-            except ApiError as error:
-                await self.refuse(error, stream_id)
+            stream_id = stream_id_of(body)
+            if body.get("type") == "response.steer":
+                await self._refuse_to_steer(body)
+                return
+            await asyncio.sleep(0)  # what the frame before asked for has begun, if it can, and waits no more
+            self._route(body, len(text), stream_id)
+        except ApiError as error:
+            await self.refuse(error, stream_id)
 
     def _parse(self, text: str) -> dict[str, Any]:
         config = self.here.config
         return parse_object(text.encode(), config.max_json_depth, config.max_json_values)
 
-    def _route(self, body: dict[str, Any], size: int, stream_id: str | None, held: ExitStack) -> None:
-        """Hand a frame to whoever carries it out. held: given back when it was read."""
+    def _route(self, body: dict[str, Any], size: int, stream_id: str | None) -> None:
+        """Hand a frame to whoever carries it out, and count it until it does."""
         kind = body.get("type")
         if kind == "response.processed":  # Codex tells that it has taken note of a response
             return
-        if kind not in ("response.create", "response.inject", "response.steer"):
+        if kind not in ("response.create", "response.inject"):
             message = "A frame must have the 'type' 'response.create' or 'response.inject'."
             if kind == "response.cancel":
                 message += " POST /v1/responses/{response_id}/cancel cancels a response."
@@ -165,18 +177,19 @@ class Connection:
         if kind == "response.create" and isinstance(body.get("response"), dict):
             message = "The fields of a response stand in the frame itself, beside its 'type'."
             raise ApiError(400, message, code="unsupported_parameter", param="response")
-        if sum(lane.num_waiting for lane in self._all_lanes) >= MAX_WAITING:
+        # What feeds a response waits even where it has begun: until that response waits for it.
+        if sum(lane.num_waiting for lane in self._all_lanes) + len(self._feeding) >= MAX_WAITING:
             message = f"{MAX_WAITING} requests wait on this connection already."
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
-        if kind == "response.inject":
-            kept = held.pop_all()
-            self._injected.put(partial(inject, self, body, kept), kept)
-        elif kind == "response.steer":
-            self._injected.put(partial(self._refuse_to_steer, body), ExitStack())
-        else:
-            self._require_open()
-            lane, kept = self._lane(stream_id), held.pop_all()
-            lane.put(Turn(self, lane, body, size, kept).carry_out, kept)
+        with ExitStack() as stack:
+            stack.enter_context(self.life.sockets.waiting.frame(size, self._room))
+            if kind == "response.create":
+                self._require_open()
+                lane, held = self._lane(stream_id), stack.pop_all()
+                lane.put(Turn(self, lane, body, size, held).carry_out, held)
+            else:
+                lane, held = self._feeding_lane(body.get("response_id")), stack.pop_all()
+                lane.put(partial(inject, self, body, held), held)
 
     def _require_open(self) -> None:
         """ApiError where no new response is begun on this connection: 503 `draining`, or 400
@@ -196,8 +209,21 @@ class Connection:
             lane = self._lanes[stream_id] = Lane(stream_id, self._rested)
         return lane
 
-    def lane_of(self, response_id: str) -> Lane | None:
-        """The lane whose last event was of a response."""
+    def _feeding_lane(self, response_id: Any) -> Lane:
+        """The lane of what feeds this response, which is there as long as something does."""
+        key = response_id if isinstance(response_id, str) else None
+        if key not in self._feeding:
+            self._feeding[key] = Lane(None, partial(self._fed, key))
+        return self._feeding[key]
+
+    def _fed(self, key: str | None) -> None:
+        del self._feeding[key]
+        self._rested()
+
+    def lane_of(self, response_id: object) -> Lane | None:
+        """The lane whose last event was of the response that a frame names; None without one."""
+        if response_id is None:
+            return None
         return next((lane for lane in self._lanes.values() if lane.response_id == response_id), None)
 
     async def _refuse_to_steer(self, body: dict[str, Any]) -> None:
@@ -206,7 +232,6 @@ class Connection:
         error = {"type": "invalid_request_error", "code": "steering_not_supported", "message": message}
         response_id = body.get("previous_response_id")
         steer = {"input": body.get("input"), "previous_response_id": response_id}
-        lane = self.lane_of(response_id) if isinstance(response_id, str) else None
+        lane = self.lane_of(response_id)
         place = (0, None) if lane is None else (lane.last_seq, lane.stream_id)
-        with suppress(WebSocketDisconnect):
-            await self.send(own_frame("response.steer.failed", *place, error=error, steer=steer))
+        await self.send(own_frame("response.steer.failed", *place, error=error, steer=steer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from server.http import actor, limited, principal
 from server.items import identifier
 from server.routes.responses import new_id
 from server.routes.websocket.frames import error_frame, own_frame
-from server.routes.websocket.lanes import Lane
 from server.routes.websocket.requests import asked_by, one_request
 from server.routes.websocket.session import Session
 from server.runs.planning import TERMINAL
@@ -30,22 +29,20 @@ LARGE_INPUT = 256
 async def inject(connection: Session, body: dict[str, Any], held: ExitStack) -> None:
     """Feed a waiting response, and tell whether it was; raises nothing but the cancellation. held: given back
     at the end."""
-    response_id = body.get("response_id")
-    lane = connection.lane_of(response_id) if isinstance(response_id, str) else None
-    # The events that come of it are told after it.
-    async with nullcontext() if lane is None else lane.sending:
-        with held, suppress(WebSocketDisconnect):
-            await connection.send(await _told(connection, body, lane))
+    with held, suppress(WebSocketDisconnect):
+        async with AsyncExitStack() as events_wait:
+            await connection.send(await _told(connection, body, events_wait))
 
 
-async def _told(connection: Session, body: dict[str, Any], lane: Lane | None) -> str:
-    """Feed a waiting response. Returns the frame that tells what came of it. lane: of the response, if it is
-    one of this connection."""
-    response_id = body.get("response_id")
-    place = (0, None) if lane is None else (lane.last_seq, lane.stream_id)
+async def _told(connection: Session, body: dict[str, Any], events_wait: AsyncExitStack) -> str:
+    """Feed a waiting response. Returns the frame that tells what came of it. events_wait: has the events of
+    the response wait, once it is fed, so that what comes of it is told after this frame."""
     failure: str | None = None
     with one_request(connection, "response.inject") as told:
-        failure = await _fed(connection, body)
+        failure = await _fed(connection, body, events_wait)
+    response_id = body.get("response_id")
+    lane = connection.lane_of(response_id)
+    place = (0, None) if lane is None else (lane.last_seq, lane.stream_id)
     if told.error is not None:
         return error_frame(told.error, place[1])
     if failure is None:
@@ -61,7 +58,7 @@ _FAILURES = {
 }
 
 
-async def _fed(connection: Session, body: dict[str, Any]) -> str | None:
+async def _fed(connection: Session, body: dict[str, Any], events_wait: AsyncExitStack) -> str | None:
     """Why a response could not be fed, as a code; None where it was. Raises ApiError for what it cannot be
     fed with."""
     asked = await asked_by(connection)
@@ -73,7 +70,9 @@ async def _fed(connection: Session, body: dict[str, Any]) -> str | None:
     with _words_of_input():
         outputs = await aside(in_large_request(), partial(parse_tool_outputs, new_id=new_id), given)
         try:
-            stored, _ = await runs.tool_outputs.pending(who.owner, response_id)
+            stored, _ = await runs.tool_outputs.pending(who.owner, response_id)  # may be a matter of minutes
+            if (lane := connection.lane_of(response_id)) is not None:
+                await events_wait.enter_async_context(lane.sending)
             if stored.status in TERMINAL:
                 return "response_already_completed"
             limited(asked, stored.model)
