@@ -56,6 +56,7 @@ from storage import (
     StorageError,
     StorageUnavailable,
     TooManyBatches,
+    TooManyForks,
     TooManyQueued,
     UnknownCall,
     UploadEnded,
@@ -270,6 +271,9 @@ _TABLE: Mapping[type[BaseException], _Row] = {
             "them, or go on in another conversation."
         ),
         param="conversation",
+    ),
+    TooManyForks: _Row(
+        400, "too_many_forks", lambda e: f"{e} Begin a new conversation with the items that it is to have."
     ),
     ItemConflict: _Row(
         400,

@@ -1,4 +1,4 @@
-"""Hides the secrets of URLs wherever a text is printed."""
+"""Hides what must not be printed: the secrets of URLs, and what would steer a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ _PARAMETER = re.compile(
     r"([?&;][^=&;#\s]*(?:pass|pwd|secret|token|key|auth|sig)[^=&;#\s]*=)[^&;#\s]+", re.IGNORECASE
 )
 
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 def masked(text: str) -> str:
     """A text with the passwords of the URLs in it hidden: before the host, and in the query."""
     return _PARAMETER.sub(r"\1***", _TOKEN.sub(r"\1***@", _PASSWORD.sub(r"\1:***@", text)))
+
+
+def printable(text: str) -> str:
+    """A text without what would steer a terminal: models and other people write it."""
+    return _STEERS.sub("", text)
+
+
+def one_line(text: str) -> str:
+    """The same with spaces for line breaks and tabs, so that no part of it passes for a line of its own."""
+    return printable(text).replace("\n", " ").replace("\t", " ")

@@ -199,6 +199,10 @@ Spending = Callable[[bytes, Sequence[tuple[int, bytes | None]]], "Spent | None"]
 """Says what a run in flight has used so far: by its plan, and by the number of tokens and the facts of each
 of its records, in order."""
 
+LimitsChange = Callable[[bytes | None], bytes | None]
+"""From the limits of a key or an owner, as they are when the change is written, to those that replace them.
+What it raises undoes the whole change. It may be called again where a transaction is repeated."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:
@@ -533,7 +537,8 @@ class RunClaim:
     """The right to write to a run: valid while `fence` is the run's.
 
     attempt: how often an engine was given it. strikes: how often in a row the process that did so ended
-    before the run got anywhere; only for one found running.
+    before the run got anywhere; only for one found running. watched: how often its owner had been told until
+    then that it is read elsewhere.
     """
 
     response_id: str
@@ -544,6 +549,7 @@ class RunClaim:
     strikes: int
     state: str  # as found: queued, running, waiting
     cancel_requested: bool
+    watched: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -972,6 +978,7 @@ class StorageError(Exception):
     +- RunEnded               a run that is to be cancelled has ended already
     +- ConversationLocked     a run holds the conversation
     +- ConversationFull       it has as many items as it may have
+    +- TooManyForks           a conversation has as many forks as it may have, or is too deep a fork itself
     +- ContainerFull          a container's files would be too many, or too large together
     +- PathTaken              a container has a folder where the file would be, or a file above it
     +- ConversationMoved      items came after the history that the run was planned with
@@ -1047,6 +1054,10 @@ class ConversationFull(StorageError):
     def __init__(self, conversation_id: str, limit: int) -> None:
         super().__init__(conversation_id, limit)
         self.conversation_id, self.limit = conversation_id, limit
+
+
+class TooManyForks(StorageError):
+    """A conversation is not forked once more; the message says which limit is reached."""
 
 
 class ContainerFull(StorageError):

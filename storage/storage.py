@@ -64,6 +64,7 @@ from storage.records import (
     KeyedRequest,
     KnownRequest,
     Limits,
+    LimitsChange,
     LiveRun,
     NewFork,
     NewItem,
@@ -137,7 +138,7 @@ class Storage:
         self._writer = Writer(database, writing, loop, self._dead.set_result, self._hints.tell)
         self._writer.start()
         self.blobs = Blobs(database, self._read)
-        self.files = Files(self._read, self._write, self.blobs, removed=(remove_from_stores,))
+        self.files = Files(self._read, self._write, self.blobs, leave=(remove_from_stores,))
         self.imports = Imports(self._read, self._write)
         self.containers = Containers(
             self._read, self._write, self.blobs, partial(usage.add, counting=self._counting)
@@ -294,8 +295,8 @@ class Storage:
         )
 
     async def claim(self, response_id: str, models: OfModels | None = None) -> RunClaim | None:
-        """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner, or is not
-        of these models."""
+        """Takes over a run that nobody owns and that can go on or is to be cancelled; None if it has ended,
+        has an owner, waits for its client, or is not of these models."""
         return await self._write(
             partial(runs.claim, response_id=response_id, runner=self.runner, models=models)
         )
@@ -650,8 +651,10 @@ class Storage:
     ) -> StoredConversation:
         """Stores a conversation that begins as conversation `id` does, none of its items copied.
 
-        NotFound("conversation" | "item"). kept: see `create_conversation`.
+        NotFound("conversation" | "item"), TooManyForks. kept: see `create_conversation`.
         """
+        # By a reader, lest the writer count for long; forks of the same moment may go a little beyond.
+        await self._read(partial(conversations.require_room_for_fork, owner=owner, id=id))
         return await self._kept(partial(conversations.fork, owner=owner, id=id, new=new), kept)
 
     async def conversation_epochs(self, ids: Collection[str]) -> dict[str, int]:
@@ -681,8 +684,12 @@ class Storage:
         return await self._write(partial(conversations.change, owner=owner, id=id, wanted=change, now=now))
 
     async def delete_conversation(self, owner: str, id: str, now: int) -> None:
-        """Makes the id unknown; responses that ran in it keep its items, a run at work goes on. NotFound."""
+        """Makes the id unknown; responses that ran in it keep its items, a run at work goes on. NotFound.
+
+        Like a response it is deleted by one transaction, and what was of it erased by others.
+        """
         await self._write(partial(conversations.delete, owner=owner, id=id, now=now))
+        await self._collect([id])
 
     async def add_conversation_items(
         self,
@@ -732,8 +739,18 @@ class Storage:
         )
 
     async def clear_conversation(self, owner: str, id: str, now: int) -> StoredConversation:
-        """Takes all items out; runs in flight still see them. NotFound("conversation")."""
-        return await self._write(partial(conversations.clear, owner=owner, id=id, now=now))
+        """Takes all items out; runs in flight still see them. NotFound("conversation").
+
+        One transaction hides them, and others erase them.
+        """
+        stored, emptied = await self._write(partial(conversations.clear, owner=owner, id=id, now=now))
+        await self._collect(emptied)
+        return stored
+
+    async def _collect(self, conversation_ids: Sequence[str]) -> None:
+        with suppress(StorageUnavailable):  # a sweep goes on with what is left
+            async for _ in retention.collect(self._write_late, conversation_ids):
+                pass
 
     # -- requests with an Idempotency-Key --------------------------------------------------------------------
 
@@ -805,10 +822,11 @@ class Storage:
         await self._write(partial(usage.add, spent=tuple(spent), counting=self._counting))
 
     async def usage_sums(
-        self, wanted: UsageFilter, by: tuple[Dimension, ...], width: int
+        self, wanted: UsageFilter, by: tuple[Dimension, ...], width: int, limit: int | None = None
     ) -> tuple[UsageSum, ...]:
-        """What was used, by buckets of `width` microseconds since the epoch, whole minutes, oldest first."""
-        return await self._read(partial(usage.sums, wanted=wanted, by=by, width=width))
+        """What was used, by buckets of `width` microseconds since the epoch, whole minutes, oldest first: all
+        sums, or the first `limit` ones."""
+        return await self._read(partial(usage.sums, wanted=wanted, by=by, width=width, limit=limit))
 
     async def fold_usage(self, before: int) -> int:
         """Puts together in hours what was counted by minutes in hours that ended by `before`, some of it at a
@@ -950,13 +968,20 @@ class Storage:
         return await self._audited(partial(api_keys.revoke, id=id, now=now), entry)
 
     async def change_key(
-        self, id: str, now: int, changes: Mapping[str, object], *, entry: AuditEntry
+        self,
+        id: str,
+        now: int,
+        changes: Mapping[str, object],
+        *,
+        entry: AuditEntry,
+        limits: LimitsChange | None = None,
     ) -> StoredKey:
-        """Replaces some of a live key's `name`, `scopes` (a tuple), `expires_at` and `limits`.
+        """Replaces some of a live key's `name`, `scopes` (a tuple) and `expires_at`, and changes its limits.
 
         NotFound("key"), KeyEnded.
         """
-        return await self._audited(partial(api_keys.change, id=id, now=now, values=changes), entry)
+        job = partial(api_keys.change, id=id, now=now, values=changes, limits=limits)
+        return await self._audited(job, entry)
 
     async def rotate_key(self, id: str, successor: NewKey, until: int, *, entry: AuditEntry) -> StoredKey:
         """Stores the successor of a live key and lets that one be accepted until `until` at most.
@@ -1005,9 +1030,9 @@ class Storage:
         """Gives an owner another name. NotFound("owner"), OwnerArchived."""
         return await self._audited(partial(owners.rename, id=id, name=name), entry)
 
-    async def limit_owner(self, id: str, limits: bytes | None, *, entry: AuditEntry) -> StoredOwner:
-        """Replaces the limits of an owner, a JSON object. NotFound("owner"), OwnerArchived."""
-        return await self._audited(partial(owners.limit, id=id, limits=limits), entry)
+    async def limit_owner(self, id: str, change: LimitsChange, *, entry: AuditEntry) -> StoredOwner:
+        """Changes the limits of an owner, a JSON object. NotFound("owner"), OwnerArchived."""
+        return await self._audited(partial(owners.limit, id=id, change=change), entry)
 
     async def archive_owner(self, id: str, now: int, *, entry: AuditEntry) -> StoredOwner:
         """Revokes the keys of an owner, which gets none any more; its data stays. NotFound, OwnerArchived."""

@@ -146,6 +146,12 @@ conversations = Table(
     Index("conversations_by_time", "owner", "created_at", "id"),
     Index("conversations_by_use", "used_at"),
     Index(
+        "conversations_deleted",
+        "id",
+        sqlite_where=text("deleted_at IS NOT NULL"),
+        postgresql_where=text("deleted_at IS NOT NULL"),
+    ),
+    Index(
         "conversations_by_parent",
         "parent_id",
         sqlite_where=text("parent_id IS NOT NULL"),
@@ -604,11 +610,11 @@ blob_parts = Table(
     Column("written_at", BigInteger, nullable=False),
 )
 
-# Stores of documents that can be searched. number: what the ids of its chunks begin with. metadata: a JSON
-# object. expires_after: microseconds after last_active_at. next_file: the number that its next file takes.
-# embedding, dimensions: the model that its vectors are to be of; null where it has none. to_embed: some of
-# its files have no vectors of that model yet. deleted_at: nobody sees it any more, and what is left of it
-# goes in small steps.
+# Stores of documents that can be searched. number: what the ids of its chunks begin with, never given twice.
+# metadata: a JSON object. expires_after: microseconds after last_active_at. next_file: the number that its
+# next file takes. embedding, dimensions: the model that its vectors are to be of; null where it has none.
+# to_embed: some of its files have no vectors of that model yet. deleted_at: nobody sees it any more, and what
+# is left of it goes in small steps.
 vector_stores = Table(
     "vector_stores",
     metadata,
@@ -634,16 +640,19 @@ vector_stores = Table(
         sqlite_where=text("to_embed = 1"),
         postgresql_where=text("to_embed"),
     ),
+    # Otherwise SQLite gives the number of the newest store again once that is gone, and whoever still reads a
+    # file of it, or holds its vectors, would take the next store for it.
+    sqlite_autoincrement=True,
 )
 
 # A file in a store, and the work of reading it. number: its own within the store, never given twice. status:
-# in_progress, completed, failed or cancelled. attributes: a JSON object, or null. chunk_tokens: of one chunk;
-# chunk_overlap: those of them that are the end of the one before. num_bytes: of its chunks. runner: who works
-# on it now; fence: of its latest claim; attempt: how often it was claimed and the work neither got anywhere
-# nor ended by somebody's will; retry_at: it rests until then. next_position: the first chunk that is not
-# stored yet, of the chunks with this digest. embedding: the model that the vectors of its first `embedded`
-# chunks are of; all others have none, or those of a model that is gone. erasing: its chunks go, and it goes
-# with them where it is deleted.
+# in_progress, completed, failed or cancelled. attributes: a JSON object, or null; attribute_bytes: its
+# length. chunk_tokens: of one chunk; chunk_overlap: those of them that are the end of the one before.
+# num_bytes: of its chunks. runner: who works on it now; fence: of its latest claim; attempt: how often it was
+# claimed and the work neither got anywhere nor ended by somebody's will; retry_at: it rests until then.
+# next_position: the first chunk that is not stored yet, of the chunks with this digest. embedding: the model
+# that the vectors of its first `embedded` chunks are of; all others have none, or those of a model that is
+# gone. erasing: its chunks go, and it goes with them where it is deleted.
 vector_store_files = Table(
     "vector_store_files",
     metadata,
@@ -672,6 +681,7 @@ vector_store_files = Table(
     Column("retry_at", BigInteger),
     Column("embedding", Text),
     Column("embedded", Integer, nullable=False, server_default="0"),
+    Column("attribute_bytes", BigInteger, nullable=False, server_default="0", info=HELD_BYTES),
     Index(
         "vector_store_files_by_file",
         *("store_id", "file_id"),
@@ -697,7 +707,7 @@ vector_store_files = Table(
 )
 
 # Files that were put into a store together. cancelled_at: whatever of it was not read by then is cancelled.
-# files: a JSON list of its `total` files while some of them are still to be put there; added: how many were.
+# total: its files; added: how many of them were put into the store.
 vector_store_batches = Table(
     "vector_store_batches",
     metadata,
@@ -706,17 +716,24 @@ vector_store_batches = Table(
     Column("store_id", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("cancelled_at", BigInteger),
-    Column("files", LargeBinary),
     Column("total", Integer, nullable=False, server_default="0"),
     Column("added", Integer, nullable=False, server_default="0"),
     Index("vector_store_batches_by_store", "store_id"),
-    Index(
-        "vector_store_batches_to_add",
-        "store_id",
-        sqlite_where=text("files IS NOT NULL"),
-        postgresql_where=text("files IS NOT NULL"),
-    ),
     Index("vector_store_batches_of_owner", "owner"),
+)
+
+# Files of a batch that are still to be put into its store, as many in a row as one transaction puts there.
+# files: a JSON list of [chunk_tokens, chunk_overlap, attributes or null, [[file_id, filename], ...]], so that
+# what a request says once of all files is here once.
+vector_store_slices = Table(
+    "vector_store_slices",
+    metadata,
+    Column("batch_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("owner", Text, nullable=False),
+    Column("num_files", Integer, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
+    Column("files", LargeBinary, nullable=False),
 )
 
 # The pieces of files that a search finds. id: the numbers of store and file, and the position in the file, in

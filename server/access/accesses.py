@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from server.access.actors import Actor
 
@@ -27,13 +28,13 @@ class Accesses:
         self._noted: dict[tuple[str, str | None, str], float] = {}  # who, from where, what: until when
 
     async def note(self, storage: Storage, by: Actor, path: str) -> None:
-        """Write a read down, unless it was lately. Raises StorageUnavailable: what cannot be written down is
-        not shown."""
+        """Write a read down, unless it was lately: its path with escapes, so that it is one word. Raises
+        StorageUnavailable: what cannot be written down is not shown."""
         read, now = (by.id, by.ip, path), self._clock()
         if self._noted.get(read, now) > now:
             return
         project = path.removeprefix(PROJECTS).partition("/")[0] if path.startswith(PROJECTS) else None
-        await storage.add_audit(by.did("admin.accessed", path, project or None))
+        await storage.add_audit(by.did("admin.accessed", quote(path, safe="/:@"), project or None))
         if len(self._noted) >= MAX_REMEMBERED:
             self._noted.clear()
         self._noted[read] = now + NOTED_S

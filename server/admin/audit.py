@@ -14,6 +14,7 @@ from server.access import AUDIT_TYPES
 from server.admin.database_access import AdminError, carry_out
 from server.admin.owner_names import owner_id
 from server.config import Config
+from server.masking import one_line
 from storage import AuditFilter, Page, Storage, StoredAudit
 
 PATH = "/v1/organization/audit_logs"
@@ -131,7 +132,7 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
         details = f"  {orjson.dumps(told).decode()}" if told else ""
         target, project = log[log["type"]]["id"], log["project"]
         of = f" of {project['id']}" if project and project["id"] != target else ""
-        yield f"{log['antiphon']['number']:>6}  {at}  {who}  {log['type']}  {target}{of}{details}"
+        yield one_line(f"{log['antiphon']['number']:>6}  {at}  {who}  {log['type']}  {target}{of}{details}")
 
 
 def _verify(config: Config, options: argparse.Namespace) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,9 +131,15 @@ async def change(
     old = await storage.get_key(id)
     told = {**changes, "expires_in_seconds": expires_in_s} if expires_in_s is not None else dict(changes)
     if limits is not None:
-        after = changed(load_limits(old.limits), limits)
-        changes["limits"], told["limits"] = after.dump(), dict(limits)
-    return await storage.change_key(id, now, changes, entry=by.did("api_key.updated", id, old.owner, **told))
+        told["limits"] = dict(limits)
+    entry = by.did("api_key.updated", id, old.owner, **told)
+    after = None if limits is None else changed_by(limits)
+    return await storage.change_key(id, now, changes, entry=entry, limits=after)
+
+
+def changed_by(changes: Mapping[str, Any]) -> Callable[[bytes | None], bytes | None]:
+    """What storage does to limits that are written: `changed`, of what is there then. Raises ValueError."""
+    return lambda stored: changed(load_limits(stored), changes).dump()
 
 
 async def end(storage: Storage, by: Actor, id: str) -> StoredKey:

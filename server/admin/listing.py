@@ -13,6 +13,7 @@ import orjson
 from server.admin.database_access import carry_out
 from server.admin.owner_names import with_owner_names
 from server.config import Config
+from server.masking import one_line
 from storage import Storage
 
 Columns = Mapping[str, Callable[[dict[str, Any]], str]]
@@ -49,7 +50,10 @@ def list_lines(
 
 def table(columns: Columns, objects: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The lines of a table, with its titles first; whoever looks at it is told of one without rows."""
-    rows = [tuple(columns), *(tuple(show(object) for show in columns.values()) for object in objects)]
+    rows = [
+        tuple(columns),
+        *(tuple(one_line(show(object)) for show in columns.values()) for object in objects),
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

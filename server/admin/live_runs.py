@@ -18,6 +18,7 @@ from server.admin.listing import Columns, list_lines
 from server.admin.owner_names import shown_owner
 from server.config import Config
 from server.errors import ApiError
+from server.masking import one_line
 from server.runs import no_events, prepare_fork
 from server.runs.events import Events
 from server.runs.planning import TERMINAL
@@ -218,7 +219,7 @@ def shown_event(event: dict[str, Any]) -> str:
     else:
         words = part.get("type") or (event.get("response") or {}).get("status") or ""
     words = words if len(words) <= MAX_WORDS else words[:MAX_WORDS] + "..."
-    return f"{event['sequence_number']:5}  {kind:32}  {words}".rstrip()
+    return one_line(f"{event['sequence_number']:5}  {kind:32}  {words}".rstrip())
 
 
 MAX_WORDS = 200

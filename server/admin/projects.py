@@ -16,7 +16,7 @@ import orjson
 
 from server.access import LOCAL_OWNER, OPERATOR, OWNER_PREFIX, Actor
 from server.admin.database_access import carry_out
-from server.admin.keys import limit_words, limits_of, shown_limits, shown_value, unix
+from server.admin.keys import changed_by, limit_words, limits_of, shown_limits, shown_value, unix
 from server.admin.listing import Columns, list_lines, shown_time
 from server.admin.owner_names import every_owner, known_owner_id, require_new_name
 from server.clock import now_us
@@ -77,9 +77,9 @@ async def limit(
 ) -> dict[str, Any]:
     """Change limits of an owner; those that are not named stay, and those that are None end. Returns what
     `limits` does. ValueError for what is no limit; NotFound, OwnerArchived."""
-    after = changed(load_limits((await _limited(storage, id)).limits), changes)
+    await _limited(storage, id)
     entry = by.did("rate_limit.updated", id, id, limits=dict(changes))
-    await storage.limit_owner(id, after.dump(), entry=entry)
+    await storage.limit_owner(id, changed_by(changes), entry=entry)
     return await limits(storage, prices, every_owner, id)
 
 
@@ -102,9 +102,9 @@ async def limit_model(
     """Change what an owner may use of one model; `official`: names of RATE_LIMIT_FIELDS. Returns what
     `rate_limit` does. NotFound, OwnerArchived."""
     changes = {RATE_LIMIT_FIELDS[name]: value for name, value in official.items()}
-    after = changed(load_limits((await storage.get_owner(id)).limits), {"models": {model: changes}})
     entry = by.did("rate_limit.updated", f"{RATE_LIMIT_ID}{model}", id, **official)
-    return rate_limit(await storage.limit_owner(id, after.dump(), entry=entry), model, every_owner, canonical)
+    limited = await storage.limit_owner(id, changed_by({"models": {model: changes}}), entry=entry)
+    return rate_limit(limited, model, every_owner, canonical)
 
 
 async def list_all(storage: Storage, *, stored: bool = False) -> dict[str, Any]:

@@ -48,13 +48,16 @@ async def change(storage: Storage, by: Actor, id: str, **changes: Any) -> dict[s
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{first['loc'][0]}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
     told = {name: value for name, value in shape.model_dump().items() if name in changes}
-    after = {name: value for name, value in (_limits(found) | told).items() if value is not None}
-    written = orjson.dumps(after) if after else None
+
+    def after(stored: bytes | None) -> bytes | None:
+        limits = {name: value for name, value in (_limits(stored) | told).items() if value is not None}
+        return orjson.dumps(limits) if limits else None
+
     if isinstance(found, StoredKey):
         entry = by.did("api_key.updated", id, found.owner, limits=told)
-        return _as_json(await storage.change_key(id, now_us(), {"limits": written}, entry=entry))
+        return _as_json(await storage.change_key(id, now_us(), {}, entry=entry, limits=after))
     entry = by.did("project.updated", id, id, limits=told)
-    return _as_json(await storage.limit_owner(id, written, entry=entry))
+    return _as_json(await storage.limit_owner(id, after, entry=entry))
 
 
 async def _find(storage: Storage, id: str) -> StoredKey | StoredOwner:
@@ -65,13 +68,13 @@ async def _find(storage: Storage, id: str) -> StoredKey | StoredOwner:
         return await storage.get_owner(id)
 
 
-def _limits(found: StoredKey | StoredOwner) -> dict[str, Any]:
-    read: dict[str, Any] = {} if found.limits is None else orjson.loads(found.limits)
+def _limits(stored: bytes | None) -> dict[str, Any]:
+    read: dict[str, Any] = {} if stored is None else orjson.loads(stored)
     return read
 
 
 def _as_json(found: StoredKey | StoredOwner) -> dict[str, Any]:
-    return {"id": found.id, **{name: _limits(found).get(name) for name in MEMBERS}}
+    return {"id": found.id, **{name: _limits(found.limits).get(name) for name in MEMBERS}}
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from server.cli.exit_codes import FAILED, REFUSED
 from server.cli.resuming import pick
 from server.cli.session import Session, call_words
 from server.cli.terminal import drop_typed, remember, terminal_reader
+from server.masking import one_line
 
 HELP = "/help lists commands, /quit leaves, Ctrl-C stops an answer, Alt-Enter adds a line"
 
@@ -96,9 +97,9 @@ def chat(options: argparse.Namespace) -> int:
 
 
 def _ask_anew(read: Callable[[str], str], question: str) -> str:
-    """Ask what was not foreseen: what was typed before is no answer to it."""
+    """Ask what was not foreseen: what was typed before is no answer to it. A model has worded some of it."""
     drop_typed()
-    return read(question)
+    return read(one_line(question))
 
 
 def _ask_for_output(ask: Callable[[str], str], call: dict[str, Any]) -> str:

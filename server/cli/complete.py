@@ -12,12 +12,12 @@ import orjson
 from server.cli.connection import (
     ChatError,
     add_server_arguments,
-    printable,
     read_json,
     server_client,
     trouble,
 )
 from server.cli.exit_codes import FAILED, REFUSED
+from server.masking import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import httpx
 import orjson
 
 from server.config import is_loopback
-from server.masking import masked
+from server.masking import masked, printable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -65,7 +65,7 @@ def trouble(error: Exception, url: str) -> str:
     at = masked(url)
     match error:
         case ChatError():
-            return f"{at}: {error}"
+            return printable(f"{at}: {error}")
         case httpx.ConnectError() if "[SSL" in str(error) and "VERIFY" not in str(error):
             return f"{at}: {error}; does the server speak http:// instead?"
         case httpx.ConnectError() | httpx.ConnectTimeout():
@@ -99,12 +99,3 @@ def read_events(reply: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in reply.iter_lines():
         if line.startswith("data: "):
             yield orjson.loads(line[6:])
-
-
-def printable(text: str) -> str:
-    """A text without what would steer a terminal: models and other people write it."""
-    return "".join(letter for letter in text if letter in "\n\t" or not _steers(letter))
-
-
-def _steers(letter: str) -> bool:
-    return letter < " " or "\x7f" <= letter <= "\x9f"

@@ -9,8 +9,9 @@ from typing import Any, TextIO
 
 import httpx
 
-from server.cli.connection import ChatError, printable, read_json
+from server.cli.connection import ChatError, read_json
 from server.cli.session import text_of
+from server.masking import printable
 
 MOST = 10
 """Choices that are offered, the latest ones."""

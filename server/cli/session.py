@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 import httpx
 
-from server.cli.connection import DEFAULT_URL, ChatError, printable, read_events, read_json, root
-from server.masking import masked
+from server.cli.connection import DEFAULT_URL, ChatError, read_events, read_json, root
+from server.masking import masked, printable
 from storage import TERMINAL_STATUSES
 
 TERMINAL_EVENTS = frozenset(f"response.{status}" for status in TERMINAL_STATUSES)

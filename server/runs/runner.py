@@ -530,7 +530,7 @@ class Runs:
     async def _unlock(self, owner: str, holder: str) -> bool:
         """Make way for a turn: cancel a foreground run that nobody reads. True when it is gone."""
         run = self._tasks.get(holder) or await self._takeover.orphan(owner, holder)
-        if run is None or run.plan.owner != owner or run.plan.background or self.feed.num_readers(holder):
+        if run is None or run.plan.owner != owner or run.plan.background or await self._tasks.is_read(run):
             return False
         self._tasks.cancel(run, "next_turn")
         await self._tasks.over(run)

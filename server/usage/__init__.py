@@ -10,6 +10,7 @@ from server.usage.report import (
     KINDS,
     WIDTHS,
     Asked,
+    TooManyResults,
     costs_page,
     usage_page,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Asked",
     "Meter",
     "Prices",
+    "TooManyResults",
     "costs_page",
     "usage_page",
 ]

@@ -37,6 +37,10 @@ log = logging.getLogger("antiphon.vector_stores")
 WORKERS = 2
 """Files that a process reads at once: a long one does not hold up all short ones."""
 
+TURN_S = 10.0
+"""How long a file is worked on before it gives way to those of other owners; one that took longer to be read,
+for as long again: so reading files several times takes no longer than storing what they have."""
+
 BATCH = 48
 """Chunks that one transaction stores; it takes some 15 ms."""
 
@@ -125,6 +129,29 @@ class Pace:
             rest_s = max(took, min(RESTS * took, MOST_REST_S), self._flow.wait_s(num_chunks))
         await asyncio.sleep(rest_s)
         self._began = time.monotonic()
+
+
+class _GivesWay(Exception):
+    """What a claim is for goes on later: the files of other owners have their turn."""
+
+
+class Turn:
+    """How long a task works on a file while others wait."""
+
+    def __init__(self, storage: Storage, job: FileClaim) -> None:
+        self._stores, self._job = storage.vector_stores, job
+        self._began = time.monotonic()
+        self._ends = self._began + TURN_S
+
+    def has_read(self) -> None:
+        """What was done since its beginning is to be done anew in the next turn."""
+        now = time.monotonic()
+        self._ends = now + max(TURN_S, now - self._began)
+
+    async def end(self) -> None:
+        """Raises _GivesWay when it is over and others wait. To be called once some of the work is stored."""
+        if time.monotonic() >= self._ends and await self._stores.others_wait(self._job, now_us()):
+            raise _GivesWay
 
 
 class Ingester:
@@ -273,6 +300,8 @@ class Ingester:
                 await (self._take_in if reads else self._embed_anew)(job, pace)
         except FileClaimLost:
             raise
+        except _GivesWay:
+            await self._stores.put_off(job, None, counts=False)
         except StorageUnavailable:
             await self._stores.put_off(job, None, counts=False)
             raise
@@ -309,12 +338,13 @@ class Ingester:
         """Give all chunks of a file that was read vectors of the model that this process has."""
         assert self._embedder is not None and job.dimensions is not None
         payer = Payer(job.owner, counted=False)
-        start = job.embedded
+        start, turn = job.embedded, Turn(self._storage, job)
         while chunks := await self._stores.texts(job, start - 1, BATCH):
             vectors = await _embedded(self._embedder, [chunk.text for chunk in chunks], payer, pace)
             await self._stores.set_vectors(job, start, [as_bytes(vector) for vector in vectors])
             start += len(chunks)
             await pace.rest(len(chunks))
+            await turn.end()
         await self._stores.end_embedding(job)
 
     async def _ingested(self, job: FileClaim, pace: Pace) -> tuple[str, str] | None:
@@ -322,7 +352,7 @@ class Ingester:
         if job.attempt > MAX_ATTEMPTS:
             log.error("file %s was begun %d times without an end", job.file_id, MAX_ATTEMPTS)
             return "server_error", _CUT_OFF
-        embedder = self._embedder_of(job)
+        embedder, turn = self._embedder_of(job), Turn(self._storage, job)
         with pace.apart():  # a process of a lower priority does most of it
             chunks = await self._read(job)
         if not chunks:
@@ -336,12 +366,15 @@ class Ingester:
             while await self._stores.begin_anew(job):
                 await pace.rest()
             first = 0
+        turn.has_read()
         vector_bytes = 0 if embedder is None else 4 * embedder.dimensions
         await self._room(job.owner, sum(len(chunk.text.encode()) + vector_bytes for chunk in chunks[first:]))
         for start in range(first, len(chunks), BATCH):
             batch = chunks[start : start + BATCH]
             await self._store(job, start, batch, digest, embedder, pace)
             await pace.rest(len(batch))
+            if start + BATCH < len(chunks):
+                await turn.end()
         return None
 
     def _embedder_of(self, job: FileClaim) -> Embedder | None:

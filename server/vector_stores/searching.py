@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from server.errors import ApiError
 from server.vector_stores.embedding import Embedder, Payer, Reranker
 from server.vector_stores.filters import Filter, compiled
 from server.vector_stores.vectors import Vectors
-from storage import WordHits
+from storage import POSITION_BITS, WordHits
 
 if TYPE_CHECKING:
     from storage import SearchedStore, Storage, StoredChunk
@@ -62,9 +62,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A piece of a file that was found. first, last: the positions of its first and its last chunk. page:
-    where it begins. breaks: where in the text other pages begin, in characters, each with its number."""
+    """A piece of a file that was found. key: of the file as one store has it; another may have cut it
+    otherwise. first, last: the positions of its first and its last chunk. page: where it begins. breaks:
+    where in the text other pages begin, in characters, each with its number."""
 
+    key: int
     file_id: str
     filename: str
     attributes: Mapping[str, Any]
@@ -99,9 +101,9 @@ class Searcher:
             raise ApiError(503, message, code="search_timeout", headers={"retry-after": "5"}) from None
 
     async def _search(self, payer: Payer, asked: Asked) -> list[Hit]:
-        filtered = asked.filter is not None
-        stores = await usable_stores(self._storage, payer.owner, asked.store_ids, attributes=filtered)
-        files, only = await asyncio.to_thread(_chosen, stores, asked.filter)
+        only = asked.filter is not None
+        stores = await usable_stores(self._storage, payer.owner, asked.store_ids, asked.filter)
+        files = frozenset[int]().union(*(store.shown if only else store.hidden for store in stores))
         most = max(CANDIDATES * asked.most, 50)
         ranked = await self._ranked(payer, stores, asked, files, only, most)
         best = sorted(ranked, key=lambda id: (-ranked[id], id))[:most]
@@ -163,8 +165,14 @@ class Searcher:
             return [await search(numbers, query, files, only=only, most=most) for query in asked.queries]
 
         # At once: on PostgreSQL it is two processes that compute, on SQLite two threads.
+        try:
+            async with asyncio.TaskGroup() as group:  # where one fails, the other ends, too
+                tasks = group.create_task(nearest()), group.create_task(matching())
+        except ExceptionGroup as failed:
+            error = failed.exceptions[0]
+            raise error from error.__cause__
         scores: dict[int, float] = defaultdict(float)
-        for near, words in zip(*await asyncio.gather(nearest(), matching()), strict=True):
+        for near, words in zip(tasks[0].result(), tasks[1].result(), strict=True):
             both: dict[int, float] = defaultdict(float)
             highest, fits = 0.0, []
             if known := _compared(near, most):
@@ -201,14 +209,15 @@ async def usable_stores(
     storage: Storage,
     owner: str,
     ids: Sequence[str],
+    filter: Filter | None = None,
     *,
-    attributes: bool = False,
     param: str = "vector_store_id",
 ) -> tuple[SearchedStore, ...]:
-    """Stores that can be searched. Raises NotFound for a store, ApiError 400 for one that has expired. param:
-    where a request names them."""
+    """Stores that can be searched, with the files that a filter lets through. Raises NotFound for a store,
+    ApiError 400 for one that has expired. param: where a request names them."""
     now = now_us()
-    stores = await storage.vector_stores.searched(owner, ids, now, attributes=attributes)
+    shows = None if filter is None else _stored_test(filter)
+    stores = await storage.vector_stores.searched(owner, ids, now, shows=shows)
     for store in stores:
         if store.expires_at is not None and store.expires_at <= now:
             message = f"Vector store '{store.id}' has expired."
@@ -216,21 +225,15 @@ async def usable_stores(
     return stores
 
 
-def _chosen(stores: Sequence[SearchedStore], filter: Filter | None) -> tuple[Collection[int], bool]:
-    """Keys of files, and whether these alone are searched, or all others."""
-    if filter is None:
-        return frozenset().union(*(store.hidden for store in stores)), False
+def _stored_test(filter: Filter) -> Callable[[bytes | None], bool]:
+    """A filter as a test of attributes as they are stored."""
     test = compiled(filter)
-    return {
-        key
-        for store in stores
-        for key, told in store.shown.items()
-        if test({} if told is None else orjson.loads(told))
-    }, True
+    return lambda told: test({} if told is None else orjson.loads(told))
 
 
 def _hit(chunk: StoredChunk, score: float) -> Hit:
     return Hit(
+        chunk.id >> POSITION_BITS,
         chunk.file_id,
         chunk.filename,
         {} if chunk.attributes is None else orjson.loads(chunk.attributes),
@@ -259,7 +262,7 @@ def merged(hits: Sequence[Hit]) -> list[Hit]:
 
 
 def _touch(one: Hit, other: Hit) -> bool:
-    return one.file_id == other.file_id and one.first <= other.last + 1 and other.first <= one.last + 1
+    return one.key == other.key and one.first <= other.last + 1 and other.first <= one.last + 1
 
 
 def _passage(hits: Sequence[Hit]) -> Hit:

@@ -100,6 +100,9 @@ class Reading(Protocol):
     def read(self, work: Work[T]) -> T:
         """What `work` returns or raises, on one snapshot of what was committed before."""
 
+    def interrupt(self) -> None:
+        """Has a statement that takes long fail, from another thread than the one that reads."""
+
     def close(self) -> None: ...
 
 

@@ -381,6 +381,9 @@ class PostgreSQLReading:
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
         return self._line.transact(begin, work, connection, lambda _: self._line.say("COMMIT"))
 
+    def interrupt(self) -> None:
+        """Nothing: the server ends a statement after STATEMENT_MS."""
+
     def close(self) -> None:
         self._line.close()
 

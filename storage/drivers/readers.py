@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from queue import LifoQueue
-from typing import TypeVar
+from threading import Lock
+from typing import Any, TypeVar
 
 from storage.drivers.interface import Database, ErrorKind, Reading, Work, unavailable
 from storage.patience import patience_s
@@ -22,6 +24,7 @@ T = TypeVar("T")
 
 THREADS = 4
 RETRY_S = 0.1
+INTERRUPT_S = 0.1  # a read that nobody waits for is interrupted so often: between two statements it is deaf
 
 
 class _Away(Exception):
@@ -30,6 +33,13 @@ class _Away(Exception):
     def __init__(self, told: StorageUnavailable) -> None:
         super().__init__(str(told))
         self.told = told
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A read that was asked for. by: what it has been given to read by."""
+
+    by: Reading | None = None
 
 
 class Readers:
@@ -41,24 +51,38 @@ class Readers:
         self._idle: LifoQueue[Reading] = LifoQueue()  # as many as threads; the one used last first
         for _ in range(THREADS):
             self._idle.put(database.reading())
+        self._handing = Lock()  # held while a reading changes hands, so that no other read is interrupted
         self._closed = False
 
     async def run(self, job: Work[T]) -> T:
         """What `job` returns or raises. StorageUnavailable if the database cannot be read now, or is away for
-        longer than `patience_s`."""
+        longer than `patience_s`. Whoever is cancelled leaves no thread behind that reads for long."""
         until = time.monotonic() + patience_s.get()
         while True:
             if self._closed:
                 raise StorageUnavailable("storage is closed")
+            asked = _Asked()
+            future = self._threads.submit(self._read, job, asked)
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, job)
+                return await asyncio.wrap_future(future)
+            except asyncio.CancelledError:
+                self._interrupt(future, asked, asyncio.get_running_loop())
+                raise
             except _Away as away:
                 if time.monotonic() > until:
                     raise away.told from away.told.__cause__
             await asyncio.sleep(RETRY_S)  # meanwhile no thread is held: others may be less patient
 
-    def _read(self, job: Work[T]) -> T:
-        reading = self._idle.get_nowait()
+    def _interrupt(self, future: Future[Any], asked: _Asked, loop: asyncio.AbstractEventLoop) -> None:
+        if future.done():
+            return
+        with self._handing:
+            if asked.by is not None:
+                asked.by.interrupt()
+        loop.call_later(INTERRUPT_S, self._interrupt, future, asked, loop)
+
+    def _read(self, job: Work[T], asked: _Asked) -> T:
+        reading = asked.by = self._idle.get_nowait()
         try:
             return reading.read(job)
         except Exception as error:
@@ -68,6 +92,8 @@ class Readers:
             told = unavailable("the database could not be read", error)
             raise (_Away(told) if trouble is ErrorKind.LOST else told) from error
         finally:
+            with self._handing:
+                asked.by = None
             self._idle.put(reading)
 
     async def close(self) -> None:

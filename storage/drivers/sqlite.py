@@ -334,10 +334,20 @@ class SQLiteReading:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._raw: Any = None  # the connection that `work` has
 
     def read(self, work: Work[T]) -> T:
         with self._engine.connect() as connection:
-            return work(connection)
+            self._raw = connection.connection.driver_connection
+            try:
+                return work(connection)
+            finally:
+                self._raw = None
+
+    def interrupt(self) -> None:
+        raw = self._raw
+        if raw is not None:
+            raw.interrupt()
 
     def close(self) -> None:
         self._engine.dispose()

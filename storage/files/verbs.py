@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
@@ -16,20 +17,23 @@ from storage.files.blobs import GRACE_S, Blobs
 from storage.files.records import StoredFile, StoredPart, StoredUpload, SweptFiles
 from storage.records import Cursor, Order, Page
 
-Removed = Callable[[Connection, Sequence[str]], None]
-"""Told of the ids of files that go, in the transaction in which they do."""
+T = TypeVar("T")
+
+Leave = Callable[[Connection, Sequence[str]], bool]
+"""Takes files that are to go, by their ids, out of some of what else has them; whether more of that is left,
+which is for the next transaction."""
 
 
 class Files:
     """The files of one database. An unknown id is NotFound; so are another owner's and one that has expired.
 
-    removed: what else is to be done in the same transaction when files go, deleted, expired or purged.
+    leave: what is to be done before files go, deleted, expired or purged.
     """
 
-    def __init__(self, read: Run, write: Run, blobs: Blobs, removed: Sequence[Removed] = ()) -> None:
+    def __init__(self, read: Run, write: Run, blobs: Blobs, leave: Sequence[Leave] = ()) -> None:
         self._read, self._write = read, write
         self._blobs = blobs
-        self._removed = tuple(removed)
+        self._leave = tuple(leave)
 
     async def create(self, file: StoredFile) -> None:
         """Stores a file, whose blob has been put."""
@@ -63,11 +67,10 @@ class Files:
         """Makes the id unknown, and removes the content where nothing else needs it. NotFound("file")."""
 
         def remove(conn: Connection) -> str:
-            digest = file_rows.remove(conn, owner, id, now)
-            self._tell(conn, (id,))
-            return digest
+            return file_rows.remove(conn, owner, id, now)
 
-        await self._blobs.drop((await self._write(remove),))
+        await self.get(owner, id, now)
+        await self._blobs.drop((await self._remove((id,), remove),))
 
     # -- uploads ---------------------------------------------------------------------------------------------
 
@@ -125,11 +128,7 @@ class Files:
             yield 0
 
     async def _remove_files(self, ids: Sequence[str]) -> int:
-        def remove(conn: Connection) -> Sequence[str]:
-            self._tell(conn, ids)
-            return file_rows.remove_all(conn, ids)
-
-        digests = await self._write(remove)
+        digests = await self._remove(ids, partial(file_rows.remove_all, ids=ids))
         await self._blobs.drop(digests)
         return len(digests)
 
@@ -138,6 +137,13 @@ class Files:
         await self._blobs.drop(digests)
         return num
 
-    def _tell(self, conn: Connection, ids: Sequence[str]) -> None:
-        for removed in self._removed:
-            removed(conn, ids)
+    async def _remove(self, ids: Sequence[str], remove: Callable[[Connection], T]) -> T:
+        """Takes files out of whatever has them, in short transactions, the last of which removes them."""
+
+        def step(conn: Connection) -> tuple[T] | None:
+            left = [leave(conn, ids) for leave in self._leave]
+            return None if any(left) else (remove(conn),)
+
+        while (removed := await self._write(step)) is None:
+            pass
+        return removed[0]

@@ -29,9 +29,16 @@ from storage.records import (
     PositionedItem,
     StoredConversation,
     StoredItem,
+    TooManyForks,
 )
 from storage.tables import conversation_items, conversations
 from storage.tables import items as item_rows
+
+MAX_LEVELS = 1000
+"""Conversations in a lineage: whoever reads the last one goes through all of them."""
+
+MAX_BRANCHES = 10_000
+"""Conversations that descend from one: whoever deletes an item of it marks all of them in one transaction."""
 
 
 def live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:
@@ -257,6 +264,22 @@ def fork(conn: Connection, owner: str, id: str, new: NewFork) -> StoredConversat
     return get(conn, owner, new.id)
 
 
+def require_room_for_fork(conn: Connection, owner: str, id: str) -> None:
+    """NotFound("conversation"); TooManyForks where it is not to be forked once more."""
+    live(conn, owner, id, change=False)
+    levels = conn.execute(_LEVELS, lineage_of(owner, id)).scalars().all()
+    if len(levels) >= MAX_LEVELS:
+        raise TooManyForks(f"Conversation '{id}' is a fork of forks, {MAX_LEVELS} levels deep.")
+    branches = select(sharing(levels[-1], -1).c.id).limit(MAX_BRANCHES).subquery()
+    if conn.execute(select(func.count()).select_from(branches)).scalar_one() >= MAX_BRANCHES:
+        raise TooManyForks(
+            f"Conversation '{levels[-1]}' has {MAX_BRANCHES} branches: itself, its forks, and theirs."
+        )
+
+
+_LEVELS = select(LINEAGE.c.id).order_by(LINEAGE.c.depth)
+
+
 def _last_item(conn: Connection, row: Row[*tuple[Any, ...]]) -> str | None:
     pieces = stretches(conn, row.owner, row.id, row.parent_id)
     found, _ = items.page_of_places(conn, pieces, limit=1, order="desc")
@@ -330,13 +353,13 @@ def _title_bytes(title: str | None) -> int:
 
 
 def delete(conn: Connection, owner: str, id: str, now: int) -> None:
-    """Makes the id unknown; a run that holds the lock goes on, pinned. NotFound("conversation")."""
+    """Makes the id unknown; a run that holds the lock goes on, pinned. What nothing needs of it is to be
+    collected next. NotFound("conversation")."""
     row = live(conn, owner, id, change=True)
     num_bytes = row.num_bytes - len(row.metadata) + 2 - _title_bytes(row.title)
     emptied = {"deleted_at": now, "metadata": b"{}", "title": None, "num_bytes": num_bytes}
     conn.execute(update(conversations).where(conversations.c.id == id).values(**emptied))
     forget_replies(conn, [id])
-    garbage.collect_conversation(conn, id)
 
 
 def add_items(
@@ -407,11 +430,14 @@ def delete_item(conn: Connection, owner: str, id: str, item_id: str, now: int) -
     return get(conn, owner, id)
 
 
-def clear(conn: Connection, owner: str, id: str, now: int) -> StoredConversation:
+def clear(conn: Connection, owner: str, id: str, now: int) -> tuple[StoredConversation, Sequence[str]]:
     """Takes all items out, of all branches that share them; runs that are pinned still see them.
-    NotFound("conversation")."""
+
+    Returns it, and the conversations that are to be collected next. NotFound("conversation").
+    """
     row = live(conn, owner, id, change=True)
     table = conversation_items
+    emptied: list[tuple[str, int]] = []
     for piece in stretches(conn, owner, id, row.parent_id):
         shown = (
             table.c.conversation_id == piece.conversation_id,
@@ -423,9 +449,10 @@ def clear(conn: Connection, owner: str, id: str, now: int) -> StoredConversation
         if first is None:
             continue
         conn.execute(update(table).where(*shown).values(deleted_at=now))
-        _less_shown(conn, piece.conversation_id, first)
-        garbage.collect_conversation(conn, piece.conversation_id)
-    return get(conn, owner, id)
+        emptied.append((piece.conversation_id, first))
+    if emptied:  # whoever shares anything of it shows the conversation in which it begins
+        _less_shown(conn, *emptied[-1])
+    return get(conn, owner, id), [conversation_id for conversation_id, _ in emptied]
 
 
 def _less_shown(conn: Connection, id: str, position: int) -> None:

@@ -33,6 +33,10 @@ from storage.tables import conversation_items, conversations, items, response_it
 
 TOMBSTONES = 100
 """Deleted responses that one step goes through; to remove them takes some milliseconds."""
+STEP_BYTES = 1 << 20
+"""Bytes of conversations that one step goes through."""
+LEAST_BYTES = 1 << 12
+"""What an item counts at least then, and beside its items a conversation."""
 
 
 def collect_responses(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
@@ -141,25 +145,33 @@ def _forsaken(conn: Connection, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, 
     return conn.execute(rows).all()
 
 
-def collect_conversation(conn: Connection, id: str) -> None:
+def collect_conversation(conn: Connection, id: str) -> str | None:
     """Removes a deleted conversation if no response ran in it and nobody has forked it, then its ancestors
     likewise; else those of its deleted items that no run in flight can still see, and those that only a fork
-    that is deleted itself could share.
+    that is deleted itself could share. Of all that, as much as one step may.
+
+    Returns the conversation to go on with, None when nothing is left to do. A sweep finds what nobody has
+    gone on with.
     """
-    above: str | None = id
-    while above is not None:
-        above = _collect(conn, above)
+    left: str | None = id
+    room = STEP_BYTES
+    while left is not None and room > 0:
+        left, room = _collect(conn, left, room)
+    return left
 
 
-def _collect(conn: Connection, id: str) -> str | None:
-    """The same for one conversation; returns its parent if it needs less of that than before."""
+def _collect(conn: Connection, id: str, room: int) -> tuple[str | None, int]:
+    """The same for one conversation; returns it again if there is more of it than `room` bytes, else its
+    parent if it needs less of that than before, and the bytes that are left."""
     columns = ("owner", "deleted_at", "parent_id", "parent_head")
     held = select(*(conversations.c[name] for name in columns)).where(conversations.c.id == id)
     row = conn.execute(held.with_for_update()).first()
     if row is None:
-        return None
+        return None, room - LEAST_BYTES
     table = conversation_items
-    dead = select(table.c.position, table.c.item_id).where(table.c.conversation_id == id)
+    size = func.coalesce(SIZE, 0).label("size")
+    dead = select(table.c.position, table.c.item_id, size).outerjoin_from(table, items, joined(table))
+    dead = dead.where(table.c.conversation_id == id).order_by(table.c.position)
     needed: int | None = None
     if row.deleted_at is None or _is_used(conn, id):
         dead = dead.where(*_unseen(conn, row.owner))
@@ -167,18 +179,28 @@ def _collect(conn: Connection, id: str) -> str | None:
         dead = dead.where(or_(table.c.position >= needed, and_(*_unseen(conn, row.owner))))
     else:
         needed = 0
-        conn.execute(delete(conversations).where(conversations.c.id == id))
-    dead_places = conn.execute(dead).all()
-    _measure_anew(conn, row.owner, [item_id for _, item_id in dead_places])
-    for part in parts([position for position, _ in dead_places]):
+    places: list[tuple[int, str]] = []
+    found = conn.execute(dead.limit(room // LEAST_BYTES + 1)).all()
+    for position, item_id, num_bytes in found:
+        if room <= 0:
+            break
+        room -= max(num_bytes, LEAST_BYTES)
+        places.append((position, item_id))
+    _measure_anew(conn, row.owner, [item_id for _, item_id in places])
+    for part in parts([position for position, _ in places]):
         these = (table.c.conversation_id == id, table.c.position.in_(part))
         _shrink(conn, id, these)
         conn.execute(delete(table).where(*these))
-    collect_items(conn, row.owner, [item_id for _, item_id in dead_places])
+    collect_items(conn, row.owner, [item_id for _, item_id in places])
+    if room <= 0:  # there may be more
+        return id, room
+    if needed == 0:
+        conn.execute(delete(conversations).where(conversations.c.id == id))
+    room -= LEAST_BYTES
     if row.parent_id is None or needed is None or needed >= row.parent_head:
-        return None
+        return None, room
     conn.execute(update(conversations).where(conversations.c.id == id).values(parent_head=needed))
-    return str(row.parent_id)
+    return str(row.parent_id), room
 
 
 def _unseen(conn: Connection, owner: str) -> Sequence[ColumnElement[bool]]:
@@ -224,6 +246,26 @@ def _measure_anew(conn: Connection, owner: str, ids: Sequence[str]) -> None:
         free = select(responses.c.id).where(responses.c.id.in_(listing), responses.c.num_bytes > 0)
         held = conn.execute(free.order_by(responses.c.id).with_for_update(skip_locked=True)).scalars().all()
         conn.execute(update(responses).where(responses.c.id.in_(held)).values(num_bytes=0))
+
+
+def left_of_conversations(conn: Connection, after: str, limit: int) -> Sequence[str]:
+    """The next deleted conversations, by their ids, of which there is more than responses and forks need."""
+    child = conversations.alias("child")
+    shared = select(func.coalesce(func.max(child.c.parent_head), 0)).where(
+        child.c.parent_id == conversations.c.id
+    )
+    needed = shared.correlate(conversations).scalar_subquery()
+    ran = exists().where(responses.c.conversation_id == conversations.c.id)
+    beyond = exists().where(
+        conversation_items.c.conversation_id == conversations.c.id, conversation_items.c.position >= needed
+    )
+    query = select(conversations.c.id).where(
+        conversations.c.deleted_at.is_not(None),
+        conversations.c.id > after,
+        ~ran,
+        or_(needed == 0, conversations.c.parent_head > needed, beyond),
+    )
+    return conn.execute(query.order_by(conversations.c.id).limit(limit)).scalars().all()
 
 
 def _is_used(conn: Connection, conversation_id: str) -> bool:

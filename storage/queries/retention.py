@@ -9,8 +9,8 @@ conversations, files and what is kept for repeats of requests count among an own
 less for responses. Runs in flight are never touched. Logs go by the age of their end, idle conversations by
 their last use.
 
-Whoever deletes responses hides them in one transaction, and erases them in others. What a crash has left of
-that is taken up here.
+Whoever deletes responses or conversations hides them in one transaction, and erases them in others. What a
+crash has left of that is taken up here.
 
 Items that were deleted from conversations go here, too, where a run could still see them then, and no other
 has ended in the same conversation since.
@@ -21,7 +21,7 @@ A sweep may be cut anywhere, and two may run at once: each step does nothing to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -88,11 +88,16 @@ async def _sweep_rest(read: Run, write: Run, limits: Limits, now: int) -> AsyncG
             for id in ids:
                 gone = await write(partial(_delete_conversation, id=id, before=before, now=now))
                 yield Swept(conversations=gone)
-    after = ""
-    while ids := await read(partial(_with_deleted_items, after=after)):
-        for after in ids:
-            await write(partial(garbage.collect_conversation, id=after))
-            yield Swept()
+    left_of_deletions: Sequence[Callable[..., Sequence[str]]] = (
+        _with_deleted_items,
+        partial(garbage.left_of_conversations, limit=RESPONSES),
+    )
+    for left in left_of_deletions:
+        after = ""
+        while ids := await read(partial(left, after=after)):
+            after = ids[-1]
+            async for _ in collect(write, ids):
+                yield Swept()
     if limits.log_age is not None:
         async for swept in _sweep_logs(read, write, now - limits.log_age, now):
             yield swept
@@ -352,6 +357,16 @@ def _delete_conversation(conn: Connection, id: str, before: int, now: int) -> in
         return 0
     talk.delete(conn, row.owner, id, now)
     return 1
+
+
+async def collect(write: Run, ids: Sequence[str]) -> AsyncGenerator[None]:
+    """Removes what nothing needs any more of conversations that were deleted or cleared, and of their
+    ancestors. Yields after each short transaction; it may be cut anywhere, and two may be at it at once."""
+    for id in ids:
+        left: str | None = id
+        while left is not None:
+            left = await write(partial(garbage.collect_conversation, id=left))
+            yield
 
 
 def _with_deleted_items(conn: Connection, after: str) -> Sequence[str]:

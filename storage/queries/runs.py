@@ -23,6 +23,7 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    or_,
     select,
     update,
 )
@@ -379,12 +380,17 @@ def _ended(keys: Keys) -> Select[*tuple[Any, ...]]:
 
 
 def claim(conn: Connection, response_id: str, runner: str, models: OfModels | None = None) -> RunClaim | None:
-    """Takes over a run that nobody owns, waiting or not; None if it has ended or has an owner, or is not of
-    these models.
+    """Takes over a run that nobody owns and that can go on or is to be cancelled; None if it has ended, has
+    an owner, or is not of these models.
 
-    So of two claims (two posts of tool outputs, a post and a deadline) one wins.
+    So of two claims (two posts of tool outputs, a post and a cancel) one wins. Who comes late may find that
+    the run waits again, for the next outputs: it is left alone, since deadlines are for `claim_due`.
     """
-    query = select(runs).where(runs.c.response_id == response_id, runs.c.runner.is_(None))
+    query = select(runs).where(
+        runs.c.response_id == response_id,
+        runs.c.runner.is_(None),
+        or_(runs.c.state != "waiting", runs.c.cancel_requested),
+    )
     if models is not None:
         query = query.where(queue.of_models(models))
     return next(iter(claim_rows(conn, conn.execute(query.with_for_update()).all(), runner)), None)
@@ -422,6 +428,7 @@ def claim_rows(conn: Connection, found: Sequence[Row[*tuple[Any, ...]]], runner:
             strikes=_strikes(run) if run.state == "running" else 0,
             state=run.state,
             cancel_requested=run.cancel_requested,
+            watched=run.watched,
         )
         for run in found
     )

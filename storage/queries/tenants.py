@@ -96,9 +96,9 @@ def naming() -> list[Column[str]]:
     return [table.c.owner for table in sorted(named, key=lambda table: table.name == "audit")]
 
 
-_WITH_OTHERS = {"vector_chunks", "deliveries"}
-"""Large tables without an index by owner. Their rows are there as long as rows of the file or the webhook
-that they belong to, which name the owner, too."""
+_WITH_OTHERS = {"vector_chunks", "vector_store_slices", "deliveries"}
+"""Tables without an index by owner. Their rows are there as long as rows of the file, the batch or the
+webhook that they belong to, which name the owner, too."""
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -307,7 +307,8 @@ async def purge(
         while await write(partial(_empty_conversations, ids=ids, now=now)):
             yield Purged()
         yield Purged(conversations=await write(partial(_remove_conversations, ids=ids)))
-    await write(partial(let_go, owner=owner, before=now, now=now))
+    while await write(partial(let_go, owner=owner, before=now, now=now)):
+        yield Purged()
     while await write(partial(erase, owner=owner)):
         yield Purged()
     rest: Sequence[tuple[Table, ColumnElement[bool]]] = (

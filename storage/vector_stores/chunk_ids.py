@@ -8,6 +8,8 @@ written a second time meets the first.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
+
 from storage.vector_stores.records import POSITION_BITS
 
 FILE_BITS = 22
@@ -39,3 +41,14 @@ def of_store(store: int) -> tuple[int, int]:
 def of_file(key: int) -> tuple[int, int]:
     """The first and the last id that chunks of a file can have."""
     return key << POSITION_BITS, ((key + 1) << POSITION_BITS) - 1
+
+
+def by_store(stores: Sequence[int], files: Collection[int], *, only: bool) -> Iterator[tuple[int, list[int]]]:
+    """Stores that are to be searched, each with the keys of its own files among some: those that are looked
+    at where `only`, and otherwise those that are not. Where nothing of a store is looked at, it is left out.
+    """
+    of_each: dict[int, list[int]] = {store: [] for store in stores}
+    for key in files:
+        if (store := key >> FILE_BITS) in of_each:
+            of_each[store].append(key)
+    return ((store, keys) for store, keys in of_each.items() if keys or not only)

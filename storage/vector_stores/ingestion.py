@@ -35,10 +35,12 @@ from sqlalchemy import (
 )
 
 from storage.claims import claimable
+from storage.kept_replies import forget_replies
 from storage.tables import (
     vector_chunks,
     vector_store_batches,
     vector_store_files,
+    vector_store_slices,
     vector_stores,
 )
 from storage.vector_stores import nearest
@@ -54,10 +56,13 @@ from storage.vector_stores.records import (
 from storage.vector_stores.words import add_words, remove_words
 
 _stores, _files, _batches = vector_stores, vector_store_files, vector_store_batches
-_chunks = vector_chunks
+_chunks, _slices = vector_chunks, vector_store_slices
 
 ERASED = 64
 """Chunks that one transaction erases."""
+
+FORGOTTEN = 400
+"""Files that one transaction lets go of, or stores; it takes some 10 ms."""
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -76,11 +81,18 @@ class Claimant:
     embedding: str | None = None
 
     def may_claim(self) -> ColumnElement[bool]:
-        """The files that no task works on, and that do not rest."""
+        """The files that no task works on, and that do not rest, of stores that are there."""
         key = (_files.c.store_number, _files.c.number)
         rested = or_(_files.c.retry_at.is_(None), _files.c.retry_at <= self.now)
         free = claimable(_files.c.runner, self.runner, key, self.held, shared=self.shared)
-        return and_(rested, free, _files.c.deleted_at.is_(None))
+        return and_(rested, free, _files.c.deleted_at.is_(None), of_live_store())
+
+
+def of_live_store() -> ColumnElement[bool]:
+    """Whether the store of a file has not been deleted: its files are let go of later."""
+    store = _stores.alias()
+    there = (store.c.number == _files.c.store_number, store.c.deleted_at.is_(None))
+    return select(store.c.number).where(*there).exists()
 
 
 # In these words, because the index is on them.
@@ -101,24 +113,23 @@ def embedded(embedding: ColumnElement[Any] | str) -> ColumnElement[bool]:
 
 def due(conn: Connection, claimant: Claimant) -> Due:
     """What there is to be done."""
-    over = select(_stores.c.number).where(*expired(claimant.now), _stores.c.deleted_at.is_(None))
-    live = (_files.c.store_number.in_(over), _files.c.deleted_at.is_(None))
-    filled = select(_files.c.number).where(_files.c.store_number == _stores.c.number).exists()
-    deleted = select(_stores.c.number).where(_stores.c.deleted_at.is_not(None), ~filled)
+    deleted = select(_stores.c.number).where(_stores.c.deleted_at.is_not(None))
     asked = (
         select(_files.c.number).where(_UNREAD, claimant.may_claim()).exists(),
         select(_stores.c.number).where(*_to_embed(claimant.embedding or "")).exists(),
-        select(_files.c.number).where(*live).exists(),
+        select(_stores.c.number).where(*expired(claimant.now)).exists(),
         or_(select(_files.c.number).where(_files.c.erasing).exists(), deleted.exists()),
-        select(_batches.c.id).where(_batches.c.files.is_not(None)).exists(),
+        select(_slices.c.batch_id).exists(),
     )
     return Due(*conn.execute(select(*asked)).one())
 
 
 def expired(now: int) -> tuple[ColumnElement[bool], ...]:
-    """Whether a store has expired."""
+    """Whether a store has expired, and still has files."""
     over = _stores.c.last_active_at + _stores.c.expires_after <= now
-    return (_stores.c.expires_after.is_not(None), over)
+    # By the ids of stores goes the index on files that were not let go of: those that were may be many more.
+    files = select(_files.c.number).where(_files.c.store_id == _stores.c.id, _files.c.deleted_at.is_(None))
+    return (_stores.c.expires_after.is_not(None), over, _stores.c.deleted_at.is_(None), files.exists())
 
 
 def claim(conn: Connection, claimant: Claimant, behind: str) -> FileClaim | None:
@@ -172,6 +183,15 @@ def release(conn: Connection, runner: str) -> None:
     )
 
 
+def others_wait(conn: Connection, claimant: Claimant, job: FileClaim) -> bool:
+    """Whether files wait to be read that would be claimed rather than this one again: those of other owners,
+    and all of them where this one has been read."""
+    query = select(_files.c.number).where(_UNREAD, claimant.may_claim())
+    if job.status == "in_progress":
+        query = query.where(_files.c.owner != job.owner)
+    return conn.execute(query.limit(1)).first() is not None
+
+
 def put_off(conn: Connection, job: FileClaim, until: int | None, counts: bool) -> None:
     """A claim is no more; the file rests until a time, if one is given. counts: as an attempt that failed.
     FileClaimLost."""
@@ -192,10 +212,17 @@ def _this(store_number: int, number: int) -> tuple[Any, ...]:
 
 def _held(conn: Connection, job: FileClaim) -> Row[*tuple[Any, ...]]:
     """The row of a file that is still this claim's, held until the commit. FileClaimLost."""
-    query = select(_files).where(*_this(job.store_number, job.number)).with_for_update()
-    row = conn.execute(query).first()
-    lost = row is None or row.fence != job.fence or row.status != job.status or row.deleted_at is not None
-    if row is None or lost:
+    mine = (
+        *_this(job.store_number, job.number),
+        _files.c.store_id == job.store_id,
+        _files.c.file_id == job.file_id,
+        _files.c.fence == job.fence,
+        _files.c.status == job.status,
+        _files.c.deleted_at.is_(None),
+        of_live_store(),
+    )
+    row = conn.execute(select(_files).where(*mine).with_for_update()).first()
+    if row is None:
         raise FileClaimLost(job.file_id)
     return row
 
@@ -208,11 +235,13 @@ def begin_anew(conn: Connection, job: FileClaim) -> bool:
     """Erases some of what is stored of a file that is to be read from its beginning; False when nothing is
     left. FileClaimLost."""
     _held(conn, job)
-    if _erase(conn, file_key(job.store_number, job.number)):
-        return True
-    anew = update(_files).where(*_this(job.store_number, job.number))
-    conn.execute(anew.values(next_position=0, num_bytes=0, digest=None, embedding=None, embedded=0))
-    return False
+    # What is left is no beginning of any document's chunks, so that whoever comes next begins anew as well.
+    anew: dict[str, Any] = {"digest": None}
+    left = _erase(conn, file_key(job.store_number, job.number))
+    if not left:
+        anew |= {"next_position": 0, "num_bytes": 0, "embedding": None, "embedded": 0}
+    conn.execute(update(_files).where(*_this(job.store_number, job.number)).values(**anew))
+    return left
 
 
 def add_chunks(
@@ -368,11 +397,12 @@ def end_stores(conn: Connection, embedding: str) -> None:
 
 def erase(conn: Connection, owner: str | None = None) -> bool:
     """Erases some chunks of a file that was let go of, or, when none are left, what else there is of it, and
-    then of stores that were deleted; False when there is nothing more to erase. owner: only of this one."""
+    then lets go of files of stores that were deleted; False when there is nothing more to erase. owner: only
+    of this one."""
     query = select(_files).where(_files.c.erasing, *([] if owner is None else [_files.c.owner == owner]))
     row = conn.execute(query.limit(1).with_for_update(skip_locked=True)).first()
     if row is None:
-        return _erase_empty_store(conn, owner)
+        return _erase_store(conn, owner)
     if _erase(conn, file_key(row.store_number, row.number)):
         return True
     this = _this(row.store_number, row.number)
@@ -397,26 +427,49 @@ def _erase(conn: Connection, key: int) -> bool:
     return True
 
 
-def _erase_empty_store(conn: Connection, owner: str | None) -> bool:
-    filled = select(_files.c.number).where(_files.c.store_number == _stores.c.number).exists()
-    query = select(_stores.c.number, _stores.c.id).where(_stores.c.deleted_at.is_not(None), ~filled)
+def _erase_store(conn: Connection, owner: str | None) -> bool:
+    """Lets go of some files of a store that was deleted, or, when it has none, erases it; False where there
+    is no such store."""
+    files = select(_files.c.number).where(_files.c.store_number == _stores.c.number)
+    live = files.where(_files.c.deleted_at.is_(None)).exists()
+    # One with files that others are erasing now waits for them.
+    query = select(_stores).where(_stores.c.deleted_at.is_not(None), or_(live, ~files.exists()))
     if owner is not None:
         query = query.where(_stores.c.owner == owner)
     row = conn.execute(query.limit(1).with_for_update(skip_locked=True)).first()
     if row is None:
         return False
-    conn.execute(delete(_batches).where(_batches.c.store_id == row.id))
-    conn.execute(delete(_stores).where(_stores.c.number == row.number))
+    if not forget_files(conn, _files.c.store_id == row.id, row.deleted_at):
+        mine = select(_batches.c.id).where(_batches.c.store_id == row.id)
+        conn.execute(delete(_slices).where(_slices.c.batch_id.in_(mine)))
+        conn.execute(delete(_batches).where(_batches.c.store_id == row.id))
+        conn.execute(delete(_stores).where(_stores.c.number == row.number))
     return True
 
 
-def let_go(conn: Connection, owner: str, before: int, now: int) -> None:
-    """Makes all stores of an owner that were made by `before` unknown, and what is in them."""
-    mine = (_stores.c.owner == owner, _stores.c.created_at <= before)
-    numbers = select(_stores.c.number).where(*mine)
-    live = update(_files).where(_files.c.store_number.in_(numbers), _files.c.deleted_at.is_(None))
-    conn.execute(live.values(deleted_at=now, erasing=True))
-    conn.execute(update(_stores).where(*mine, _stores.c.deleted_at.is_(None)).values(deleted_at=now))
+def forget_files(conn: Connection, where: ColumnElement[bool], now: int) -> int:
+    """Makes some files unknown, whose chunks go later, and what searches have replied with; returns how many:
+    fewer than FORGOTTEN when no more are left."""
+    key = (_files.c.store_number, _files.c.number)
+    query = select(*key, _files.c.store_id).where(where, _files.c.deleted_at.is_(None))
+    # In one order, so that no two processes wait for each other: that of the index on such files.
+    query = query.order_by(_files.c.store_id, _files.c.file_id)
+    rows = conn.execute(query.limit(FORGOTTEN).with_for_update()).all()
+    if rows:
+        forget_replies(conn, list({row.store_id for row in rows}))
+        these = tuple_(*key).in_([(row.store_number, row.number) for row in rows])
+        conn.execute(update(_files).where(these).values(deleted_at=now, erasing=True))
+    return len(rows)
+
+
+def let_go(conn: Connection, owner: str, before: int, now: int) -> bool:
+    """Makes some stores of an owner that were made by `before` unknown, and what is in them; False when all
+    are."""
+    mine = (_stores.c.owner == owner, _stores.c.created_at <= before, _stores.c.deleted_at.is_(None))
+    some = select(_stores.c.number).where(*mine).order_by(_stores.c.number).limit(FORGOTTEN)
+    numbers = conn.execute(some.with_for_update()).scalars().all()
+    conn.execute(update(_stores).where(_stores.c.number.in_(numbers)).values(deleted_at=now))
+    return bool(numbers)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -432,7 +485,7 @@ def get_chunks(conn: Connection, ids: Sequence[int]) -> dict[int, StoredChunk]:
         select(_chunks, _files.c.file_id, _files.c.filename, _files.c.attributes)
         .join_from(_chunks, _files, and_(_files.c.store_number == store, _files.c.number == number))
         .where(_chunks.c.id.in_(list(ids)))
-        .where(_files.c.status == "completed", _files.c.deleted_at.is_(None))
+        .where(*_READ, of_live_store())
     )
     return {row.id: _stored_chunk(row) for row in conn.execute(query).all()}
 

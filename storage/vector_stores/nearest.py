@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from storage.vector_stores.chunk_ids import FILE_BITS, of_store
+from storage.vector_stores.chunk_ids import FILE_BITS, by_store, of_store
 from storage.vector_stores.records import POSITION_BITS
 
 TAKEN = 200
@@ -147,7 +147,7 @@ def search(
     """The chunks of stores that are nearest to a query: ids and cosines, the highest first. model: of the
     vectors. files: keys of files: those that are looked at where `only`, and otherwise those that are not."""
     found: list[tuple[int, float]] = []
-    for store in stores:
+    for store, of_this in by_store(stores, files, only=only):
         first, last = of_store(store)
         values: dict[str, Any] = {"query": _literal(query), "most": most}
         of_model = {"store": store, "model": model}
@@ -155,10 +155,10 @@ def search(
         if conn.execute(_UNKNOWN_FILE, of_model).first() is not None:
             within = f" AND n.id >> {POSITION_BITS} IN ({_KNOWN_FILES})"
             values |= of_model
-        if files or only:
+        if of_this:
             chosen = "= ANY" if only else "<> ALL"
             within += f" AND (n.id >> {POSITION_BITS}) {chosen} (CAST(:files AS bigint[]))"
-            values["files"] = sorted(files)
+            values["files"] = sorted(of_this)
         # PostgreSQL keeps a plan for whatever the parameters are. So the range is none, by which it plans how
         # many processes search; and the query is read once, which it would else read anew for each vector.
         statement = (

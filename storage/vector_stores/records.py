@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -184,7 +184,7 @@ class StoredChunk:
 @dataclass(frozen=True, slots=True)
 class SearchedStore:
     """A store that is about to be searched. hidden: the keys of its files that no search finds now. shown:
-    those of the files that it does find, with their attributes."""
+    those of the files that this one does find, where it finds some by their attributes."""
 
     number: int
     id: str
@@ -192,7 +192,7 @@ class SearchedStore:
     embedding: str | None
     dimensions: int | None
     hidden: frozenset[int]
-    shown: Mapping[int, bytes | None]
+    shown: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -21,11 +22,17 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy import delete as erasing
 
 from storage.kept_replies import forget_replies
 from storage.records import Cursor, NotFound, Order, Page
 from storage.tables import files as uploaded
-from storage.tables import vector_store_batches, vector_store_files, vector_stores
+from storage.tables import (
+    vector_store_batches,
+    vector_store_files,
+    vector_store_slices,
+    vector_stores,
+)
 from storage.vector_stores import ingestion
 from storage.vector_stores.chunk_ids import MAX_FILES, file_key
 from storage.vector_stores.records import (
@@ -42,6 +49,7 @@ from storage.vector_stores.records import (
 
 Columns = tuple[Any, ...]
 _stores, _files, _batches = vector_stores, vector_store_files, vector_store_batches
+_slices = vector_store_slices
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -107,7 +115,6 @@ def delete(conn: Connection, owner: str, id: str, now: int) -> None:
     row = row_of(conn, owner, id, change=True)
     conn.execute(update(_stores).where(_stores.c.number == row.number).values(deleted_at=now))
     forget_replies(conn, [id])
-    forget_files(conn, and_(_files.c.store_number == row.number), now)
 
 
 def touch(conn: Connection, numbers: Sequence[int], now: int) -> None:
@@ -117,17 +124,10 @@ def touch(conn: Connection, numbers: Sequence[int], now: int) -> None:
 
 
 def expire(conn: Connection, now: int) -> int:
-    """Lets go of the files of stores that have expired; returns how many files that were. The stores stay,
-    and say that they have expired."""
-    over = select(_stores.c.number).where(*ingestion.expired(now))
-    return forget_files(conn, _files.c.store_number.in_(over), now)
-
-
-def forget_files(conn: Connection, where: ColumnElement[bool], now: int) -> int:
-    """Makes files unknown, whose chunks go later, and what searches have replied with; returns how many."""
-    live = (where, _files.c.deleted_at.is_(None))
-    forget_replies(conn, select(_files.c.store_id).where(*live))
-    return conn.execute(update(_files).where(*live).values(deleted_at=now, erasing=True)).rowcount
+    """Lets go of some files of a store that has expired; returns how many, 0 where no such store has any. It
+    stays, and says that it has expired."""
+    store = conn.execute(select(_stores.c.id).where(*ingestion.expired(now)).limit(1)).scalar()
+    return 0 if store is None else ingestion.forget_files(conn, _files.c.store_id == store, now)
 
 
 def _with_counts(conn: Connection, rows: Sequence[Row[*Columns]]) -> list[StoredVectorStore]:
@@ -173,9 +173,10 @@ def _with_counts(conn: Connection, rows: Sequence[Row[*Columns]]) -> list[Stored
 def _to_be_added(conn: Connection, numbers: Sequence[int]) -> dict[int, int]:
     """How many files of batches are still to be put into each of some stores."""
     query = (
-        select(_stores.c.number, func.sum(_batches.c.total - _batches.c.added))
-        .join_from(_batches, _stores, _stores.c.id == _batches.c.store_id)
-        .where(_batches.c.files.is_not(None), _stores.c.number.in_(list(numbers)))
+        select(_stores.c.number, func.sum(_slices.c.num_files))
+        .join_from(_slices, _batches, _batches.c.id == _slices.c.batch_id)
+        .join(_stores, _stores.c.id == _batches.c.store_id)
+        .where(_stores.c.number.in_(list(numbers)))
         .group_by(_stores.c.number)
     )
     return {number: int(left) for number, left in conn.execute(query).all()}
@@ -249,13 +250,13 @@ def add_files(
         if (row := present.get(new.file_id)) is None:
             fresh.append(new)
         elif _serves(row, new):
-            values: dict[str, Any] = {} if new.attributes is None else {"attributes": new.attributes}
+            values = {} if new.attributes is None else _attributes(new.attributes)
             if batch_id is not None:
                 values["batch_id"] = batch_id
             if values:
                 conn.execute(update(_files).where(*_this(row)).values(**values))
         else:
-            forget_files(conn, and_(*_this(row)), now)
+            ingestion.forget_files(conn, and_(*_this(row)), now)
             fresh.append(new)
     if store.next_file + len(fresh) > MAX_FILES:
         raise VectorStoreFull(store_id, MAX_FILES)
@@ -270,9 +271,9 @@ def add_files(
             "batch_id": batch_id,
             "created_at": now,
             "status": "in_progress",
-            "attributes": new.attributes,
             "chunk_tokens": new.chunk_tokens,
             "chunk_overlap": new.chunk_overlap,
+            **_attributes(new.attributes),
         }
         for number, new in enumerate(fresh, store.next_file)
     ]
@@ -282,6 +283,11 @@ def add_files(
     conn.execute(used.values(next_file=store.next_file + len(rows), last_active_at=now))
     now_there = _live_ones(conn, store_id, ids)
     return tuple(_stored(now_there[id]) for id in ids)
+
+
+def _attributes(told: bytes | None) -> dict[str, Any]:
+    """The columns that say what the attributes of a file are."""
+    return {"attributes": told, "attribute_bytes": len(told or b"")}
 
 
 def _live_ones(conn: Connection, store_id: str, ids: Sequence[str]) -> dict[str, Row[*Columns]]:
@@ -367,26 +373,21 @@ def set_attributes(
 ) -> StoredStoreFile:
     """Replaces the attributes of a file. NotFound."""
     row = _file(conn, owner, store_id, file_id, change=True)
-    conn.execute(update(_files).where(*_this(row)).values(attributes=attributes))
+    conn.execute(update(_files).where(*_this(row)).values(**_attributes(attributes)))
     return get_file(conn, owner, store_id, file_id)
 
 
 def remove_file(conn: Connection, owner: str, store_id: str, file_id: str, now: int) -> None:
     """Takes a file out of a store; whoever reads it stops. NotFound."""
     row = _file(conn, owner, store_id, file_id, change=True)
-    forget_files(conn, and_(*_this(row)), now)
+    ingestion.forget_files(conn, and_(*_this(row)), now)
 
 
-def remove_from_stores(conn: Connection, file_ids: Sequence[str]) -> None:
-    """Takes files that go out of all stores that they are in. When that was matters to nobody."""
-    held = select(_files.c.store_number, _files.c.number, _files.c.store_id).where(
-        _files.c.file_id.in_(list(file_ids)), _files.c.deleted_at.is_(None)
-    )
-    # In one order, so that no two processes wait for each other.
-    rows = conn.execute(held.order_by(_files.c.store_number, _files.c.number).with_for_update()).all()
-    for row in rows:
-        conn.execute(update(_files).where(*_this(row)).values(deleted_at=0, erasing=True))
-    forget_replies(conn, [row.store_id for row in rows])
+def remove_from_stores(conn: Connection, file_ids: Sequence[str]) -> bool:
+    """Takes files that go out of some of the stores that they are in; whether they may be in others still.
+    When that was matters to nobody."""
+    gone = ingestion.forget_files(conn, _files.c.file_id.in_(list(file_ids)), 0)
+    return gone == ingestion.FORGOTTEN
 
 
 def file_chunks(
@@ -404,6 +405,9 @@ def file_chunks(
 SLICE = 100
 """Files of a batch that one transaction puts into a store: it takes some 5 ms, and others write, too."""
 
+SLICE_BYTES = 1 << 20
+"""Of attributes that it puts there, with those of one file more."""
+
 
 def create_batch(
     conn: Connection, owner: str, store_id: str, batch_id: str, files: Sequence[NewStoreFile], now: int
@@ -414,55 +418,89 @@ def create_batch(
     if store.next_file + len(files) > MAX_FILES:
         raise VectorStoreFull(store_id, MAX_FILES)
     conn.execute(
-        insert(_batches).values(
-            id=batch_id,
-            owner=owner,
-            store_id=store_id,
-            created_at=now,
-            files=orjson.dumps([_told(file) for file in files]),
-            total=len(files),
-        )
+        insert(_batches).values(id=batch_id, owner=owner, store_id=store_id, created_at=now, total=len(files))
+    )
+    slices = [
+        {
+            "batch_id": batch_id,
+            "number": number,
+            "owner": owner,
+            "num_files": len(some),
+            "num_bytes": len(told := _told(some)),
+            "files": told,
+        }
+        for number, some in enumerate(_cut(files))
+    ]
+    if slices:
+        conn.execute(insert(_slices), slices)
+
+
+def _cut(files: Sequence[NewStoreFile]) -> Iterator[Sequence[NewStoreFile]]:
+    """Files in slices."""
+    some: list[NewStoreFile] = []
+    size = 0
+    for file in files:
+        some.append(file)
+        size += len(file.attributes or b"")
+        if len(some) == SLICE or size >= SLICE_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _told(files: Sequence[NewStoreFile]) -> bytes:
+    """Files as a slice keeps them: what is the same of neighbours once."""
+    alike = groupby(files, lambda file: (file.chunk_tokens, file.chunk_overlap, file.attributes))
+    return orjson.dumps(
+        [
+            (tokens, overlap, None if told is None else told.decode(), [(f.file_id, f.filename) for f in of])
+            for (tokens, overlap, told), of in alike
+        ]
     )
 
 
-def _told(file: NewStoreFile) -> dict[str, Any]:
-    told = None if file.attributes is None else file.attributes.decode()
-    return asdict(file) | {"attributes": told}
-
-
-def add_some(conn: Connection, batch_id: str | None, now: int) -> str | None:
-    """Puts the next files of a batch, or, without its id, of any, into its store: its id, or None where
-    nothing was left to be done. Whoever does it, each file comes once."""
-    query = select(_batches).where(_batches.c.files.is_not(None))
-    if batch_id is not None:
-        query = query.where(_batches.c.id == batch_id)
-    row = conn.execute(query.limit(1).with_for_update(skip_locked=batch_id is None)).first()
-    if row is None:
-        return None
-    this, told = update(_batches).where(_batches.c.id == row.id), orjson.loads(row.files)
-    files = [
-        NewStoreFile(**file | {"attributes": file["attributes"] and file["attributes"].encode()})
-        for file in told[row.added : row.added + SLICE]
+def _read_told(told: bytes) -> list[NewStoreFile]:
+    return [
+        NewStoreFile(file_id, filename, tokens, overlap, shared)
+        for tokens, overlap, attributes, files in orjson.loads(told)
+        for shared in [None if attributes is None else attributes.encode()]
+        for file_id, filename in files
     ]
+
+
+def add_some(conn: Connection, batch_id: str | None, now: int) -> bool:
+    """Puts the next files of a batch, or, without its id, of any, into its store; False where nothing was
+    left to be done. Whoever does it, each file comes once."""
+    query = select(_slices).order_by(_slices.c.batch_id, _slices.c.number)
+    if batch_id is not None:
+        query = query.where(_slices.c.batch_id == batch_id)
+    row = conn.execute(query.limit(1).with_for_update(skip_locked=True)).first()
+    if row is None:
+        return False
+    this = (_slices.c.batch_id == row.batch_id, _slices.c.number == row.number)
+    conn.execute(erasing(_slices).where(*this))
+    batch = conn.execute(select(_batches).where(_batches.c.id == row.batch_id)).one()
     try:
-        add_files(conn, row.owner, row.store_id, files, row.id, now)
+        add_files(conn, batch.owner, batch.store_id, _read_told(row.files), batch.id, now)
+        counted = {"added": _batches.c.added + row.num_files}
     except (NotFound, VectorStoreFull):  # the store is gone, or others took its last numbers
-        conn.execute(this.values(files=None, total=row.added))
-        return str(row.id)
-    added = row.added + len(files)
-    conn.execute(this.values(added=added, **({"files": None} if added >= row.total else {})))
-    return str(row.id)
+        counted = {"total": _batches.c.total - row.num_files}
+    conn.execute(update(_batches).where(_batches.c.id == batch.id).values(**counted))
+    return True
 
 
 def get_batch(conn: Connection, owner: str, store_id: str, batch_id: str) -> StoredFileBatch:
     """One batch. NotFound("vector store" | "file batch")."""
     row = _batch(conn, owner, store_id, batch_id)
     counts = _counts(conn, _files.c.batch_id, [batch_id]).get(batch_id, FileCounts())
-    left = row.total - row.added
-    if row.files is None:
-        counts = replace(counts, cancelled=counts.cancelled + left)
-    else:
-        counts = replace(counts, in_progress=counts.in_progress + left)
+    waiting = select(func.coalesce(func.sum(_slices.c.num_files), 0)).where(_slices.c.batch_id == batch_id)
+    to_come = int(conn.execute(waiting).scalar_one())
+    counts = replace(
+        counts,
+        in_progress=counts.in_progress + to_come,
+        cancelled=counts.cancelled + row.total - row.added - to_come,
+    )
     return StoredFileBatch(row.id, row.store_id, row.created_at, row.cancelled_at, counts)
 
 
@@ -470,7 +508,7 @@ def cancel_batch(conn: Connection, owner: str, store_id: str, batch_id: str, now
     """Cancels those files of a batch that are not read yet; nothing for one that is. NotFound."""
     _batch(conn, owner, store_id, batch_id)
     this = update(_batches).where(_batches.c.id == batch_id)
-    left = conn.execute(this.where(_batches.c.files.is_not(None)).values(files=None)).rowcount
+    left = conn.execute(erasing(_slices).where(_slices.c.batch_id == batch_id)).rowcount
     open_ = (_files.c.batch_id == batch_id, _files.c.status == "in_progress", _files.c.deleted_at.is_(None))
     cancelled = update(_files).where(*open_).values(status="cancelled", erasing=True)
     if conn.execute(cancelled).rowcount or left:
@@ -498,8 +536,9 @@ def kept_bytes(
     `width` microseconds: (owner, start of the bucket, bytes), of files that came before a time. No owners:
     all of them."""
     start = _files.c.created_at - _files.c.created_at % width
+    gone = select(_stores.c.number).where(_stores.c.deleted_at.is_not(None))
     query = select(_files.c.owner, start, func.sum(_files.c.num_bytes)).where(
-        _files.c.created_at < before, _files.c.deleted_at.is_(None)
+        _files.c.created_at < before, _files.c.deleted_at.is_(None), _files.c.store_number.not_in(gone)
     )
     if owners:
         query = query.where(_files.c.owner.in_(list(owners)))
@@ -511,12 +550,21 @@ def kept_bytes(
 # What a search looks at
 
 
+FILTERED = 100
+"""Files whose attributes are in memory at once, of those that a search looks at."""
+
+
 def searched(
-    conn: Connection, owner: str, ids: Sequence[str], now: int, *, attributes: bool
+    conn: Connection,
+    owner: str,
+    ids: Sequence[str],
+    now: int,
+    *,
+    shows: Callable[[bytes | None], bool] | None,
 ) -> tuple[SearchedStore, ...]:
-    """Stores that are about to be searched, each once, in this order. attributes: those of all their files
-    are wanted, because they decide what is found. A file that has expired by `now` is not found any more,
-    though it stays in its stores until the next sweep. NotFound("vector store")."""
+    """Stores that are about to be searched, each once, in this order. shows: which files are found, by their
+    attributes; called for one after another. A file that has expired by `now` is not found any more, though
+    it stays in its stores until the next sweep. NotFound("vector store")."""
     found = []
     for id in dict.fromkeys(ids):
         row = row_of(conn, owner, id)
@@ -533,16 +581,27 @@ def searched(
             for unseen in (and_(mine, ~readable), over)
             for key in _keys(conn, select(_files.c.number).where(unseen), row.number)
         )
-        shown: dict[int, bytes | None] = {}
-        if attributes:
-            query = select(_files.c.number, _files.c.attributes).where(mine, readable)
-            told = ((file_key(row.number, number), told) for number, told in conn.execute(query).all())
-            shown = {key: attributes_of for key, attributes_of in told if key not in hidden}
+        shown: frozenset[int] = frozenset()
+        if shows is not None:
+            shown = frozenset(_shown(conn, row.number, readable, shows)) - hidden
         expires_at = None if row.expires_after is None else row.last_active_at + row.expires_after
         found.append(
             SearchedStore(row.number, row.id, expires_at, row.embedding, row.dimensions, hidden, shown)
         )
     return tuple(found)
+
+
+def _shown(
+    conn: Connection, store: int, readable: ColumnElement[bool], shows: Callable[[bytes | None], bool]
+) -> Iterator[int]:
+    """The keys of files by what their attributes are, of which there may be more than memory holds."""
+    query = select(_files.c.number, _files.c.attributes).order_by(_files.c.number).limit(FILTERED)
+    last = -1
+    while rows := conn.execute(
+        query.where(_files.c.store_number == store, _files.c.number > last, readable)
+    ).all():
+        yield from (file_key(store, row.number) for row in rows if shows(row.attributes))
+        last = rows[-1].number
 
 
 def _keys(conn: Connection, query: Select[int], store: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -156,7 +156,7 @@ class VectorStores:
 
     async def add_some(self, now: int, batch_id: str | None = None) -> bool:
         """Puts some files of a batch into its store, or of any that was left; False where there is none."""
-        return await self._write(partial(stores.add_some, batch_id=batch_id, now=now)) is not None
+        return await self._write(partial(stores.add_some, batch_id=batch_id, now=now))
 
     async def get_batch(self, owner: str, store_id: str, batch_id: str) -> StoredFileBatch:
         """One batch. NotFound("vector store" | "file batch")."""
@@ -171,11 +171,16 @@ class VectorStores:
     # -- searches --------------------------------------------------------------------------------------------
 
     async def searched(
-        self, owner: str, ids: Sequence[str], now: int, *, attributes: bool = False
+        self,
+        owner: str,
+        ids: Sequence[str],
+        now: int,
+        *,
+        shows: Callable[[bytes | None], bool] | None = None,
     ) -> tuple[SearchedStore, ...]:
-        """Stores that are about to be searched; with the attributes of their files, where these decide what
-        is found. NotFound("vector store")."""
-        job = partial(stores.searched, owner=owner, ids=tuple(ids), now=now, attributes=attributes)
+        """Stores that are about to be searched. shows: which of their files are found, by their attributes,
+        which are a JSON object or None; called in a thread. NotFound("vector store")."""
+        job = partial(stores.searched, owner=owner, ids=tuple(ids), now=now, shows=shows)
         return await self._read(job)
 
     async def search(
@@ -301,6 +306,11 @@ class VectorStores:
             self._held[job.key] = job.fence
         return job
 
+    async def others_wait(self, job: FileClaim, now: int) -> bool:
+        """Whether files wait to be read that would be claimed rather than this one again: those of other
+        owners, and all of them where this one has been read."""
+        return await self._read(partial(ingestion.others_wait, claimant=self._claimant(now), job=job))
+
     def let_go(self, job: FileClaim) -> None:
         """No task of this process works on a file any more: whatever the database knows of that, it may be
         claimed again where its work has not ended."""
@@ -387,7 +397,7 @@ class VectorStores:
     # -- what goes -------------------------------------------------------------------------------------------
 
     async def expire(self, now: int) -> int:
-        """Lets go of the files of expired stores; returns how many."""
+        """Lets go of some files of expired stores; returns how many, 0 when all are gone."""
         return await self._write_late(partial(stores.expire, now=now))
 
     async def erase(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from storage import (
     Limits,
     NewFork,
     NewResponseFork,
+    NewStoreFile,
+    NewVectorStore,
     NotFound,
     SchemaTooNew,
     Storage,
@@ -131,8 +134,75 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
     await storage.close()
 
 
+def back_to_0028(database_url: str) -> None:
+    """Take away what revisions after 0028 added."""
+    query(database_url, "DROP INDEX conversations_deleted")
+    query(database_url, "UPDATE alembic_version SET version_num = '0028'")
+
+
+def back_to_0027(database_url: str) -> None:
+    """Take away what revisions after 0027 added, and give back what they took."""
+    back_to_0028(database_url)
+    query(database_url, "DROP TABLE vector_store_slices")
+    query(database_url, "ALTER TABLE vector_store_files DROP COLUMN attribute_bytes")
+    kind = "BLOB" if is_sqlite(database_url) else "bytea"
+    query(database_url, f"ALTER TABLE vector_store_batches ADD COLUMN files {kind}")
+    query(database_url, "CREATE INDEX vector_store_batches_to_add ON vector_store_batches (store_id)")
+    if is_sqlite(database_url):
+        made = "type = 'table' AND name = 'vector_stores'"
+        [(table,)] = query(database_url, f"SELECT sql FROM sqlite_master WHERE {made}")
+        counting = table.replace(" AUTOINCREMENT", "").replace('"vector_stores"', "uncounted")
+        query(database_url, counting)
+        query(database_url, "INSERT INTO uncounted SELECT * FROM vector_stores")
+        indexes = query(
+            database_url, "SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = 'vector_stores'"
+        )
+        query(database_url, "DROP TABLE vector_stores")
+        query(database_url, "ALTER TABLE uncounted RENAME TO vector_stores")
+        for (index,) in indexes:
+            query(database_url, index)
+    query(database_url, "UPDATE alembic_version SET version_num = '0027'")
+
+
+async def test_stores_of_0027_count_on_and_take_what_was_still_to_come(blank_url: str) -> None:
+    storage = await open_storage(blank_url, runner=RUNNER)
+    stores, files = storage.vector_stores, [NewStoreFile("file-0", "0.txt", 800, 400, b'{"a":1}')]
+    for id in ("vs_1", "vs_2"):
+        await stores.create(NewVectorStore(id, OWNER, now(), "", None, b"{}"), files)
+    await stores.create_batch(OWNER, "vs_1", "vsfb_1", [], now())
+    before = [(await stores.get(OWNER, id)).number for id in ("vs_1", "vs_2")]
+    await storage.close()
+    back_to_0027(blank_url)
+    told = [
+        {"file_id": f"file-{n}", "filename": f"{n}.txt", "chunk_tokens": 800, "chunk_overlap": 400,
+         "attributes": '{"n":"\N{SNOWMAN}"}' if n % 2 else None}
+        for n in range(1, 252)
+    ]  # fmt: skip
+    blob = json.dumps(told).encode().hex()
+    literal = f"X'{blob}'" if is_sqlite(blank_url) else f"'\\x{blob}'"
+    query(blank_url, f"UPDATE vector_store_batches SET files = {literal}, total = 260, added = 1")
+    storage = await open_storage(blank_url, runner=RUNNER)
+    stores = storage.vector_stores
+    assert [(await stores.get(OWNER, id)).number for id in ("vs_1", "vs_2")] == before
+    assert (await stores.due(now())).to_add
+    while await stores.add_some(now()):
+        pass
+    page = await stores.list_files(OWNER, "vs_1", limit=300)
+    assert {file.file_id: file.attributes for file in page.data} == {"file-0": b'{"a":1}'} | {
+        each["file_id"]: each["attributes"] and str(each["attributes"]).encode() for each in told[1:]
+    }
+    assert (await storage.usage(OWNER)).held == 2 * 7 + 125 * len('{"n":"\N{SNOWMAN}"}'.encode())
+    await stores.delete(OWNER, "vs_2", now())
+    while await stores.erase():
+        pass
+    new = await stores.create(NewVectorStore("vs_3", OWNER, now(), "", None, b"{}"))
+    assert new.number > max(before)
+    await storage.close()
+
+
 def back_to_0026(database_url: str) -> None:
     """Take away what revisions after 0026 added."""
+    back_to_0027(database_url)
     for index in ("idempotency_by_size", "idempotency_by_object"):
         query(database_url, f"DROP INDEX {index}")
     for table, column in (("idempotency", "about"), ("idempotency", "num_bytes"), ("batch_lines", "used")):

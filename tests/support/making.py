@@ -184,12 +184,15 @@ async def _ask_postgresql(url: str, statements: Sequence[str]) -> list[list[tupl
 
 
 def tables(where: Path | str) -> list[str]:
-    """The names of all tables, but for those of the index of words, which each database has in its form."""
+    """The names of all tables, but for those of the index of words, which each database has in its form, and
+    those that SQLite makes for itself."""
     lists = "SELECT name FROM sqlite_master WHERE type = 'table'"
     if not is_sqlite(where):
         lists = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
     names = (name for (name,) in query(where, lists))
-    return sorted(name for name in names if not name.startswith(("vector_words", "vector_nearest")))
+    return sorted(
+        name for name in names if not name.startswith(("vector_words", "vector_nearest", "sqlite_"))
+    )
 
 
 def counts(where: Path | str) -> dict[str, int]:

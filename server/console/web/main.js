@@ -1,6 +1,6 @@
 // The frame around all pages: navigation, the state of the connection, the key, shortcuts, notices.
 
-import { html, render, useEffect, useState } from "./vendor/standalone.module.js";
+import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, refused, request, useKey } from "./api.js";
 import { Button, Dialog, Field, Icon, Page } from "./elements.js";
 import { dialog, dismiss, go, href, notices, route, useLoaded, useWatched } from "./state.js";
@@ -80,13 +80,23 @@ function App() {
     <main tabindex="-1" id="main">
       ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. Everything goes on by itself when it is back."}</div>`}
       ${denied && !shown && html`<div class="banner" role="status">${NEEDED} <${Button} icon="key" onClick=${() => open("key")}>Use a key<//></div>`}
-      <${page.view} key=${page.name} id=${at.id} query=${at.query} />
+      <${Bounded} key=${page.name} view=${page.view} id=${at.id} query=${at.query} />
     </main>
     <${Notices} />
     ${shown === "key" && html`<${KeyDialog} close=${close} why=${denied} />`}
     ${shown === "help" && html`<${Help} close=${close} />`}
     ${shown === "palette" && html`<${Palette} close=${close} commands=${commands} />`}
   </div>`;
+}
+
+/** A page, or that it has failed: an error in one must not stop what is around it. */
+function Bounded({ view, id, query }) {
+  const [error, again] = useErrorBoundary((met) => console.error(met));
+  useEffect(() => error && again(), [id]);
+  if (!error) return html`<${view} id=${id} query=${query} />`;
+  return html`<${Page} title="This page has failed." actions=${html`<${Button} onClick=${again}>Try again<//>`}>
+    <p class="notice bad" role="alert">${String(error)}</p>
+  <//>`;
 }
 
 const commandsOf = ({ open }) => [

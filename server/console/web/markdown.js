@@ -2,13 +2,26 @@
 // left of a link opens elsewhere and tells that page nothing, and images are shown only if they are in the text.
 
 import { html, useLayoutEffect, useRef } from "./vendor/standalone.module.js";
-import { Marked } from "./vendor/marked.esm.js";
+import { Lexer, Parser, getDefaults } from "./vendor/marked.esm.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 
-const MOST_MARKDOWN = 64_000; // characters of one stretch without a break: longer ones are shown as they are
+const MOST_MARKDOWN = 64_000; // characters of one stretch without a break: what is longer is shown as it is
+const MOST_INLINE = 4_000; // characters of one paragraph: what its marks cost to read grows with the square, or faster
 const STRETCH = 2_000; // characters after which a break ends a stretch
 
-const marked = new Marked({ gfm: true, breaks: true, async: false });
+const READING = { ...getDefaults(), gfm: true, breaks: true };
+
+class Reader extends Lexer {
+  inlineTokens(text, tokens) {
+    if (text.length > MOST_INLINE) throw new RangeError("the paragraph is too long");
+    return super.inlineTokens(text, tokens);
+  }
+}
+
+function toMarkup(text) {
+  if (text.length > MOST_MARKDOWN) throw new RangeError("the stretch is too long");
+  return Parser.parse(new Reader(READING).lex(text), READING);
+}
 
 const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
@@ -38,9 +51,14 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   }
 });
 
-/** Markdown as nodes that are safe to show. */
-export function toNodes(text) {
-  const nodes = DOMPurify.sanitize(marked.parse(text), ALLOWED);
+/** Markdown as nodes that are safe to show; null for a text that is too long for it, or nested too deeply. */
+function toNodes(text) {
+  let nodes;
+  try {
+    nodes = DOMPurify.sanitize(toMarkup(text), ALLOWED);
+  } catch {
+    return null;
+  }
   for (const pre of nodes.querySelectorAll("pre")) frame(pre);
   for (const table of nodes.querySelectorAll("table")) {
     const around = document.createElement("div");
@@ -129,12 +147,12 @@ export function stretches(text) {
 
 function Stretch({ text }) {
   const ref = useRef();
-  const plain = text.length > MOST_MARKDOWN;
   useLayoutEffect(() => {
-    if (plain) ref.current.textContent = text;
-    else ref.current.replaceChildren(toNodes(text));
+    const nodes = toNodes(text);
+    ref.current.className = nodes ? "stretch" : "stretch plain";
+    ref.current.replaceChildren(nodes ?? text);
   }, [text]);
-  return html`<div ref=${ref} class=${plain ? "stretch plain" : "stretch"}></div>`;
+  return html`<div ref=${ref}></div>`;
 }
 
 /** A text of a model. */

@@ -153,8 +153,8 @@ async def _run(item: Item, registry: Registry, scene: Scene) -> ToolResult:
 
 
 def _source(hit: Mapping[str, Any], sources: Sources) -> Source:
-    """The source that a passage is: the same one whenever the same chunks are found."""
-    place = f"{hit['file_id']}#{hit['first']}-{hit['last']}"
+    """The source that a passage is: the same one whenever the same chunks of the same store are found."""
+    place = f"{hit['file_id']}@{hit['key']}#{hit['first']}-{hit['last']}"
     return sources.of(place, hit["filename"], hit["file_id"])
 
 

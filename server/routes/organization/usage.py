@@ -6,6 +6,8 @@ An administrator's key sees all projects; every other key that may read usage se
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable
+from typing import Any
 
 import orjson
 from fastapi import APIRouter
@@ -26,6 +28,7 @@ from server.usage import (
     WIDTHS,
     Asked,
     Prices,
+    TooManyResults,
     costs_page,
     usage_page,
 )
@@ -64,7 +67,7 @@ async def get_usage(request: Request, kind: str) -> Response:
     seconds, usual, most = WIDTHS[width]
     wanted = _wanted(query, principal(request), seconds, (usual, most), KINDS[kind].group_by)
     await here.meter.flush()
-    return json_reply(orjson.dumps(await usage_page(here.storage, kind, wanted)))
+    return await _reply(usage_page(here.storage, kind, wanted))
 
 
 @router.get(
@@ -76,7 +79,14 @@ async def get_costs(request: Request) -> Response:
     choice(query, "bucket_width", ("1d",))
     wanted = _wanted(query, principal(request), WIDTHS["1d"][0], COST_BUCKETS, COSTS_GROUP_BY)
     await here.meter.flush()
-    return json_reply(orjson.dumps(await costs_page(here.storage, Prices(here.config), wanted)))
+    return await _reply(costs_page(here.storage, Prices(here.config), wanted))
+
+
+async def _reply(page: Awaitable[dict[str, Any]]) -> Response:
+    try:
+        return json_reply(orjson.dumps(await page))
+    except TooManyResults as error:
+        refuse("group_by", f"Invalid 'group_by': {error}.")
 
 
 def _wanted(

@@ -20,8 +20,8 @@ from server.routes.vector_stores.replying import (
     WRITES,
     file_page,
     files_of,
-    new_files,
     reply,
+    taken_files,
 )
 from server.vector_stores.wire import ADD_BATCH, batch_files, batch_object
 
@@ -36,7 +36,7 @@ async def create_batch(request: Request, vector_store_id: str) -> Response:
     """Put several files into the store, to be read."""
     named = batch_files(said := ADD_BATCH.read(await read_body(request)))
     here = context(request)
-    files = await new_files(request, named, "files" if "files" in said else "file_ids")
+    files = await taken_files(request, named, "files" if "files" in said else "file_ids")
     made = await here.storage.vector_stores.create_batch(
         owner(request), vector_store_id, f"vsfb_{secrets.token_hex(16)}", files, now_us()
     )

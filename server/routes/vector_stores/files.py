@@ -13,6 +13,7 @@ from server.http import (
     integer,
     owner,
     read_body,
+    require_stored_bytes,
 )
 from server.routes.documented import PAGE, documented
 from server.routes.vector_stores.replying import (
@@ -20,8 +21,8 @@ from server.routes.vector_stores.replying import (
     WRITES,
     file_page,
     files_of,
-    new_files,
     reply,
+    taken_files,
 )
 from server.vector_stores.wire import ADD_FILE, CHANGE_FILE, content_page, file_object
 
@@ -38,7 +39,7 @@ async def add_file(request: Request, vector_store_id: str) -> Response:
     """Put a file into the store, to be read."""
     said = ADD_FILE.read(await read_body(request))
     here = context(request)
-    files = await new_files(request, [(said["file_id"], said)], "file_id")
+    files = await taken_files(request, [(said["file_id"], said)], "file_id")
     [made] = await here.storage.vector_stores.add_files(owner(request), vector_store_id, files, now_us())
     here.library.ingester.wake()
     return reply(file_object(made))
@@ -68,6 +69,7 @@ async def change_file(request: Request, vector_store_id: str, file_id: str) -> R
     """Replace its attributes; null takes them away."""
     said = CHANGE_FILE.read(await read_body(request))
     told = orjson.dumps(said["attributes"]) if "attributes" in said else None
+    await require_stored_bytes(request, len(told or b""))
     stored = await context(request).storage.vector_stores.set_attributes(
         owner(request), vector_store_id, file_id, told
     )

@@ -21,7 +21,7 @@ from server.http import (
     query_text,
     require_stored_bytes,
 )
-from server.vector_stores.wire import file_object, new_file
+from server.vector_stores.wire import file_object, new_files
 from storage import NewStoreFile, NotFound, Page, StoredStoreFile
 
 READS, WRITES = "vector_stores.read", "vector_stores.write"
@@ -42,11 +42,11 @@ def page_reply(page: Page[Any], made: Sequence[Mapping[str, Any]]) -> Response:
     return json_reply(page_json(bodies, [each["id"] for each in made], has_more=page.has_more))
 
 
-async def new_files(
+async def taken_files(
     request: Request, named: Sequence[tuple[str, Mapping[str, Any]]], param: str
 ) -> list[NewStoreFile]:
     """Files as stores take them. Raises ApiError 404 for one that the owner does not have, 429 where there
-    would be no room for their texts."""
+    is no room for their attributes, or for anything."""
     here, who = context(request), owner(request)
     if not named:
         return []
@@ -55,8 +55,9 @@ async def new_files(
         if id not in known:
             where = param if param == "file_id" else f"{param}[{place}]"
             raise to_api_error(NotFound("file", id), param=where)
-    await require_stored_bytes(request, 0)
-    return [new_file(id, known[id].filename, said) for id, said in named]
+    files = new_files([(id, known[id].filename, said) for id, said in named])
+    await require_stored_bytes(request, sum(len(file.attributes or b"") for file in files))
+    return files
 
 
 async def files_of(

@@ -25,9 +25,9 @@ from server.routes.documented import PAGE, documented
 from server.routes.vector_stores.replying import (
     READS,
     WRITES,
-    new_files,
     page_reply,
     reply,
+    taken_files,
 )
 from server.schema import check_metadata
 from server.vector_stores import Payer
@@ -52,7 +52,7 @@ async def create_store(request: Request) -> Response:
     here, now = context(request), now_us()
     metadata = orjson.dumps(check_metadata(said.get("metadata", {})))
     named = [(id, said) for id in dict.fromkeys(said.get("file_ids", ()))]
-    files = await new_files(request, named, "file_ids")
+    files = await taken_files(request, named, "file_ids")
     await require_stored_bytes(request, len(metadata))
     embedder = here.library.embedder
     new = NewVectorStore(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from server.runs.events import Feed
+from server.runs.execution import TELLS
 from storage import RunGlance, RunLost, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Follower:
         self._storage = storage
         self._feed = feed
         self._tasks = tasks
-        self._tell_s = resume_grace_s / 4
+        self._tell_s = resume_grace_s / TELLS
         self._told_at: dict[str, float] = {}
 
     async def run(self) -> None:

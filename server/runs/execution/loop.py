@@ -176,12 +176,13 @@ class Loop:
                 case steps.Compact(generation):
                     await self._probation.enter(run)
                     await self._compact(run, generation)
-                case steps.Generate() if await self._is_due(run):
-                    self._write(run, run.assembler.compaction_begun())
                 case steps.Generate(generation, max_tokens):
                     if run.plan.generates and not await self._may_begin(run):
                         self._end(run, "incomplete", reason="content_filter")
                         return
+                    if await self._is_due(run):
+                        self._write(run, run.assembler.compaction_begun())
+                        continue
                     await self._probation.enter(run)
                     shown = await self._generate(run, generation, max_tokens if run.plan.generates else 1)
                     if not run.plan.generates:
@@ -301,7 +302,8 @@ class Loop:
             request = replay.request(request)
             run.unlogged = Unlogged(generation, first_token=replay.num_tokens)
         else:
-            run.unlogged = Unlogged(generation, facts=await _facts(request, generation, first_item, facts))
+            said = {**facts, "asked": run.verdicts.get("input")}
+            run.unlogged = Unlogged(generation, facts=await _facts(request, generation, first_item, said))
         if run.place is not None:
             run.place.bring(len(request.prompt_ids))
         asked = Asked(
@@ -360,11 +362,18 @@ class Loop:
     # -- moderation ------------------------------------------------------------------------------------------
 
     async def _may_begin(self, run: Run) -> bool:
-        """Whether a model may be asked, as far as a moderation of the input says."""
+        """Whether a model may be asked, as far as a moderation of the input says: of all that the client has
+        given until now, which is judged as it comes. What was flagged once stays so."""
         wanted = run.plan.moderation
-        if wanted is None or "input" in run.verdicts:
+        if wanted is None:
             return True
-        run.verdicts["input"] = await self._judge(run, asked_in(run.context))
+        before, output = run.verdicts.get("input"), run.assembler.output
+        num_asked = len(output)
+        text = asked_in(run.context if before is None else (), output[run.num_asked :])
+        if before is None or text:
+            verdict = await self._judge(run, text)
+            run.verdicts["input"] = before if before is not None and before.get("flagged") else verdict
+        run.num_asked = num_asked
         return not blocks(wanted["input"], run.verdicts["input"])
 
     async def _show(self, run: Run, chunks: Sequence[Chunk], held: Sequence[Chunk], first_item: int) -> bool:

@@ -5,6 +5,7 @@ The run can then go on or be ended. Restoring only reads from storage.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ class Restorer:
         """A run that this process has claimed. ends: it is only to be ended. Raises NotFound for a deleted
         one, and NewerPlan for one that is to go on."""
         run = await self.again(claim.owner, claim.response_id, claim.fence, ends=ends)
+        run.watched, run.watched_at = claim.watched, asyncio.get_running_loop().time()
         if claim.state == "running":
             run.claim, run.restarts = claim, run.restarts + 1
         return run
@@ -102,6 +104,8 @@ class Restorer:
         run.restarts = orjson.loads(stored.head).get("restarts", 0)
         run.gone = gone
         run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
+        if (asked := run.progress.asked) is not None:
+            run.verdicts["input"], run.num_asked = asked, run.progress.num_asked
         if run.progress.generations and run.progress.ended is None:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
             front = assembler_of(plan, functions, seals, context, *_folded(records[:begun], kept))

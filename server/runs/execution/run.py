@@ -123,11 +123,13 @@ class Run:
     visit: Visit | None = None  # the request that waits for it, one of those at once until its task is over
     counted: int | None = None  # tokens that its limits have counted already; None: those of its charge
     task: asyncio.Task[None] | None = None
-    watched: int = 0  # the database's counter of readers elsewhere, as it was when the last grace ended
+    watched: int = 0  # the database's counter of readers elsewhere, as it was when it was looked at last
+    watched_at: float | None = None  # by the event loop's clock, when that was; None: when the run began
     cancelled: bool = False  # somebody cancelled it: its task is, or will be, cancelled
     cancel_reason: CancelReason | None = None
     refusal: Exception | None = None  # why the log did not take what it wrote
     verdicts: dict[str, Verdict] = field(default_factory=dict)  # on its input and output, where it has any
+    num_asked: int = 0  # items of its output that were judged with its input, where a client gave them
     failure: ApiError | None = None  # why it has failed, as a reply that is no response says it
     stepping: bool = True  # False once it has ended or parked: what is left is to make that durable
     ended: bool = False  # its terminal event is written

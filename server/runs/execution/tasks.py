@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from storage import Storage
 
 log = logging.getLogger("antiphon.runs")
+
+TELLS = 4
+"""How often in a grace other processes tell that a run is read there."""
+
+LATE_S = 0.5
+"""How much later than it is due that may come: they look at what they follow several times a second."""
 
 PATIENCE_S = 60.0
 """How long a run waits for a database that is away: it was acknowledged, and is not to fail by it."""
@@ -194,11 +201,23 @@ class RunTasks:
                 except StorageUnavailable:
                     continue  # others may well read what this process cannot
                 if watched != run.watched:
-                    run.watched = watched
+                    run.watched, run.watched_at = watched, asyncio.get_running_loop().time()
                     continue
             if not self._feed.num_readers(response_id):
                 self.cancel(run, "unread")
             return
+
+    async def is_read(self, run: Run) -> bool:
+        """Whether somebody reads a run, at this process or at others, or may do so there and have yet to tell
+        of it again. Raises StorageUnavailable."""
+        if self._feed.num_readers(run.plan.response_id):
+            return True
+        if not (self._storage.shared and run.plan.store):
+            return False
+        since = -math.inf if run.watched_at is None else run.watched_at
+        if asyncio.get_running_loop().time() - since < self._grace_s / TELLS + LATE_S:
+            return True
+        return await self._storage.watched(run.plan.response_id) != run.watched
 
     def _end_grace(self, response_id: str) -> None:
         grace = self._graces.pop(response_id, None)

@@ -65,7 +65,8 @@ class Progress:
     input_tokens: sum of the prompts' lengths. first_item: the output index of the last generation's first
     item. generation_tokens: output tokens of that generation. ended: how it ended, None while it is at work.
     turns: the generations one by one. summary: of the messages before `num_summarised`, while a compaction
-    goes on that summarises in several parts.
+    goes on that summarises in several parts. asked: the verdict on its input, on which are the first
+    `num_asked` items of its output as far as they are its client's; None where there is none yet.
     """
 
     generations: int = 0
@@ -79,6 +80,8 @@ class Progress:
     turns: list[Turn] = field(default_factory=list)
     summary: str | None = None
     num_summarised: int = 0
+    asked: dict[str, Any] | None = None
+    num_asked: int = 0
 
     @classmethod
     def of(cls, log: Iterable[tuple[int, bytes | None]]) -> Progress:
@@ -90,9 +93,9 @@ class Progress:
 
     def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
         """Count a record's tokens and facts: `generation`, `first_item`, `input_tokens`, `cached_tokens` come
-        with the first one of a generation, `ended` with the last, `reasoning_tokens` where there were any. A
-        generation of a compaction has `summarises` besides, and in its last record, where another one
-        follows, `summary`."""
+        with the first one of a generation, `asked` too where its input was judged, `ended` with the last,
+        `reasoning_tokens` where there were any. A generation of a compaction has `summarises` besides, and in
+        its last record, where another one follows, `summary`."""
         if "generation" in facts:
             self.generation_tokens = 0
         self.generation_tokens += num_tokens
@@ -104,6 +107,8 @@ class Progress:
             self.input_tokens += facts["input_tokens"]
             self.cached_tokens += facts["cached_tokens"]
             self.ended = None
+            if "asked" in facts:
+                self.asked, self.num_asked = facts["asked"], facts["first_item"]
             turn = Turn(facts["input_tokens"], facts["cached_tokens"], first_item=facts["first_item"])
             if "summarises" in facts:
                 first, end = facts["summarises"]

@@ -19,7 +19,7 @@ from server.vector_stores.wire.requests import (
     asked,
     batch_files,
     expires_after,
-    new_file,
+    new_files,
 )
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "content_page",
     "expires_after",
     "file_object",
-    "new_file",
+    "new_files",
     "search_page",
     "store_object",
 ]

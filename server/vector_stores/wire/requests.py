@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,18 +133,21 @@ SEARCH = Body(
 )
 
 
-def new_file(file_id: str, filename: str, said: Mapping[str, Any]) -> NewStoreFile:
-    """A file as a store takes it; said: what a body says of cutting, and of attributes."""
-    cut = said.get("chunking_strategy") or {}
-    sizes = cut.get("static") or {}
-    told = said.get("attributes")
-    return NewStoreFile(
-        file_id,
-        filename,
-        sizes.get("max_chunk_size_tokens", CHUNK_TOKENS),
-        sizes.get("chunk_overlap_tokens", CHUNK_OVERLAP),
-        None if told is None else orjson.dumps(told),
-    )
+def new_files(named: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[NewStoreFile]:
+    """Files as a store takes them, each by its id, its name, and what a body says of cutting and attributes.
+    What is said once of many files is one value of all of them."""
+    read: dict[int, tuple[int, int, bytes | None]] = {}
+    for _, _, said in named:
+        if id(said) not in read:
+            cut = said.get("chunking_strategy") or {}
+            sizes = cut.get("static") or {}
+            told = said.get("attributes")
+            read[id(said)] = (
+                sizes.get("max_chunk_size_tokens", CHUNK_TOKENS),
+                sizes.get("chunk_overlap_tokens", CHUNK_OVERLAP),
+                None if told is None else orjson.dumps(told),
+            )
+    return [NewStoreFile(file_id, filename, *read[id(said)]) for file_id, filename, said in named]
 
 
 def batch_files(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

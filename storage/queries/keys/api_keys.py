@@ -9,7 +9,17 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, insert, or_, select, update
 
 from storage.queries.keys import owners
-from storage.records import FoundKey, KeyEnded, NewKey, NotFound, Order, Page, StoredKey, StoredOwner
+from storage.records import (
+    FoundKey,
+    KeyEnded,
+    LimitsChange,
+    NewKey,
+    NotFound,
+    Order,
+    Page,
+    StoredKey,
+    StoredOwner,
+)
 from storage.tables import api_keys
 from storage.tables import owners as owner_rows
 
@@ -63,9 +73,10 @@ def page(
     return Page(tuple(_stored(row) for row in rows[:limit]), len(rows) > limit)
 
 
-def get(conn: Connection, id: str) -> StoredKey:
-    """One key, whether or not it is live. NotFound("key")."""
-    row = conn.execute(select(api_keys).where(api_keys.c.id == id)).first()
+def get(conn: Connection, id: str, *, hold: bool = False) -> StoredKey:
+    """One key, whether or not it is live. hold: nobody else changes it until the commit. NotFound("key")."""
+    query = select(api_keys).where(api_keys.c.id == id)
+    row = conn.execute(query.with_for_update() if hold else query).first()
     if row is None:
         raise NotFound("key", id)
     return _stored(row)
@@ -105,12 +116,17 @@ def revoke(conn: Connection, id: str, now: int) -> StoredKey:
     return get(conn, id)
 
 
-def change(conn: Connection, id: str, now: int, values: Mapping[str, Any]) -> StoredKey:
-    """Replaces columns of a live key; `scopes` as a tuple. NotFound("key"), KeyEnded."""
-    before = get(conn, id)
+def change(
+    conn: Connection, id: str, now: int, values: Mapping[str, Any], limits: LimitsChange | None
+) -> StoredKey:
+    """Replaces columns of a live key, `scopes` as a tuple, and changes its limits. NotFound("key"),
+    KeyEnded."""
+    before = get(conn, id, hold=True)
     if not before.live(now):
         raise KeyEnded(id)
     written = {name: ",".join(value) if name == "scopes" else value for name, value in values.items()}
+    if limits is not None:
+        written["limits"] = limits(before.limits)
     if written:
         conn.execute(update(api_keys).where(api_keys.c.id == id).values(**written))
     return get(conn, id)
@@ -123,7 +139,7 @@ def rotate(conn: Connection, id: str, successor: NewKey, until: int) -> StoredKe
     NotFound("key"), KeyEnded, OwnerArchived.
     """
     now = successor.created_at
-    old = get(conn, id)
+    old = get(conn, id, hold=True)
     if not old.live(now):
         raise KeyEnded(id)
     owners.ensure(conn, old.owner, old.owner, now)

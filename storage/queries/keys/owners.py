@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, or_, select, update
 
 from storage.drivers import insert_unless_taken
-from storage.records import NotFound, OwnerArchived, Page, StoredOwner
+from storage.records import LimitsChange, NotFound, OwnerArchived, Page, StoredOwner
 from storage.tables import api_keys, owners
 
 
@@ -27,9 +27,10 @@ def ensure_all(conn: Connection, ids: Sequence[str], now: int) -> None:
         insert_unless_taken(conn, owners, {"id": id, "name": id, "created_at": now})
 
 
-def get(conn: Connection, id: str) -> StoredOwner:
-    """One owner. NotFound("owner")."""
-    row = conn.execute(select(owners).where(owners.c.id == id)).first()
+def get(conn: Connection, id: str, *, hold: bool = False) -> StoredOwner:
+    """One owner. hold: nobody else changes it until the commit. NotFound("owner")."""
+    query = select(owners).where(owners.c.id == id)
+    row = conn.execute(query.with_for_update() if hold else query).first()
     if row is None:
         raise NotFound("owner", id)
     return stored(row)
@@ -61,9 +62,9 @@ def rename(conn: Connection, id: str, name: str) -> StoredOwner:
     return _change(conn, id, {"name": name})
 
 
-def limit(conn: Connection, id: str, limits: bytes | None) -> StoredOwner:
-    """Replaces an owner's limits. NotFound("owner"), OwnerArchived."""
-    return _change(conn, id, {"limits": limits})
+def limit(conn: Connection, id: str, change: LimitsChange) -> StoredOwner:
+    """Changes an owner's limits. NotFound("owner"), OwnerArchived."""
+    return _change(conn, id, {"limits": change(get(conn, id, hold=True).limits)})
 
 
 def archive(conn: Connection, id: str, now: int) -> StoredOwner:

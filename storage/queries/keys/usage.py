@@ -25,6 +25,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    or_,
     select,
     tuple_,
     union_all,
@@ -167,9 +168,10 @@ def settle(conn: Connection, ids: Sequence[str], spending: Spending, counting: C
 
 
 def sums(
-    conn: Connection, wanted: UsageFilter, by: tuple[Dimension, ...], width: int
+    conn: Connection, wanted: UsageFilter, by: tuple[Dimension, ...], width: int, limit: int | None
 ) -> tuple[UsageSum, ...]:
-    """What was used, in buckets of `width` microseconds since the epoch, oldest first."""
+    """What was used, in buckets of `width` microseconds since the epoch, oldest first: all sums, or the first
+    `limit` ones."""
     if wanted.persons:
         rows = _rows(person_usage, wanted).subquery()
     elif "person" in by:
@@ -181,12 +183,15 @@ def sums(
     # As text, because a parameter would not be the same expression in SELECT and GROUP BY.
     start = (rows.c.start - rows.c.start % literal_column(str(width))).label("bucket")
     columns = [rows.c[name] for name in by]
+    counted = [func.sum(rows.c[name]).label(name) for name in _COUNTS]
     query = (
-        select(start, *columns, *(func.sum(rows.c[name]).label(name) for name in _COUNTS))
+        select(start, *columns, *counted)
         .group_by(start, *columns)
+        .having(or_(*(total != 0 for total in counted)))
         .order_by(start, *columns)
+        .limit(limit)
     )
-    found = (
+    return tuple(
         UsageSum(
             int(row.bucket),
             {name: _shown(name, getattr(row, name)) for name in by},
@@ -194,7 +199,6 @@ def sums(
         )
         for row in conn.execute(query).all()
     )
-    return tuple(one for one in found if one.counts != Counts())
 
 
 def _rows(table: Table, wanted: UsageFilter, *, taken_off: bool = False) -> Select[*tuple[Any, ...]]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from sqlalchemy import Connection
 
+from storage.vector_stores.chunk_ids import by_store
 from storage.vector_stores.records import WordHits
 from storage.vector_stores.words.interface import Wanted, WordsIndex
 from storage.vector_stores.words.postgresql import PostgresqlWords
@@ -32,9 +34,14 @@ JUDGED = 5
 """Hits of a store of which the one with most of the query tells how well the query fits."""
 
 MAX_WORDS = 32
-"""Words of a query that are looked for."""
+"""Words of a query that are looked for, and pieces of what is written without spaces."""
 
-_WORD = re.compile(r"[^\W_]+")
+WHOLE = 4
+"""Characters without spaces between them that are looked for as one phrase. More are a sentence, which hardly
+any text repeats: of it each two neighbours are looked for, which bounds what a phrase costs, too."""
+
+# The characters at the end are letters to Python, and separators to FTS5: a word of them would be a phrase.
+_WORD = re.compile(r"[^\W_\u19b0-\u19c0\u19c8\u19c9\u1cf2\u1cf3]+")
 
 # Scripts that are written without spaces: each character is a word, and neighbours are looked for together.
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1000-\u109f]")
@@ -55,9 +62,13 @@ def indexed(text: str) -> str:
 
 def words_of(query: str) -> list[str]:
     """The words of a query, each once, as phrases of the index: letters, digits and spaces, nothing else."""
-    spaced = (" ".join(_WORD.findall(indexed(word))) for word in _WORD.findall(query.casefold()))
-    words = list(dict.fromkeys(spaced))
+    words = list(dict.fromkeys(piece for word in _WORD.findall(query.casefold()) for piece in _pieces(word)))
     return ([word for word in words if not _FREQUENT.fullmatch(word)] or words)[:MAX_WORDS]
+
+
+def _pieces(word: str) -> list[str]:
+    parts = _WORD.findall(indexed(word))
+    return [" ".join(parts)] if len(parts) <= WHOLE else [" ".join(pair) for pair in pairwise(parts)]
 
 
 def add_words(conn: Connection, chunks: Sequence[tuple[int, str]]) -> None:
@@ -85,18 +96,18 @@ def search_words(
     files: keys of files: those whose chunks are looked at where `only`, and otherwise those whose are not.
     """
     words = words_of(query)
-    if not words or (only and not files):
+    if not words:
         return WordHits((), 0.0)
     index = INDEXES[conn.dialect.name]
     share = min(RANKED, max(RANKED // len(stores), RANKED_OF_ONE))
     found: list[tuple[int, float]] = []
     fit = 0.0
-    for store in stores:
+    for store, of_store in by_store(stores, files, only=only):
         counted = index.count(conn, store, words, share)
         rarest = _rarest(counted.counts, share)
         if rarest:
             of_them = replace(counted, counts=[counted.counts[n] for n in rarest])
-            wanted = Wanted(store, files, only, most)
+            wanted = Wanted(store, of_store, only, most)
             hits = index.rank(conn, wanted, [words[n] for n in rarest], of_them, share)
             best = index.words_in(conn, [id for id, _ in hits[:JUDGED]], words)
             rarities = counted.rarities()

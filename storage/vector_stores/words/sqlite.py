@@ -67,11 +67,12 @@ class SqliteWords:
     ) -> list[tuple[int, float]]:
         first, last = of_store(wanted.store)
         values: dict[str, Any] = {"first": first, "last": last, "most": wanted.most}
-        within = ""
+        once = within = ""
         if wanted.files:
             values["files"] = json.dumps(sorted(wanted.files))
+            once = "WITH keys AS MATERIALIZED (SELECT value FROM json_each(:files)) "  # not for each word
             chosen = "IN" if wanted.only else "NOT IN"
-            within = f" AND (rowid >> {POSITION_BITS}) {chosen} (SELECT value FROM json_each(:files))"
+            within = f" AND (rowid >> {POSITION_BITS}) {chosen} (SELECT value FROM keys)"
         where = f"rowid BETWEEN :first AND :last{within} LIMIT {share}"
         ranked = []
         for n, (word, rarity) in enumerate(zip(words, counted.rarities(), strict=True)):
@@ -82,7 +83,7 @@ class SqliteWords:
             score = f"bm25(vector_words) * :rarity{n} / {of_all}"
             ranked.append(f"SELECT * FROM (SELECT rowid AS id, {score} AS score {matches} AND {where})")
         best = "GROUP BY id ORDER BY total DESC, id LIMIT :most"
-        query = f"SELECT id, sum(score) AS total FROM ({' UNION ALL '.join(ranked)}) {best}"
+        query = f"{once}SELECT id, sum(score) AS total FROM ({' UNION ALL '.join(ranked)}) {best}"
         return [(id, score) for id, score in conn.execute(text(query), values)]
 
     def words_in(self, conn: Connection, chunks: Sequence[int], words: Sequence[str]) -> dict[int, list[int]]:

@@ -45,7 +45,7 @@ async def test_a_principal_is_all_that_is_known_of_a_key(tmp_path: Path) -> None
         await storage.create_key(
             stored("sk-1", scopes=("files",), limits=b'{"tokens_per_day":1}'), entry=entry()
         )
-        await storage.limit_owner(OWNER, b'{"stored_bytes":2}', entry=entry())
+        await storage.limit_owner(OWNER, lambda _: b'{"stored_bytes":2}', entry=entry())
         accepted.forget()
         principal = await accepted.principal("sk-1")
         assert (principal.owner, principal.key_id, principal.scopes.names) == (OWNER, "k1", ("files",))

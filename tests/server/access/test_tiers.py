@@ -107,9 +107,8 @@ async def keyed(
     async with live_app(folder, engine) as server:
         storage = server.context.storage
         made = await keys.make(storage, OPERATOR, name="x", owner="tenant")
-        changes = {"limits": orjson.dumps(key_limits)}
-        await storage.change_key(made.stored.id, made.stored.created_at, changes, entry=entry())
-        await storage.limit_owner("tenant", orjson.dumps(owner_limits), entry=entry())
+        await keys.change(storage, OPERATOR, made.stored.id, limits=key_limits)
+        await storage.limit_owner("tenant", lambda _: orjson.dumps(owner_limits), entry=entry())
         async with http_client(server, authorization=f"Bearer {made.key}") as client:
             yield client, engine
 

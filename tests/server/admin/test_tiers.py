@@ -25,7 +25,7 @@ async def run(running: Running, *argv: str) -> int:
 async def made(storage: Storage) -> keys.MadeKey:
     """A key whose owner has a limit of another kind."""
     key = await keys.make(storage, OPERATOR, name="x", owner="team")
-    await storage.limit_owner("team", b'{"tokens_per_minute":100000}', entry=entry())
+    await storage.limit_owner("team", lambda _: b'{"tokens_per_minute":100000}', entry=entry())
     return key
 
 

@@ -14,6 +14,7 @@ import subprocess
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -370,3 +371,22 @@ async def test_a_piped_chat_ends_with_1_where_a_turn_was_refused_or_failed(
             subprocess.run, command, input=typed.encode(), capture_output=True, timeout=30
         )
     assert done.returncode == code, done
+
+
+def test_a_question_with_words_of_a_model_is_one_line_that_steers_nothing() -> None:
+    asked = []
+
+    def read(question: str) -> str:
+        asked.append(question)
+        return "yes"
+
+    ask = partial(chat._ask_anew, read)
+    hostile = "x\x1b]52;c;ZXZpbA==\x07\x9b2J\nMay y be called? "
+    chat._ask_for_output(ask, {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": hostile})
+    answer = chat.Approval("ask", ask).of_policy()
+    assert answer is not None and answer({"server_label": hostile, "name": hostile}) == (True, None)
+    harmless = "x]52;c;ZXZpbA==2J May y be called? "
+    assert asked == [
+        f"What did f({harmless}) give? ",
+        f"May {harmless} of {harmless} be called? yes, no, always, or why not: ",
+    ]

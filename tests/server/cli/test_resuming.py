@@ -15,7 +15,7 @@ from engine import ScriptedEngine
 from server.cli import chat, resuming, session
 from server.cli.chat import Approval, Chat
 from server.cli.commands import main
-from server.cli.connection import ChatError, printable
+from server.cli.connection import ChatError
 from server.cli.session import Session, call_words, text_of
 from server.cli.terminal import MOST_TURNS, History
 from server.mcp_servers import McpSettings
@@ -356,10 +356,6 @@ async def test_a_stopped_turn_is_taken_along_when_its_conversation_is_taken_up(t
     assert printed == "> hold\nsay never\non\n" and again == "more\n"
     texts = [text_of(item) for item in items]
     assert texts == ["hold\nsay never", "say on", "on", "say more", "more"]
-
-
-def test_what_would_steer_a_terminal_is_not_printed() -> None:
-    assert printable("a\x1b[31mred\x07\n\tb\x9b2J é") == "a[31mred\n\tb2J é"
 
 
 @pytest.mark.parametrize(

@@ -831,6 +831,44 @@ PAGES = (
 )
 
 
+HEAVY = (">" * 3000, "1. " * 3000, "a" + " " * 60_000 + "b", "a_" * 10_000, "*_a" * 10_000)
+"""Texts by which a reader of Markdown runs out of its stack, or needs seconds."""
+
+
+def test_what_is_too_much_to_be_read_as_markdown_is_shown_as_it_is(visit: Visit, server: Server) -> None:
+    items = [
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+        for text in ("first", *HEAVY, "a **bold** end")
+    ]
+    conversation = server.post("/v1/conversations", {"items": items})
+    page = visit.page(f"#/chat/{conversation['id']}", ".turn.assistant strong >> text=bold")
+    shown = page.evaluate("[...document.querySelectorAll('.stretch.plain')].map((each) => each.textContent)")
+    assert tuple(shown) == HEAVY
+    page.click("nav >> text=Usage")
+    page.wait_for_selector("h1 >> text=Usage")
+
+
+def test_a_page_that_fails_takes_no_other_page_with_it(visit: Visit) -> None:
+    page = visit.page("#/files")
+
+    def break_files(route: Route) -> None:
+        route.fulfill(json={"object": "list", "data": [None], "has_more": False})
+
+    page.route("**/v1/files?*", break_files)
+    page.reload()
+    page.wait_for_selector("h1 >> text=This page has failed.")
+    assert "null" in visit.problems.pop() and not visit.problems  # it is told to the browser's console, too
+    page.unroute("**/v1/files?*")
+    page.click("main >> text=Try again")
+    page.wait_for_selector("h1 >> text=Files")
+    page.route("**/v1/files?*", break_files)
+    page.reload()
+    page.wait_for_selector("h1 >> text=This page has failed.")
+    visit.problems.clear()
+    page.click("nav >> text=Usage")
+    page.wait_for_selector("h1 >> text=Usage")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, server: Server, scheme: str) -> None:
     item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": MARKDOWN}]}

@@ -21,7 +21,7 @@ from server.vector_stores import Payer
 from tests.support import wire
 from tests.support.pooling_checkpoints import make_classifier
 from tests.support.running import Running, http_client, running_app
-from tests.support.talk import Api, saying
+from tests.support.talk import WEATHER, Api, saying, wrote
 
 Json = dict[str, Any]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -133,6 +133,24 @@ async def test_a_flagged_output_is_never_shown(tmp_path: Path) -> None:
         assert judged == ["hello", "so badfine"]
 
 
+async def test_outputs_for_a_waiting_response_are_judged_before_the_model_goes_on(tmp_path: Path) -> None:
+    """What was judged before is not judged again, though the run is taken up anew each time."""
+    calling = [wrote("get_weather", city=city) for city in ("Paris", "Rome")]
+    engine = ScriptedEngine(saying(*calling, "never said"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        api, judged = Api(client), use(running)
+        asked = {"tools": [WEATHER], "background": True, "await_tool_outputs": True}
+        begun = await api.create("hello", **asked, **wanting(input="block"))
+        for posted in ("fine", "bad"):
+            [waiting] = (await api.waits(begun["id"]))["pending_tool_calls"]
+            await api.outputs(begun["id"], {waiting["call_id"]: posted})
+        ended = await api.ended(begun["id"])
+        assert ended["incomplete_details"] == {"reason": "content_filter"}
+        assert [item["type"] for item in ended["output"]] == ["function_call", "function_call_output"] * 2
+        assert ended["moderation"]["input"]["flagged"]
+        assert judged == ["hello", "fine", "bad"] and len(engine.requests) == 2
+
+
 async def test_an_output_that_passes_is_shown_whole(http: httpx.AsyncClient, running: Running) -> None:
     api = Api(http)
     blocked = await api.stream("say one two three", seed=1, **wanting(output="block"))
@@ -160,6 +178,34 @@ def test_what_is_said() -> None:
     ]
     assert asked_in(items) == "42\n\nnew"
     assert said_in(items[:2]) == "old\n\n{}"
+    assert asked_in(items[-1:], items[:3]) == "new\n\nold\n\n42"
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"type": "shell_call_output", "output": [{"stdout": "a", "stderr": "b", "outcome": {}}]}, "a b"),
+        ({"type": "local_shell_call_output", "id": "l", "output": "a"}, "a"),
+        ({"type": "code_interpreter_call", "code": "a", "outputs": [{"type": "logs", "logs": "b"}]}, "a b"),
+        ({"type": "shell_call", "call_id": "c", "action": {"commands": ["a", "b"]}}, "a b"),
+        ({"type": "local_shell_call", "action": {"type": "exec", "command": ["a", "b"], "env": {}}}, "a b"),
+        (
+            {"type": "apply_patch_call", "operation": {"type": "create_file", "path": "a", "diff": "b"}},
+            "a b",
+        ),
+        ({"type": "web_search_call", "action": {"type": "search", "query": "a", "queries": ["b"]}}, "a b"),
+        ({"type": "web_search_call", "action": {"type": "find_in_page", "url": "u", "pattern": "a"}}, "a"),
+        ({"type": "file_search_call", "queries": ["a", "b"], "results": None}, "a b"),
+        ({"type": "computer_call", "actions": [{"type": "wait"}, {"type": "type", "text": "a"}]}, "a"),
+        ({"type": "tool_search_call", "arguments": {"goal": "a", "paths": ["b"]}}, "a b"),
+        ({"type": "mcp_approval_response", "approve": False, "reason": "a"}, "a"),
+        ({"type": "mcp_list_tools", "tools": [{"name": "t", "input_schema": {"pattern": "p"}}]}, ""),
+        ({"type": "image_generation_call", "result": "aGk=", "action": "generate"}, ""),
+        ({"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "u"}}, ""),
+    ],
+)
+def test_the_words_of_an_item(item: Json, words: str) -> None:
+    assert said_in([item]).split() == words.split()
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ async def test_a_response_counts_what_it_took_by_its_owner_s_weight(tmp_path: Pa
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(running_app(tmp_path, engine, max_num_seqs=1))
         api = await api_of(stack, running, "team")
-        await running.context.storage.limit_owner("team", b'{"weight": 4}', entry=entry())
+        await running.context.storage.limit_owner("team", lambda _: b'{"weight": 4}', entry=entry())
         running.life.keys.forget()
         first, second = [await api.create(SHORT, background=True) for _ in range(2)]
         gate.release.set()

@@ -118,6 +118,20 @@ async def test_the_model_is_told_on_which_page_a_text_stands(tmp_path: Path) -> 
         assert "【1】 one.pdf, page 1\n> Plums." in prompts(engine)[-1]
 
 
+async def test_a_file_in_two_stores_is_two_sources(tmp_path: Path) -> None:
+    """Each store has cut it in its own way: the same positions are not the same passage."""
+    engine = ScriptedEngine(saying(ASKS, "x"))
+    async with running_app(tmp_path, engine) as running, http_client(running) as http:
+        one = await new_store(running, http, tides_md=TIDES)
+        file = (await http.get(f"/v1/vector_stores/{one}/files")).json()["data"][0]["id"]
+        other = (await http.post("/v1/vector_stores", json={"file_ids": [file]})).json()["id"]
+        await read_through(http, other)
+        both = {**searching(one), "vector_store_ids": [one, other]}
+        await Api(http).create("hi", tools=[both])
+        told = prompts(engine)[-1]
+        assert told.count("【1】 tides.md") == told.count("【2】 tides.md") == 1
+
+
 async def test_one_of_two_weights_is_more_than_nothing(tmp_path: Path) -> None:
     engine = ScriptedEngine(saying(ASKS, "x"))
     async with running_app(tmp_path, engine) as running, http_client(running) as http:

@@ -120,6 +120,67 @@ async def test_a_cut_at_any_write_is_gone_on_with(
     assert await stored_texts(storage) == TEXTS
 
 
+async def test_a_long_file_gives_way_to_those_of_others_and_is_gone_on_with(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("BATCH", 2), ("WORKERS", 1), ("TURN_S", 0.0)):
+        monkeypatch.setattr(f"server.vector_stores.ingester.{name}", value)
+    stores, ended, read = storage.vector_stores, list[tuple[str, int]](), list[str]()
+    finish = stores.finish
+
+    async def noted(job: FileClaim, error: tuple[str, str] | None = None) -> None:
+        ended.append((job.file_id, job.attempt))
+        await finish(job, error)
+
+    async def some(job: FileClaim) -> Sequence[Chunk]:
+        read.append(job.file_id)
+        return chunks() if job.file_id == "file-1" else chunks(TEXTS[:2])
+
+    monkeypatch.setattr(stores, "finish", noted)
+    await store_with_a_file(storage)
+    for owner, file in (("tenant-b", "file-2"), ("tenant-c", "file-3")):
+        new = NewVectorStore(f"vs_of_{owner}", owner, now_us(), "", None, b"{}")
+        await stores.create(new, [NewStoreFile(file, "notes.txt", 800, 400)])
+    assert (await read_by(storage, Ingester(storage, some, room))).status == "completed"
+    assert ended == [("file-2", 1), ("file-3", 1), ("file-1", 1)]
+    assert read == ["file-1", "file-2", "file-3", "file-1"], "nobody waits any more"
+    assert await stored_texts(storage) == TEXTS
+
+
+async def test_embedding_anew_gives_way_to_files_that_are_to_be_read(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("BATCH", 2), ("WORKERS", 1), ("TURN_S", 0.0)):
+        monkeypatch.setattr(f"server.vector_stores.ingester.{name}", value)
+    model = WordVectors(["tide"])
+    await store_with_a_file(storage)
+    await read_by(storage, Ingester(storage, reading, room))
+    stores, set_vectors, done = storage.vector_stores, storage.vector_stores.set_vectors, list[str]()
+    ends = asyncio.Event()
+
+    async def embedded(job: FileClaim, start: int, vectors: Sequence[bytes]) -> None:
+        await set_vectors(job, start, vectors)
+        if not start:  # here another file comes
+            await stores.add_files(OWNER, "vs_1", [NewStoreFile("file-2", "more.txt", 800, 400)], now_us())
+        done.append(f"{job.file_id} from {start}")
+        if job.file_id == "file-1" and start + len(vectors) == len(TEXTS):
+            ends.set()
+
+    async def some(job: FileClaim) -> Sequence[Chunk]:
+        done.append(f"{job.file_id} is read")
+        return chunks(TEXTS[:2])
+
+    monkeypatch.setattr(stores, "set_vectors", embedded)
+    ingesting = Ingester(storage, some, room, model)
+    await ingesting.start()
+    try:
+        async with asyncio.timeout(30):
+            await ends.wait()
+    finally:
+        await ingesting.close()
+    assert done[:3] == ["file-1 from 0", "file-2 is read", "file-1 from 2"]
+
+
 async def test_a_newer_parser_begins_anew(storage: Storage) -> None:
     await store_with_a_file(storage)
     job = await storage.vector_stores.claim(now_us())

@@ -225,6 +225,22 @@ async def test_the_chunks_of_an_expired_file_are_shown_no_more(
     assert (await http.get(content)).status_code == 404
 
 
+async def test_attributes_count_for_each_file_that_has_them(tmp_path: Path) -> None:
+    limits = {"owner_limit": ("stored_bytes=50000",)}
+    async with running_app(tmp_path, **limits) as running, http_client(running) as http:
+        store = (await http.post("/v1/vector_stores", json={})).json()["id"]
+        path = f"/v1/vector_stores/{store}"
+        files = [await put_file(running, f"{number}.md", TIDES) for number in range(10)]
+        large = {f"k{number}": "\x01" * 512 for number in range(2)}  # more than 6000 bytes as JSON
+        for taken, status in ((10, 429), (7, 200)):
+            body = {"file_ids": files[:taken], "attributes": large}
+            reply = await http.post(f"{path}/file_batches", json=body)
+            assert reply.status_code == status, reply.text
+        more = {"attributes": large | {"k": "\x01" * 512}}
+        reply = await http.post(f"{path}/files/{files[0]}", json=more)
+        assert (reply.status_code, validate_error(reply.json())["code"]) == (429, "insufficient_quota")
+
+
 async def test_what_stores_hold_is_told_as_usage(served: tuple[Running, httpx.AsyncClient]) -> None:
     running, http = served
     store = await new_store(running, http, tides_md=TIDES)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,15 @@ from server.clock import now_us
 from server.errors import ApiError
 from server.vector_stores import Asked, Embedder, Hit, Kind, Payer, Reranker, Searcher, merged
 from server.vector_stores.vectors import Vectors, as_bytes
-from storage import NewChunk, NewStoreFile, NewVectorStore, Storage, StoredFile, open_storage
+from storage import (
+    NewChunk,
+    NewStoreFile,
+    NewVectorStore,
+    Storage,
+    StoredFile,
+    WordHits,
+    open_storage,
+)
 from storage.vector_stores import nearest
 from storage.vector_stores.chunk_ids import chunk_id, file_key
 from tests.support.libraries import WordVectors
@@ -229,7 +238,7 @@ async def test_a_search_is_a_use_that_is_noted_once_a_minute(storage: Storage) -
 
 
 def hit(file: str, position: int, text: str, score: float) -> Hit:
-    return Hit(file, f"{file}.txt", {}, score, text, position + 1, position, position)
+    return Hit(ord(file), file, f"{file}.txt", {}, score, text, position + 1, position, position)
 
 
 def test_neighbours_become_one_passage_in_the_place_of_the_best() -> None:
@@ -249,9 +258,14 @@ def test_neighbours_become_one_passage_in_the_place_of_the_best() -> None:
     assert [each.score for each in passages] == [1.0, 0.9, 0.6]
 
 
+def test_a_file_that_two_stores_cut_differently_has_passages_of_each() -> None:
+    hits = [hit("a", 3, "as one has it", 1.0), replace(hit("a", 4, "as the other has it", 0.9), key=2)]
+    assert merged(hits) == hits
+
+
 def test_a_passage_knows_where_its_pages_begin() -> None:
     def piece(position: int, text: str, page: int, *breaks: tuple[int, int]) -> Hit:
-        return Hit("a", "a.pdf", {}, 1.0, text, page, position, position, breaks)
+        return Hit(1, "a", "a.pdf", {}, 1.0, text, page, position, position, breaks)
 
     def begins(hits: list[Hit]) -> list[tuple[int | None, str]]:
         [whole] = merged(hits)
@@ -348,6 +362,32 @@ async def test_a_search_that_takes_too_long_is_ended(
     with pytest.raises(ApiError) as refused:
         await found(storage, "vehicle", Slow(["car"]))
     assert (refused.value.status, refused.value.code) == (503, "search_timeout") and ended.is_set()
+
+
+async def test_a_search_whose_model_fails_ends_whole(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client has the error of the model, and nothing is looked for any more."""
+    searching, ended = asyncio.Event(), asyncio.Event()
+
+    async def search(*_: object, **__: object) -> WordHits:
+        searching.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    class Failing(WordVectors):
+        async def embed(self, texts: Sequence[str], kind: Kind, *, payer: Payer) -> list[list[float]]:
+            await searching.wait()
+            raise ApiError(429, "Too much.")
+
+    await fill(storage, "vs_1", MODEL)
+    monkeypatch.setattr(storage.vector_stores, "search", search)
+    with pytest.raises(ApiError, match=r"Too much\."):
+        await found(storage, "vehicle", Failing(["car"]))
+    assert ended.is_set()
 
 
 async def test_pgvector_finds_what_is_found_in_memory(postgres: Postgres) -> None:

@@ -263,8 +263,8 @@ async def test_turns_go_by_weight(pair: tuple[Storage, Storage]) -> None:
     a, b = pair
     for owner in (OWNER, OTHER):
         await a.create_owner(owner, owner, now(), entry=entry())
-    await a.limit_owner(OWNER, b'{"weight": 3, "tokens_per_minute": 5}', entry=entry())
-    await a.limit_owner(OTHER, b'{"tokens_per_minute": 5}', entry=entry())
+    await a.limit_owner(OWNER, lambda _: b'{"weight": 3, "tokens_per_minute": 5}', entry=entry())
+    await a.limit_owner(OTHER, lambda _: b'{"tokens_per_minute": 5}', entry=entry())
     for number in range(12):
         await queue(a, f"o{number:02}", owner=OTHER)
     for number in range(12):

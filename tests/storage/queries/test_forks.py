@@ -22,7 +22,9 @@ from storage import (
     RunAppend,
     Storage,
     StoredConversation,
+    TooManyForks,
 )
+from storage.queries import conversations
 from tests.support.making import OTHER, OWNER, call, finish, is_sqlite, message, new, now, record, rows, turn
 
 
@@ -121,6 +123,28 @@ async def test_forks_of_forks_and_of_nothing(storage: Storage) -> None:
     assert [place.item.id for place in exported] == ["a", "d", "b"]
     listed = await storage.export_conversations(OWNER, after=None, limit=9)
     assert [one.parent_id for one in listed] == [None, "c0", "c1", "c2", "c3"]
+
+
+async def test_branches_are_so_many_and_so_deep(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "MAX_LEVELS", 3)
+    monkeypatch.setattr(conversations, "MAX_BRANCHES", 5)
+    await talk(storage, "c0", "a")
+    await fork(storage, "c0", "c1")
+    await fork(storage, "c1", "c2")
+    with pytest.raises(TooManyForks, match="3 levels"):
+        await fork(storage, "c2", "c3")
+    await fork(storage, "c1", "b1")
+    await fork(storage, "c0", "b2")
+    for id in ("c0", "c1"):  # they count together, wherever one is made
+        with pytest.raises(TooManyForks, match="'c0' has 5"):
+            await fork(storage, id, "c3")
+    await storage.delete_conversation(OWNER, "b2", now())
+    await fork(storage, "c1", "c3")
+    await storage.delete_conversation(OWNER, "c0", now())
+    with pytest.raises(TooManyForks):  # others have something of it
+        await fork(storage, "c1", "c4")
+    with pytest.raises(NotFound):
+        await fork(storage, "c0", "c4")
 
 
 async def test_a_turn_in_a_fork_and_one_that_is_at_work_in_its_parent(storage: Storage) -> None:

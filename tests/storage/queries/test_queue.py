@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,10 +67,15 @@ def named(prefix: str, number: int, start: int = 0) -> list[str]:
     return [f"{prefix}{index:03}" for index in range(start, start + number)]
 
 
+def _replaced_by(limits: bytes, _: bytes | None) -> bytes:
+    return limits
+
+
 async def weigh(storage: Storage, weights: Mapping[str, float]) -> None:
     for owner, weight in weights.items():
         await storage.create_owner(owner, owner, now(), entry=entry())
-        await storage.limit_owner(owner, b'{"weight": %g}' % weight, entry=entry())
+        limits = b'{"weight": %g}' % weight
+        await storage.limit_owner(owner, partial(_replaced_by, limits), entry=entry())
 
 
 async def end(storage: Storage, claim: RunClaim, tokens: int = 100, weight: float = 1.0) -> None:

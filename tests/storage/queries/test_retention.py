@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, text
 
 from storage import (
+    CONVERSATION_BYTES,
     ClosedItem,
     ConversationChange,
     ConversationFull,
     EventsExpired,
     Limits,
+    NewFork,
     NewItem,
     NotFound,
     Notice,
@@ -31,7 +33,7 @@ from storage import (
     Usage,
     open_storage,
 )
-from storage.queries import garbage, responses, retention
+from storage.queries import conversations, garbage, responses, retention
 from storage.queries.retention import RESPONSES, SEGMENTS
 from tests.support.making import (
     OTHER,
@@ -345,10 +347,9 @@ async def chain(storage: Storage, length: int) -> str:
     return f"t{length - 1}"
 
 
-async def test_a_deletion_goes_in_short_steps(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others write in between, however long a log or a chain of deleted responses is."""
-    monkeypatch.setattr(garbage, "TOMBSTONES", 10, raising=False)
-    count = text("SELECT (SELECT count(*) FROM segments), (SELECT count(*) FROM responses)")
+def noted_steps(storage: Storage, monkeypatch: pytest.MonkeyPatch, *tables: str) -> list[tuple[int, ...]]:
+    """By how many rows each transaction from now on shrinks these tables, noted as they are committed."""
+    count = text("SELECT " + ", ".join(f"(SELECT count(*) FROM {table})" for table in tables))
     steps, submit = list[tuple[int, ...]](), storage._writer.submit
 
     def noted(call: Callable[[Connection], object], **how: bool) -> asyncio.Future[object]:
@@ -363,6 +364,13 @@ async def test_a_deletion_goes_in_short_steps(storage: Storage, monkeypatch: pyt
         return submit(counted, **how)
 
     monkeypatch.setattr(storage._writer, "submit", noted)
+    return steps
+
+
+async def test_a_deletion_goes_in_short_steps(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others write in between, however long a log or a chain of deleted responses is."""
+    monkeypatch.setattr(garbage, "TOMBSTONES", 10, raising=False)
+    steps = noted_steps(storage, monkeypatch, "segments", "responses")
     last = await chain(storage, 35)
     before = (await rows(storage))["responses"]
     await storage.delete_response(OWNER, last, now())
@@ -388,6 +396,52 @@ async def test_what_a_crash_leaves_of_a_deletion_is_taken_up(
         assert await rows(storage) == {}
         cut += 1
     assert cut > 3
+
+
+@pytest.mark.parametrize("verb", ["delete_conversation", "clear_conversation"])
+async def test_a_conversation_goes_in_short_steps(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Others write in between, however many or large its items are; an item that is as large as a step may
+    be is the last one of its step."""
+    monkeypatch.setattr(garbage, "STEP_BYTES", 10 * 4096, raising=False)
+    bodies = [b'"small"'] * 12 + [b'"%s"' % (b"x" * 40960)] * 3 + [b'"small"'] * 20
+    items = [message(f"m{number}", body) for number, body in enumerate(bodies)]
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", items)
+    steps = noted_steps(storage, monkeypatch, "conversation_items", "items")
+    await getattr(storage, verb)(OWNER, "c1", now())
+    assert [places for places, _ in steps] == [0, 10, 3, 1, 1, 10, 10, 0]
+    assert all(places == num_items for places, num_items in steps)
+    if verb == "clear_conversation":
+        assert (await storage.usage(OWNER)).total == CONVERSATION_BYTES + 2
+        await storage.delete_conversation(OWNER, "c1", now())
+    assert await rows(storage) == {} and (await storage.usage(OWNER)).total == 0
+
+
+async def test_what_a_crash_leaves_of_a_conversation_is_taken_up(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation that was deleted before goes with its last fork, in steps as well."""
+    monkeypatch.setattr(garbage, "STEP_BYTES", 3 * 4096, raising=False)
+    cut, whole = 0, False
+    while not whole:
+        names = [f"m{number}" for number in range(10)]
+        await storage.create_conversation(OWNER, "c1", now(), b"{}", [message(name) for name in names])
+        await storage.fork_conversation(OWNER, "c1", NewFork("c2", now(), "m7"))
+        await storage.add_conversation_items(OWNER, "c2", [message(f"n{number}") for number in range(4)])
+        await storage.delete_conversation(OWNER, "c1", now())
+        assert set(await storage.get_items(OWNER, names)) == set(names[:8])
+        await storage._write(partial(conversations.delete, owner=OWNER, id="c2", now=now()))
+        async with aclosing(retention.collect(storage._write, ["c2"])) as steps:
+            for _ in range(cut):
+                whole = await anext(steps, "over") == "over"
+        assert await storage.get_items(OWNER, [*names, "n0", "n3"]) == {}
+        with pytest.raises(NotFound):
+            await storage.get_conversation(OWNER, "c2")
+        assert await sweep(storage) == Swept()
+        assert await rows(storage) == {}
+        cut += 1
+    assert cut > 4
 
 
 async def test_a_deletion_that_was_cut_stands_in_no_other_ones_way(storage: Storage) -> None:
@@ -444,7 +498,7 @@ async def test_the_walk_over_logs_ends_at_the_first_that_is_too_young(storage: S
 
     storage._read = counted
     assert await sweep(storage, at + SECOND, log_age=SECOND) == Swept(logs=len(old))
-    assert num_reads <= 5
+    assert num_reads <= 6
 
 
 async def test_posted_outputs_go_with_the_log(storage: Storage) -> None:

@@ -303,6 +303,8 @@ async def test_tool_outputs_wake_a_waiting_run(storage: Storage) -> None:
     assert not await storage.append([append])
     waiting = await storage.add_tool_outputs(OWNER, "r1", [output("a")], now())
     assert list(waiting.pending) == ["d"] and not waiting.runnable
+    assert await storage.claim("r1") is None  # whose claim comes late does not end what waits anew
+    assert (await storage.get_response(OWNER, "r1")).waiting
 
 
 async def test_the_last_output_survives_a_crash_before_the_claim(storage: Storage) -> None:
@@ -318,7 +320,9 @@ async def test_outputs_for_a_run_that_does_not_wait(storage: Storage) -> None:
         await storage.add_tool_outputs(OWNER, "r1", [output("a")], now())
     assert not (await storage.pending_calls(OWNER, "r1")).pending
     await park(storage, "r2", ("a", "look_up"))
-    assert (await storage.claim("r2")) is not None
+    await storage.request_cancel(OWNER, "r2")
+    claim = await storage.claim("r2")
+    assert claim is not None and (claim.state, claim.cancel_requested) == ("waiting", True)
     with pytest.raises(NotWaiting):
         await storage.add_tool_outputs(OWNER, "r2", [output("a")], now())
 

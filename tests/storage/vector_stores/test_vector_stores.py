@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from storage import (
     FileClaim,
@@ -18,10 +23,16 @@ from storage import (
     NewVectorStore,
     NotFound,
     Storage,
+    StoredFile,
     open_storage,
 )
+from storage.vector_stores.chunk_ids import file_key, key_of
 from storage.vector_stores.words import INDEXES
+from storage.vector_stores.words.interface import Wanted
+from storage.vector_stores.words.searching import MAX_WORDS, words_of
 from tests.support.making import OTHER, OWNER, RUNNER, now, rows
+
+T = TypeVar("T")
 
 TEXTS = (
     "The spring tide is highest two days after the full moon.",
@@ -172,13 +183,63 @@ async def test_files_can_be_chosen_and_left_out(storage: Storage) -> None:
     await stores.create(new_store(), [new_file("file-1", attributes=b'{"n":1}'), new_file("file-2")])
     await read(storage, ["The first tide."])
     await read(storage, ["The second tide."])
-    [store] = await stores.searched(OWNER, ["vs_1"], now(), attributes=True)
-    chosen = [key for key, attributes in store.shown.items() if attributes == b'{"n":1}']
+    [store] = await stores.searched(OWNER, ["vs_1"], now(), shows=lambda told: told == b'{"n":1}')
+    chosen = [*store.shown]
     for files, only, texts in ((chosen, True, ["The first tide."]), (chosen, False, ["The second tide."])):
         hits = (await stores.search([store.number], "tide", files, only=only, most=10)).hits
         chunks = await stores.chunks([id for id, _ in hits])
         assert [chunk.text for chunk in chunks.values()] == texts
     assert not (await stores.search([store.number], "tide", [], only=True, most=10)).hits
+
+
+async def test_files_are_chosen_by_their_attributes_where_these_are_read(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few at a time, in the thread that reads: attributes of many files are more than memory holds."""
+    monkeypatch.setattr("storage.vector_stores.stores.FILTERED", 2)
+    stores = storage.vector_stores
+    told = [None if n == 3 else b'{"n":%d}' % n for n in range(6)]
+    await stores.create(new_store(), [new_file(f"file-{n}", attributes=each) for n, each in enumerate(told)])
+    for _ in range(5):  # the last one is not read
+        await read(storage, TEXTS)
+    asked: list[bytes | None] = []
+
+    def shows(attributes: bytes | None) -> bool:
+        assert threading.current_thread().name.startswith("antiphon-reader")
+        asked.append(attributes)
+        return len(asked) != 2
+
+    [store] = await stores.searched(OWNER, ["vs_1"], now(), shows=shows)
+    assert asked == told[:5]
+    assert store.shown == {file_key(store.number, n) for n in (0, 2, 3, 4)}
+    assert store.hidden == {file_key(store.number, 5)}
+
+
+async def test_each_store_is_searched_among_its_own_files(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of all the others say nothing of it, and there may be thousands of each."""
+    stores, ids = storage.vector_stores, ["vs_1", "vs_2", "vs_3"]
+    for id in ids:
+        await stores.create(new_store(id), [new_file("file-1"), new_file("file-2")])
+        for _ in range(2):
+            await read(storage, TEXTS)
+    first, second, third = (store.number for store in await stores.searched(OWNER, ids, now()))
+    index = INDEXES["postgresql" if storage.shared else "sqlite"]
+    rank, ranked = index.rank, dict[int, list[int]]()
+
+    def noted(_: object, conn: Connection, wanted: Wanted, *rest: Any) -> list[tuple[int, float]]:
+        ranked[wanted.store] = sorted(wanted.files)
+        return rank(conn, wanted, *rest)
+
+    monkeypatch.setattr(type(index), "rank", noted)
+    mine = {first: [file_key(first, 0)], second: [file_key(second, 0), file_key(second, 1)]}
+    files = [key for keys in mine.values() for key in keys]
+    hits = (await stores.search([first, second, third], "tide", files, only=True, most=50)).hits
+    assert sorted(key_of(id) for id, _ in hits) == files and ranked == mine
+    hits = (await stores.search([first, second, third], "tide", files, only=False, most=50)).hits
+    others = [file_key(first, 1), file_key(third, 0), file_key(third, 1)]
+    assert sorted(key_of(id) for id, _ in hits) == others and ranked == {**mine, third: []}
 
 
 async def test_chinese_words_are_found_without_spaces(storage: Storage) -> None:
@@ -187,6 +248,30 @@ async def test_chinese_words_are_found_without_spaces(storage: Storage) -> None:
     await filled(storage, texts=["大潮在满月之后两天最高。", "船靠右行驶。"])
     assert await found(storage, "满月") == ["大潮在满月之后两天最高。"]
     assert await found(storage, "月满") == []
+    # A sentence is no phrase of the text: what has most of its pairs is found.
+    assert (await found(storage, "大潮在什么时候最高 船呢"))[0] == "大潮在满月之后两天最高。"
+
+
+def test_a_run_without_spaces_is_looked_for_in_pieces_that_count_as_words() -> None:
+    """A phrase is compared word by word with each chunk that has its words, so none is long."""
+    assert words_of("满月之后 tide") == ["满 月 之 后", "tide"]
+    assert words_of("满月之后是") == ["满 月", "月 之", "之 后", "后 是"]
+    assert words_of("\u7684" * 9999) == ["\u7684 \u7684"]
+    for first in (0x4E00, 0x0E01, 0x1000):
+        pieces = words_of("".join(chr(first + n % 40) for n in range(9999)))
+        assert len(pieces) == MAX_WORDS and all(len(piece.split()) == 2 for piece in pieces)
+
+
+def test_a_word_of_a_query_is_one_word_of_the_index() -> None:
+    """Python and FTS5 differ in what is a letter: a word with many separators in it would be a phrase."""
+    known = sqlite3.connect(":memory:")
+    known.execute("CREATE VIRTUAL TABLE words USING fts5 (word, tokenize='porter unicode61')")
+    known.execute("CREATE VIRTUAL TABLE seen USING fts5vocab (words, instance)")
+    # [measured] Of all planes, characters in these rows alone are letters to Python and separators to FTS5.
+    words = [word for place in range(0x1100, 0x2000) for word in words_of(f"q{chr(place)}x")]
+    known.executemany("INSERT INTO words (word) VALUES (?)", [(word,) for word in words])
+    [(most,)] = known.execute("SELECT max(many) FROM (SELECT count(*) AS many FROM seen GROUP BY doc)")
+    assert len(words) > 3000 and most == 1
 
 
 async def test_nothing_is_found_before_a_file_is_read_whole(storage: Storage) -> None:
@@ -242,6 +327,40 @@ async def test_a_clean_end_counts_no_attempt_and_a_new_beginning_leaves_nothing(
     assert await found(storage, "tide") == []
 
 
+async def test_a_new_beginning_that_was_cut_is_one_for_whoever_comes_next(storage: Storage) -> None:
+    """Also for a process whose parser makes the chunks of which some are left."""
+    stores = storage.vector_stores
+    await stores.create(new_store(), [new_file()])
+    job = await claimed(storage)
+    await stores.add_chunks(job, pieces([f"tide {number}" for number in range(100)]), b"d")
+    assert await stores.begin_anew(job), "some of it is left"
+    stores.let_go(job)
+    job = await claimed(storage)
+    assert job.next_position and job.digest is None
+    while await stores.begin_anew(job):
+        pass
+    stores.let_go(job)
+    assert (await claimed(storage)).next_position == 0
+
+
+async def test_what_was_of_a_store_that_is_gone_never_gets_into_another(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await stores.create(new_store("vs_1"), [new_file("file-1")])
+    slow = await claimed(storage)
+    await stores.delete(OWNER, "vs_1", now())
+    while await stores.erase():
+        pass
+    await stores.create(new_store("vs_2", OTHER), [new_file("file-2")])
+    job = await claimed(storage)
+    assert job.store_number > slow.store_number
+    for other in (slow, replace(job, store_id="vs_1"), replace(job, file_id="file-1")):
+        with pytest.raises(FileClaimLost):
+            await stores.add_chunks(other, pieces(["A secret."]), b"s")
+    await stores.add_chunks(job, pieces(TEXTS), b"d")
+    await stores.finish(job)
+    assert [c.text for c in await stores.file_chunks(OTHER, "vs_2", "file-2", limit=9)] == list(TEXTS)
+
+
 async def test_owners_take_turns(storage: Storage) -> None:
     stores = storage.vector_stores
     await stores.create(new_store("vs_1"), [new_file("file-1"), new_file("file-2")])
@@ -252,6 +371,18 @@ async def test_owners_take_turns(storage: Storage) -> None:
         turns.append(job.owner)
         behind = job.owner
     assert sorted(turns[:2]) == sorted([OWNER, OTHER]) and turns[2] == OWNER
+
+
+async def test_others_wait_while_no_task_has_their_files(storage: Storage) -> None:
+    stores = storage.vector_stores
+    await stores.create(new_store("vs_1"), [new_file("file-1"), new_file("file-2")])
+    job = await claimed(storage)
+    assert not await stores.others_wait(job, now()), "only of the same owner"
+    assert await stores.others_wait(replace(job, status="completed"), now()), "reading comes first"
+    await stores.create(new_store("vs_2", OTHER), [new_file("file-3")])
+    assert await stores.others_wait(job, now())
+    other = await stores.claim(now(), OWNER)
+    assert other is not None and other.owner == OTHER and not await stores.others_wait(job, now())
 
 
 @pytest.mark.parametrize("what", ["file", "store", "batch"])
@@ -398,6 +529,105 @@ async def test_files_of_a_batch_come_in_slices_each_once(
     while await stores.erase():
         pass
     assert not any(name.startswith("vector") for name in await rows(storage))
+
+
+async def test_what_is_said_once_of_a_batch_waits_once_and_counts_for_each_file(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores, told = storage.vector_stores, b'{"a":"%s"}' % (b"x" * 9990)
+    await stores.create(new_store())
+    files = [new_file(f"file-{n}", attributes=told) for n in range(10)]
+
+    async def nothing(*_: object) -> bool:
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores, "add_some", nothing)
+        await stores.create_batch(OWNER, "vs_1", "vsfb_1", files, now())
+    waiting = (await storage.usage(OWNER)).held
+    assert len(told) < waiting < 2 * len(told)
+    while await stores.add_some(now()):
+        pass
+    assert (await storage.usage(OWNER)).held == 10 * len(told)
+    await stores.set_attributes(OWNER, "vs_1", "file-0", b"{}")
+    await stores.add_files(OWNER, "vs_1", [new_file("file-1", attributes=b"{}")], now())
+    assert (await storage.usage(OWNER)).held == 8 * len(told) + 4
+    await stores.set_attributes(OWNER, "vs_1", "file-0", None)
+    assert (await storage.usage(OWNER)).held == 8 * len(told) + 2
+    # A transaction puts few files into a store where these are large.
+    monkeypatch.setattr("storage.vector_stores.stores.SLICE_BYTES", 3 * len(told))
+    with monkeypatch.context() as patched:
+        patched.setattr(stores, "add_some", nothing)
+        await stores.create_batch(OWNER, "vs_1", "vsfb_2", files, now())
+    assert [await stores.add_some(now()) for _ in range(5)] == [True] * 4 + [False]
+
+
+async def test_what_goes_is_let_go_of_in_steps_and_seen_by_nobody_meanwhile(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.vector_stores.ingestion.FORGOTTEN", 2)
+    stores = storage.vector_stores
+    await stores.create(new_store(expires_after=1000), [new_file(f"file-{n}") for n in range(5)])
+    assert [await stores.expire(now() + 2000) for _ in range(4)] == [2, 2, 1, 0]
+    assert not (await stores.due(now() + 2000)).to_expire
+    while await stores.erase():
+        pass
+
+    async def files_left() -> int:
+        left = text("SELECT count(*) FROM vector_store_files WHERE deleted_at IS NULL")
+        return await storage._read(lambda conn: conn.execute(left).scalar_one())
+
+    await filled(storage, "vs_2")
+    await stores.add_files(OWNER, "vs_2", [new_file(f"file-{n}") for n in range(2, 6)], now())
+    [store] = await stores.searched(OWNER, ["vs_2"], now())
+    [(chunk, _)] = (await stores.search([store.number], "tide", (), only=False, most=9)).hits
+    job = await claimed(storage)
+    await stores.delete(OWNER, "vs_2", now())
+    assert await files_left() == 5, "they are many, and go later"
+    assert not await stores.chunks([chunk])
+    assert await stores.kept_bytes([OWNER], now(), 1) == []
+    due = await stores.due(now())
+    assert (due.to_read, due.to_erase) == (False, True) and await stores.claim(now()) is None
+    with pytest.raises(FileClaimLost):
+        await stores.finish(job)
+    left = [await files_left()]
+    while await stores.erase():
+        left.append(await files_left())
+    assert left[-1] == 0 and max(before - after for before, after in pairwise(left)) == 2
+    assert not {"vector_chunks", "vector_store_files"} & set(await rows(storage))
+
+
+async def test_a_file_leaves_many_stores_in_short_transactions(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.vector_stores.ingestion.FORGOTTEN", 2)
+    stores, taken = storage.vector_stores, []
+    blob = await storage.blobs.put_bytes(b"tide")
+    await storage.files.create(StoredFile("file-1", OWNER, "a.txt", "assistants", 4, blob.digest, now()))
+    for number in range(5):
+        await stores.create(new_store(f"vs_{number}"), [new_file()])
+    with pytest.raises(NotFound):
+        await storage.files.delete(OTHER, "file-1", now())
+    assert (await stores.get(OWNER, "vs_0")).counts.total == 1
+    write = storage.files._write
+
+    async def counted(job: Callable[[Connection], T]) -> T:
+        before = text("SELECT count(*) FROM vector_store_files WHERE deleted_at IS NOT NULL")
+
+        def both(conn: Connection) -> T:
+            first = conn.execute(before).scalar_one()
+            made = job(conn)
+            taken.append(conn.execute(before).scalar_one() - first)
+            return made
+
+        return await write(both)
+
+    monkeypatch.setattr(storage.files, "_write", counted)
+    await storage.files.delete(OWNER, "file-1", now())
+    assert taken == [2, 2, 1]
+    while await stores.erase():
+        pass
+    assert not {"files", "vector_store_files"} & set(await rows(storage))
 
 
 async def test_what_owners_keep_in_stores_is_told_by_the_time_when_it_came(storage: Storage) -> None:

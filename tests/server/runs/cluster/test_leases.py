@@ -229,6 +229,31 @@ async def test_a_run_that_is_read_elsewhere_is_not_given_up(fleet: Fleet) -> Non
             assert (await there.done())["status"] == "completed"
 
 
+async def test_a_turn_that_is_read_elsewhere_keeps_its_conversation(fleet: Fleet) -> None:
+    a, b = await fleet.add(Gate()), await fleet.add()
+    runs, clock = a.server.context.runs, asyncio.get_running_loop().time
+    conversation = (await a.api.http.post("/v1/conversations", json={})).json()["id"]
+    async with a.api.open("hi", conversation=conversation) as live:
+        await live.until("output_text.delta")
+        await a.gate.reached.wait()
+        async with b.api.follow(live.id) as there:
+            await there.until("output_text.delta")
+            run = runs._tasks.get(live.id)
+            assert run is not None
+            await live.chunks.aclose()  # type: ignore[attr-defined]
+            await until(lambda: runs.feed.num_readers(live.id) == 0)
+            async with asyncio.timeout(20):
+                while not (told := await a.server.context.storage.watched(live.id)):
+                    await asyncio.sleep(0.005)
+            error = await a.api.refused(400, "again", conversation=conversation)
+            assert error["code"] == "conversation_locked"
+            # As at the end of a grace, or where the run was just taken up: the next time is yet to come.
+            run.watched, run.watched_at = told, clock()
+            await a.api.refused(400, "again", conversation=conversation)
+            a.gate.release.set()
+            assert (await there.done())["status"] == "completed"
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Takeover
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from storage import AuditFilter, KeyEnded, NotFound, OwnerArchived, Storage
+from storage import AuditFilter, KeyEnded, NotFound, OwnerArchived, Storage, open_storage
 from tests.support.making import OTHER, OWNER, entry, key
 
 FAR = 10**18
@@ -41,8 +43,9 @@ async def test_a_key_is_found_by_its_hash_also_when_it_is_revoked(storage: Stora
 async def test_what_a_key_may_do_can_be_changed_while_it_lives(storage: Storage) -> None:
     made = await storage.create_key(key("k1", expires_at=FAR), entry=entry())
     assert made.live(FAR - 1) and not made.live(FAR)
-    changes: dict[str, Any] = {"scopes": ("files.read", "model:a"), "expires_at": FAR - 5, "limits": b"{}"}
-    changed = await storage.change_key("k1", 5, changes, entry=entry("api_key.updated"))
+    changes: dict[str, Any] = {"scopes": ("files.read", "model:a"), "expires_at": FAR - 5}
+    told = entry("api_key.updated")
+    changed = await storage.change_key("k1", 5, changes, entry=told, limits=lambda _: b"{}")
     assert (changed.scopes, changed.expires_at, changed.limits) == (("files.read", "model:a"), FAR - 5, b"{}")
     assert changed == await storage.get_key("k1")
     with pytest.raises(KeyEnded):
@@ -63,6 +66,30 @@ async def test_a_successor_takes_over_and_the_old_key_lives_until_it_is_told(sto
     await storage.revoke_key("k3", FAR, entry=entry("api_key.deleted"))
     with pytest.raises(KeyEnded):
         await storage.rotate_key("k3", key("k4"), FAR, entry=entry("api_key.rotated"))
+
+
+async def test_limits_that_two_processes_change_at_once_are_all_kept(database_url: str) -> None:
+    def adding(name: bytes) -> Callable[[bytes | None], bytes]:
+        return lambda limits: (limits or b"") + name
+
+    async with AsyncExitStack() as stack:
+        both = []
+        for runner in ("a", "b"):
+            both.append(await open_storage(database_url, runner=runner, lock=False))
+            stack.push_async_callback(both[-1].close)
+        await both[0].create_key(key("k1"), entry=entry())
+        await asyncio.gather(
+            *(
+                change
+                for one, name in zip(both * 8, b"abcdefghijklmnop", strict=True)
+                for change in (
+                    one.limit_owner(OWNER, adding(bytes([name])), entry=entry()),
+                    one.change_key("k1", 5, {}, entry=entry(), limits=adding(bytes([name]))),
+                )
+            )
+        )
+        for changed in (await both[0].get_owner(OWNER), await both[1].get_key("k1")):
+            assert changed.limits is not None and sorted(changed.limits) == [*b"abcdefghijklmnop"]
 
 
 async def test_pages_of_keys(storage: Storage) -> None:
@@ -99,7 +126,7 @@ async def test_owners_come_with_their_keys_and_end_with_them(storage: Storage) -
     assert [(one.id, one.name) for one in page.data] == [("o1", "Sales"), ("o2", "o2")] and page.has_more
     assert [one.id for one in (await storage.list_owners(limit=2, after="o2")).data] == ["o3"]
     assert (await storage.rename_owner("o1", "Buying", entry=entry("project.updated"))).name == "Buying"
-    limited = await storage.limit_owner("o1", b'{"rpm":1}', entry=entry("rate_limit.updated"))
+    limited = await storage.limit_owner("o1", lambda _: b'{"rpm":1}', entry=entry("rate_limit.updated"))
     assert limited.limits == b'{"rpm":1}'
     found = await storage.find_key(b"k1")
     assert found is not None and found.owner == limited
