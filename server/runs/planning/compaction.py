@@ -80,6 +80,11 @@ class Plan(Protocol):
     """What of a run's plan is needed here."""
 
     @property
+    def owner(self) -> str:
+        """Whose run it is."""
+        ...
+
+    @property
     def compaction(self) -> Compaction | None:
         """What the run is to compact."""
         ...
