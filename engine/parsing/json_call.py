@@ -153,12 +153,16 @@ class JsonValue:
         """A number, which comes out as it is read, or a word; either ends before what follows."""
         found = _AFTER_SCALAR.search(text, at)
         end = found.start() if found else len(text)
-        self._scalar += text[at:end]
-        scalar = self._scalar
+        scalar = self._scalar + text[at:end]
+        # What is none is told by its first character too many, whatever pieces the text comes in.
+        most = MAX_NUMBER + 1 if not scalar[0].isalpha() else _known(scalar) + 1
+        end -= max(0, len(scalar) - most)
+        too_long, scalar = len(scalar) >= most, scalar[:most]
+        self._scalar = scalar
         if not scalar[0].isalpha():
             self._parts.append(text[at:end])
-            self.bad = len(scalar) > MAX_NUMBER or (found is not None and not _NUMBER.fullmatch(scalar))
-        elif found is not None or not any(word.startswith(scalar) for word in _WORDS):
+            self.bad = too_long or (found is not None and not _NUMBER.fullmatch(scalar))
+        elif found is not None or too_long:
             self._parts.append(_WORDS.get(scalar, scalar))
             self.bad = scalar not in _WORDS
         if found is not None and not self.bad:
@@ -173,6 +177,12 @@ class JsonValue:
         """A key or a value has ended."""
         self._expects, self._in_key = "colon" if self._in_key else "comma", False
         self.ended = not self._closers
+
+
+def _known(text: str) -> int:
+    """How many characters at its beginning begin one of the words."""
+    longest = min(len(text), max(map(len, _WORDS)))
+    return next(n for n in range(longest, -1, -1) if any(word.startswith(text[:n]) for word in _WORDS))
 
 
 class ObjectScanner:

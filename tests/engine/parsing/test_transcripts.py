@@ -234,3 +234,12 @@ def test_garbage_in_any_pieces(name: str, data: st.DataObject) -> None:
     pieces = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
     assert read(pieces, dialect_named(name), **options) == whole
     check([delta for delta in whole if not isinstance(delta, Done)])
+
+
+@pytest.mark.parametrize("value", ["The weather is fine.", "Truest,", "tru}", "9" * 5000, "-x"])
+def test_what_is_no_word_and_no_number_ends_a_call_at_the_same_place_in_any_pieces(value: str) -> None:
+    text = f'[TOOL_CALLS]search {{"query":{value}'
+    dialect = dialect_named("mistral")
+    whole = read([text], dialect, tools=TOOLS)
+    assert any(isinstance(delta, CallArgs) for delta in whole)
+    assert read(text, dialect, tools=TOOLS) == whole
