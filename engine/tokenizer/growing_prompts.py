@@ -44,21 +44,23 @@ class _Past:
     """A prompt, up to its last message.
 
     asked: what it was made of. head: what the template printed up to the end of the first message. ids,
-    num_chars: of all that it printed in front of the last message. key: where it is remembered. num_bytes:
-    what it holds in memory, about.
+    num_chars: of all that it printed in front of the last message. messages_bytes: what the messages take in
+    memory, about. key: where it is remembered. num_bytes: what all of it takes.
     """
 
     asked: RenderInput
     head: str
     ids: array[int]
     num_chars: int
+    messages_bytes: int
     key: Hashable = field(init=False)
     num_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         key = _key(self.asked, len(self.asked.messages), _digest(self.asked))
         object.__setattr__(self, "key", key)
-        object.__setattr__(self, "num_bytes", sum(map(_size, (self.asked, self.head, self.ids))))
+        rest = sum(map(_size, (replace(self.asked, messages=[]), self.head, self.ids)))
+        object.__setattr__(self, "num_bytes", self.messages_bytes + rest)
 
 
 class GrowingPrompts:
@@ -141,12 +143,16 @@ class GrowingPrompts:
 
     def _remembered(self, inp: RenderInput, head: str, past: _Past | None, kept: str, rest: str) -> Prompt:
         """The prompt of what was printed: `past`, `kept` up to the last message, and `rest`."""
-        before, num_chars = (array("i"), 0) if past is None else (past.ids, past.num_chars)
+        before, num_chars, num_known, num_bytes = array("i"), 0, 0, 0
+        if past is not None:
+            before, num_chars = past.ids, past.num_chars
+            num_known, num_bytes = len(past.asked.messages), past.messages_bytes
         start = start_of(kept + rest, inp, self._dialect)
         if not self._encoder.cuts(rest):
             return Prompt(before + self._encoder.encode(kept + rest, inp.scope), start)
         ids = before + self._encoder.encode(kept, inp.scope)
-        self._remember(_Past(_kept(inp), head, ids, num_chars + len(kept)), instead_of=past)
+        num_bytes += sum(map(_size, inp.messages[num_known:]))  # those before are the same, and may be many
+        self._remember(_Past(_kept(inp), head, ids, num_chars + len(kept), num_bytes), instead_of=past)
         return Prompt(ids + self._encoder.encode(rest, inp.scope), start)
 
     def _segments(self, inp: RenderInput, messages: Sequence[Message]) -> list[str] | None:
