@@ -41,7 +41,7 @@ FORBIDDEN = {
 ORDERS = {
     "engine": (
         *("late", "types", "references", "engine_thread", "admission", "interface", "config", "step"),
-        *("user_cache", "shipped", "model_folder", "turns"),
+        *("user_cache", "shipped", "model_folder", "turns", "failures"),
         "search",
         *("dialects", "tokenizer", "parsing", "structured"),
         *(

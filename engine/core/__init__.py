@@ -12,7 +12,6 @@ from engine.late import late
 
 if TYPE_CHECKING:
     from engine.core.batch_state import Rows
-    from engine.core.failures import of_device
     from engine.core.fair_share import FairShare
     from engine.core.kv_cache import KVCache
     from engine.core.loop import EngineLoop, build_loop
@@ -36,7 +35,6 @@ else:
         __name__,
         {
             "engine.core.batch_state": ("Rows",),
-            "engine.core.failures": ("of_device",),
             "engine.core.fair_share": ("FairShare",),
             "engine.core.kv_cache": ("KVCache",),
             "engine.core.loop": ("EngineLoop", "build_loop"),
@@ -78,5 +76,4 @@ __all__ = [
     "Submit",
     "Tiering",
     "build_loop",
-    "of_device",
 ]

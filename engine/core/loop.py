@@ -25,7 +25,6 @@ import torch
 from engine.core.batch_state import Rows
 from engine.core.determinism_check import prove
 from engine.core.draft_model import open_assistant
-from engine.core.failures import of_device, without
 from engine.core.kv_cache import BlockHasher, KVCache
 from engine.core.messages import (
     Abort,
@@ -48,6 +47,7 @@ from engine.core.tier_opening import open_tier
 from engine.core.tiering import Tiering
 from engine.core.token_masks import ask_masks, make_masks, see_taken, take_drawn
 from engine.executor import NO_TOKEN, Forwarded, PoolSizes, Runner, StepResult, size_pools
+from engine.failures import of_device, without
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.structured.isolation import Move

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.core.batch_state import PROMPT_LOGPROBS_CHUNK, Rows, noise_key
-from engine.core.failures import without
 from engine.core.kv_cache import BlockHasher, BlockKey, Hit, KVCache
 from engine.core.messages import Forget, Keep, Save, Submit
 from engine.core.prefill_budget import Pace
 from engine.core.sequences import Sequence, WaitingQueue
 from engine.core.tiering import Owned, Room, Tiering
+from engine.failures import without
 from engine.step import Ints, token_array
 from engine.types import CACHED_TOKEN, GenerateRequest
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.batch_state import Rows, ragged
-from engine.core.failures import of_device
+from engine.failures import of_device
 from engine.step import Ints
 
 if TYPE_CHECKING:

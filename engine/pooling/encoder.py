@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.core import FairShare, of_device
+from engine.core import FairShare
+from engine.failures import of_device
 from engine.models import F32_BELOW, Checkpoint
 from engine.pooling.recipe import Recipe
 from engine.pooling.step_size import StepSize

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.core import Batch, KVCache, Rows, Scheduler, Sequence, Submit, of_device
+from engine.core import Batch, KVCache, Rows, Scheduler, Sequence, Submit
 from engine.executor import Runner, size_pools
+from engine.failures import of_device
 from engine.kernels import free_memory
 from engine.models import Checkpoint, ModelSpec, load_pooled
 from engine.pooling.recipe import Recipe

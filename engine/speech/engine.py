@@ -126,7 +126,7 @@ class SpeechEngine:
 
     def _read(self, model: Whisper, job: _Job) -> None:
         """Read one window; what fails is the window's own failure, unless the device has failed."""
-        from engine.core import of_device
+        from engine.failures import of_device
         from engine.speech.whisper import Dropped
 
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.failures import of_memory
 from engine.step import StepPlan
 from engine.types import LoadError, MediaSpan, RequestError, RequestFailed
 from engine.vision.processing import STAND_IN, ImageProcessor, plain_picture
@@ -118,7 +119,7 @@ class Sight:
         try:
             features = self._computed(span)
         except (MemoryError, RuntimeError) as error:
-            if not _lacks_memory(error):
+            if not of_memory(error):
                 raise
         if features is None:  # raised out here, without the frames that hold what there was room for
             raise RequestFailed("there is not enough memory for an image as large as one of the prompt")
@@ -152,8 +153,3 @@ def _layers(model: Any, language: str) -> Iterator[torch.nn.Module]:
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.ModuleList) and not path.startswith(f"{language}."):
             yield from module
-
-
-def _lacks_memory(error: Exception) -> bool:
-    no_class = "DefaultCPUAllocator" in str(error)  # torch has one for the memory of GPUs alone
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or no_class

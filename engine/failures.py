@@ -15,7 +15,15 @@ import torch
 log = logging.getLogger("antiphon.engine")
 
 # how torch words what it has no class for
-_SIGNS = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS", "DefaultCPUAllocator")
+_SIGNS = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS")
+_NO_MEMORY = "DefaultCPUAllocator"
+
+
+def of_memory(error: BaseException) -> bool:
+    """Whether a device, or the process, had no room for what was to be computed."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
 
 
 def of_device(error: BaseException) -> bool:
@@ -23,7 +31,7 @@ def of_device(error: BaseException) -> bool:
 
     Anything else that an operation raises has left the device as it was.
     """
-    if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
+    if isinstance(error, torch.AcceleratorError) or of_memory(error):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
