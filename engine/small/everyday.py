@@ -115,6 +115,13 @@ def coined(rng: random.Random) -> str:
     )
 
 
+def grafted(rng: random.Random, words: Sequence[str]) -> str:
+    """The beginning of one word and the end of another: coined names have the sound of their syllables, by
+    which a model could go on with them instead of copying; these sound like anything."""
+    first, last = rng.sample(words, 2)
+    return first[: rng.randint(2, len(first) - 1)] + last[rng.randint(1, len(last) - 2) :]
+
+
 def _are_names(texts: Sequence[str]) -> bool:
     """Whether most of these are names, as of towns and people; lists of numbers and codes are none."""
     capital = sum(text[0].isupper() and not any(letter.isdigit() for letter in text) for text in texts)
@@ -148,6 +155,8 @@ class Table:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
         self.values: dict[str, list[str]] = read["values"]
         self.names = {key for key, texts in self.values.items() if _are_names(texts)}
+        named = (word for key in self.names for text in self.values[key] for word in text.split())
+        self.words = sorted({word for word in named if len(word) > 3 and word.isalpha()})
         self.tools = {one["name"]: Tool.read(one) for one in read["tools"]}
         self.chains = [
             Chain(
@@ -174,12 +183,19 @@ class Table:
             return rng.choice(spec.split("|"))
         if spec == "text":
             if source in self.names and rng.random() < COINED:
-                return coined(rng)
+                return self.unheard(rng)
             return rng.choice(self.values[source])
         low, high = source.split("-")
         if spec == "whole":
             return rng.randint(int(low), int(high))
         return round(rng.uniform(float(low), float(high)), rng.choice((1, 1, 2)))
+
+    def unheard(self, rng: random.Random) -> str:
+        """A name that stands in no list: of syllables, or of the words of names that do."""
+        if len(self.words) < 2 or rng.random() < 0.5:
+            return coined(rng)
+        more = f" {grafted(rng, self.words)}" if rng.random() < 0.25 else ""
+        return f"{grafted(rng, self.words).capitalize()}{more.title()}"
 
     def _draw_other(self, rng: random.Random, tool: Tool, name: str, known: Arguments) -> Json:
         """A value that no parameter of the same source has: nobody goes from a town to the same town."""

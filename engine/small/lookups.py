@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 
-from engine.small.everyday import WORDS, Chain, Request, Table, Tool, coined
+from engine.small.everyday import WORDS, Chain, Request, Table, Tool
 
 DETERMINED = re.compile(
     r"(?:[\w-]|\b(?:a|an|my|our|your|his|her|their|this|that|no|any|some|case|file) )$", re.IGNORECASE
@@ -26,7 +26,7 @@ def lookup(rng: random.Random, table: Table) -> Chain:
     what, source = link.replace("_", " "), second.source[link]
     values = table.values[source]
     if source in table.names:
-        values = [*values, *(coined(rng) for _ in range(len(values) // 4))]
+        values = [*values, *(table.unheard(rng) for _ in range(len(values) // 4))]
     key, keys, type_of_key = _key(rng, table, second, link)
     kind = key.replace("_", " ")
     things = [f"{{{key}}}", f"{{{key}}}", f"the {kind} {{{key}}}"]

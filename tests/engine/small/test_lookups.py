@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from engine.small.everyday import SLOT, WORDS, Table, coined, read_tables
+from engine.small.everyday import SLOT, WORDS, Table, coined, grafted, read_tables
 from engine.small.lookups import lookup
 
 TABLES = read_tables()
@@ -61,3 +61,25 @@ def test_no_word_list_is_empty_and_names_that_nobody_has_heard_are_names() -> No
     names = {coined(rng) for _ in range(500)}
     assert len(names) > 450
     assert all(re.fullmatch(r"[A-Z][a-z]+( [A-Z][a-z]+)?", name) for name in names)
+
+
+def test_grafted_names_begin_as_one_word_and_end_as_another() -> None:
+    rng = random.Random(7)
+    words = ["Ottmar", "Delphine", "Kwabena"]
+    names = [grafted(rng, words) for _ in range(100)]
+    assert len(set(names)) > 30
+    for name in names:
+        cuts = range(1, len(name))
+        assert any(
+            any(w.startswith(name[:cut]) for w in words) and any(w.endswith(name[cut:]) for w in words)
+            for cut in cuts
+        )
+
+
+def test_names_that_nobody_has_heard_stand_in_no_list() -> None:
+    rng = random.Random(8)
+    for table in read_tables():
+        heard = {text for texts in table.values.values() for text in texts}
+        names = [table.unheard(rng) for _ in range(200)]
+        assert sum(name in heard for name in names) < 4
+        assert len(set(names)) > 190
