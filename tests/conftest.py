@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import cache, partial
 from pathlib import Path
@@ -80,6 +81,28 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long` runs everything."""
+    parser.addoption("--long", action="store_true", help="also what takes long, and every case of a sample")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without `--long`, leaves out what takes long, and all but one of n cases where a sample is enough."""
+    if config.getoption("--long"):
+        return
+    seen: Counter[str] = Counter()
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        sampled = item.get_closest_marker("sampled")
+        passed_over = sampled is not None and seen[function] % sampled.args[0]
+        seen[function] += 1
+        (left_out if passed_over or item.get_closest_marker("long") else kept).append(item)
+    items[:] = kept
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,18 @@ from tests.chaos.report import ROWS, Form, carry_out
 SEED = int(os.environ.get("ANTIPHON_CHAOS_SEED", random.SystemRandom().randrange(1 << 30)))
 
 
-@pytest.mark.parametrize("name", [row.name for row in run.in_order() if row.short])
+LONG = {"1a", "2", "5", "14", "22", "30", "35"}
+"""Rows whose short form takes ten seconds and more."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(row.name, marks=[pytest.mark.long] if row.name in LONG else [])
+        for row in run.in_order()
+        if row.short
+    ],
+)
 async def test_row(name: str, tmp_path: Path) -> None:
     print(f"ANTIPHON_CHAOS_SEED={SEED}")
     report, _ = await carry_out(ROWS[name], Form(tmp_path, SEED, full=False))
