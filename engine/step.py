@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -147,5 +147,5 @@ class RowOutput(NamedTuple):
     logprobs: tuple[RowLogprobs, ...] = ()
     error: EngineError | None = None
     cached_tokens: int | None = None
-    prompt_logprobs: tuple[RowLogprobs, ...] | None = None
+    prompt_logprobs: Collection[RowLogprobs] | None = None
     timing: Timing | None = None

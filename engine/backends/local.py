@@ -534,13 +534,6 @@ class LocalEngine(WithTexts):
         prefix = [token for chunk in request.prefix for token in chunk if token not in ends]
         return matcher, bool(prefix) and await constraints.replay(matcher, prefix)
 
-    async def _beside(self, much: bool, work: Callable[[], T]) -> T:
-        """Do some work, in a thread when it is much."""
-        return await self._in_pool(work) if much else work()
-
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
 
 @dataclass(frozen=True, slots=True)
 class _Begun:

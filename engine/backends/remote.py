@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
@@ -40,6 +40,7 @@ from engine.types import (
     Chunk,
     Constraint,
     DeadlineExceeded,
+    Done,
     EngineError,
     EngineStats,
     EngineUnavailable,
@@ -217,7 +218,7 @@ class RemoteEngine(WithTexts):
         patience, unless it had begun or the place is promised."""
         await self._beside(len(request.prompt_ids) > LONG_PROMPT, partial(check_request, request, self._info))
         generation = Generation(request, self._prompts.tokenizer, self._prompts.dialect)
-        end = end_of_prefix(request, self._info)
+        end = self._end_of(request)
         taking = nullcontext(place) if place is not None else self._enter(request, end is None)
         with taking as held:
             self._running += 1
@@ -247,6 +248,12 @@ class RemoteEngine(WithTexts):
                             return
             finally:
                 self._running -= 1
+
+    def _end_of(self, request: GenerateRequest) -> Done | None:
+        """How the prefix has ended the generation, where that is known here: whether a grammar is complete
+        with the last token that there may be, or was cut off there, is for the engine to say."""
+        end = end_of_prefix(request, self._info)
+        return None if request.constraint is not None and end == Done("length") else end
 
     def _enter(self, request: GenerateRequest, generates: bool) -> Any:
         return self._admission.enter(request.owner, request.weight) if generates else nullcontext()
@@ -301,7 +308,7 @@ class RemoteEngine(WithTexts):
             # The engine may have ended between the last token and the word that it was the last.
             if produced:
                 so_far = replace(request, prefix=(*request.prefix, tuple(produced)))
-                if (end := end_of_prefix(so_far, self._info)) is not None:
+                if (end := self._end_of(so_far)) is not None:
                     yield RowOutput(-1, finish=end)
                     return
 
@@ -322,13 +329,6 @@ class RemoteEngine(WithTexts):
                 return await awaitable
         except TimeoutError:
             raise DeadlineExceeded(f"request {request.id} ran past its deadline") from None
-
-    async def _beside(self, much: bool, work: Callable[[], T]) -> T:
-        """Do some work, in a thread when it is much."""
-        return await self._in_pool(work) if much else work()
-
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
 async def ask(line: EngineLine, patience_s: float, *parts: object, begin: Begin = lambda: None) -> Any:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from engine.admission import Admission, Place
+from engine.backends.generation import LONG_SCORES
 from engine.backends.remote_wire import (
     error_form,
     floats_text,
@@ -283,7 +284,9 @@ class _Client(asyncio.Protocol):
                             alone = False
                             self._host.probation.release()
                         output = merged(outputs)
-                        self.send(output_message(id, output))
+                        write = partial(output_message, id, output)
+                        much = len(output.prompt_logprobs or ()) > LONG_SCORES
+                        self.send(await asyncio.to_thread(write) if much else write())
                         flow.unread += len(output.token_ids)
                         await self._room(flow)
         finally:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from itertools import chain
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -195,14 +196,14 @@ def output_message(handle: int, output: RowOutput) -> bytes:
     if output.cached_tokens is not None:
         more["cached_tokens"] = output.cached_tokens
     if output.prompt_logprobs is not None:
-        more["prompt_logprobs"] = output.prompt_logprobs
+        more["prompt_logprobs"] = _scores_form(output.prompt_logprobs)
     if output.timing is not None:
         more["timing"] = output.timing
     return message("output", handle, output.token_ids, *([more] if more else []))
 
 
 def read_output(parts: Sequence[Any]) -> RowOutput:
-    """The output of `output_message`, of what stands behind its word."""
+    """The output of `output_message`, of what stands behind its word. Scores of its prompt are `Scores`."""
     handle, token_ids, *rest = parts
     if not rest:
         return RowOutput(handle, tuple(token_ids))
@@ -215,9 +216,46 @@ def read_output(parts: Sequence[Any]) -> RowOutput:
         logprobs=tuple(map(_row, more.get("logprobs", ()))),
         error=None if error is None else read_error(error),
         cached_tokens=more.get("cached_tokens"),
-        prompt_logprobs=None if scored is None else tuple(map(_row, scored)),
+        prompt_logprobs=None if scored is None else Scores(*scored),
         timing=read(Timing, more.get("timing")),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Scores(Collection[RowLogprobs]):
+    """The scores of a prompt, as they came: whoever goes through them reads them. Those of a long prompt take
+    a second, which the loop that they come to has not got.
+
+    num_rows: of them. num_top: of each row, how many best ids it has. ids, logprobs: of each row its own one,
+    then the best.
+    """
+
+    num_rows: int
+    num_top: str
+    ids: str
+    logprobs: str
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __iter__(self) -> Iterator[RowLogprobs]:
+        ids, values = read_ints(self.ids).tolist(), array("d", b64decode(self.logprobs)).tolist()
+        at = 0
+        for count in read_ints(self.num_top):
+            end = at + 1 + count
+            yield RowLogprobs(ids[at], values[at], tuple(ids[at + 1 : end]), tuple(values[at + 1 : end]))
+            at = end
+
+    def __contains__(self, row: object) -> bool:
+        return any(row == each for each in self)
+
+
+def _scores_form(rows: Collection[RowLogprobs]) -> tuple[int, str, str, str]:
+    """What `Scores` are made of: text that is written and read at once."""
+    ids = chain.from_iterable((row.token_id, *row.top_ids) for row in rows)
+    values = chain.from_iterable((row.logprob, *row.top_logprobs) for row in rows)
+    num_top = ints_text([len(row.top_ids) for row in rows])
+    return len(rows), num_top, ints_text(array("i", ids)), b64encode(array("d", values)).decode()
 
 
 def _row(form: Mapping[str, Any]) -> RowLogprobs:

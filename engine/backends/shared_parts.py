@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.types import GenerateRequest, Prompt, RenderInput
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from engine.tokenizer import Prompts
+
+T = TypeVar("T")
 
 
 class WithTexts:
-    """The part of an `Engine` that its tokenizer does in this process, once there is one."""
+    """The part of an `Engine` that its tokenizer does in this process, once there is one, and the threads in
+    which it does what is much."""
 
     _prompts: Prompts
+    _pool: ThreadPoolExecutor
 
     async def render(self, messages: RenderInput) -> Prompt:
         """See `Engine.render`."""
@@ -33,6 +40,13 @@ class WithTexts:
     def token_text(self, token_id: int) -> str:
         """See `Engine.token_text`."""
         return self._prompts.token_text(token_id)
+
+    async def _beside(self, much: bool, work: Callable[[], T]) -> T:
+        """Do some work, in a thread when it is much."""
+        return await self._in_pool(work) if much else work()
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
 class WithoutKV:

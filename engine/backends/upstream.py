@@ -20,12 +20,13 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from engine.admission import Admission, Place
-from engine.backends.generation import Generation, end_of_prefix, is_last
+from engine.backends.generation import LONG_SCORES, Generation, end_of_prefix, is_last
 from engine.backends.request_checks import check_request
 from engine.backends.shared_parts import WithoutKV, WithTexts
 from engine.backends.upstream_peers import PROBE_TEXT, Facts, Peer, PeerBusy, PeerDown, Peers
@@ -62,8 +63,9 @@ class UpstreamEngine(WithTexts, WithoutKV):
     """An `Engine` over the completions API of vLLM, SGLang or Antiphon servers that all serve one model.
 
     model: folder or hub id of its tokenizer, template and configuration. upstream_model: its name there,
-    None for the first that they list. timeout_s: silence after which a server counts as failed. patience_s:
-    how long a request (and `start`) waits when no server can be asked.
+    None for the first that they list. timeout_s: silence after which a server counts as failed, unless it
+    answered other requests meanwhile. patience_s: how long a request (and `start`) waits when no server can
+    be asked.
     """
 
     def __init__(
@@ -116,13 +118,10 @@ class UpstreamEngine(WithTexts, WithoutKV):
     async def start(self) -> ModelInfo:
         """Read the folder and probe the servers. Raises LoadError when none answers within the patience, or
         one cannot serve as an upstream."""
-        run = asyncio.get_running_loop().run_in_executor
-        folder = await run(self._pool, lambda: find_folder(self._model, weights=False))
-        tokenizer = await run(
-            self._pool,
-            lambda: Tokenizer.load(
-                folder, self._chat_template, allow_special_tokens=self._allow_special_tokens
-            ),
+        folder = await self._in_pool(lambda: find_folder(self._model, weights=False))
+        special = self._allow_special_tokens
+        tokenizer = await self._in_pool(
+            lambda: Tokenizer.load(folder, self._chat_template, allow_special_tokens=special)
         )
         dialect = open_dialect(tokenizer, tools=self._tool_dialect, reasoning=self._reasoning_dialect)
         self._peers = Peers(
@@ -243,7 +242,8 @@ class UpstreamEngine(WithTexts, WithoutKV):
         try:
             async with aclosing(self._outputs(request, patient=place is not None)) as stream:
                 async for outputs in stream:
-                    read = generation.read(outputs)
+                    much = len(outputs[0].prompt_logprobs or ()) > LONG_SCORES
+                    read = await self._beside(much, partial(generation.read, outputs))
                     if read is None:
                         continue
                     self._waiting -= waits
@@ -313,12 +313,12 @@ class UpstreamEngine(WithTexts, WithoutKV):
             peer.events({"model": peer.facts.model, **body}, request.trace_headers)
         ) as stream:
             while (events := await self._within(request, anext(stream, None))) is not None:
-                outputs = answer.read(events)
+                outputs = await self._beside(answer.num_unscored > LONG_SCORES, partial(answer.read, events))
                 if not outputs:
                     continue
                 last = outputs[-1]
                 if last.finish is not None:
-                    with suppress(PeerDown, TimeoutError):
+                    with suppress(PeerDown, RequestFailed, TimeoutError):
                         async with asyncio.timeout(DRAIN_S):
                             async for _ in stream:
                                 pass

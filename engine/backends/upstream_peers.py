@@ -18,7 +18,7 @@ import httpx
 import orjson
 
 from engine.backends.upstream_wire import Json, error_message, read_logprobs
-from engine.types import EngineError, EngineUnavailable, LoadError, QueueFull, RequestError
+from engine.types import EngineError, EngineUnavailable, LoadError, QueueFull, RequestError, RequestFailed
 
 CONNECT_S = 5.0
 MAX_CONNECTIONS = 1024  # to one server; a request that finds none within CONNECT_S goes elsewhere
@@ -76,6 +76,7 @@ class Peer:
         self.facts: Facts | None = None
         self.in_flight = 0
         self.rests_until = 0.0  # loop time; before it the server is too busy to be asked
+        self._heard = 0  # pieces of answers that came, of all requests
         self._rest_s = FIRST_REST_S
         if not _is_http(address):
             raise LoadError(f"upstream {self.url!r} is no http URL")
@@ -96,8 +97,11 @@ class Peer:
         self, body: Json, trace_headers: Sequence[tuple[str, str]] = ()
     ) -> AsyncGenerator[list[Json]]:
         """The events of a streamed completion, as many at once as arrived together; closing it closes the
-        connection. Raises PeerDown, PeerBusy, and RequestError for what the server refuses."""
+        connection. Raises PeerDown, PeerBusy, RequestError for what the server refuses, and RequestFailed
+        for what is a failure of this request and not of the server: nothing came for it, while others were
+        answered, or it has a header that cannot be sent."""
         self.in_flight += 1
+        heard = self._heard  # what had come for all requests when this one's silence began
         try:
             content, headers = orjson.dumps(body), {"content-type": "application/json", **dict(trace_headers)}
             async with self._client.stream(
@@ -107,13 +111,26 @@ class Peer:
                     await reply.aread()
                     raise _refusal(reply)
                 self._rest_s = FIRST_REST_S
-                rest = b""
+                heard = self._heard  # a status alone is no sign of life: it comes before anything is computed
+                partial: list[bytes] = []  # joined once: the scores of a long prompt are one line of 50 MB
                 async for data in reply.aiter_bytes():
-                    *lines, rest = (rest + data).split(b"\n")
-                    if events := [_json(line[5:]) for line in lines if _has_event(line)]:
-                        yield events
+                    self._heard += 1
+                    first, *others = data.split(b"\n")
+                    partial.append(first)
+                    if others:
+                        *lines, rest = b"".join(partial), *others
+                        partial = [rest]
+                        if events := [_json(line[5:]) for line in lines if _has_event(line)]:
+                            yield events
+                    heard = self._heard
         except httpx.PoolTimeout:
             raise PeerBusy(None) from None
+        except httpx.ReadTimeout:
+            if heard != self._heard:
+                raise RequestFailed("nothing came for it, while the server answered others") from None
+            raise PeerDown("it fell silent") from None
+        except (httpx.LocalProtocolError, UnicodeEncodeError) as error:
+            raise RequestFailed(f"it cannot be sent: {_line(error)}") from None
         except httpx.RequestError as error:
             raise PeerDown(_line(error)) from None
         finally:
@@ -252,7 +269,7 @@ class Peers:
         return self._agreed
 
     async def _admit(self, peer: Peer) -> Exception | None:
-        """Probe one; it is up when this returns None, and else this is why not."""
+        """Probe one; it is up when this returns None, and else this is why not. Raises nothing."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 facts = await peer.probe(self._prompt, self._model)
@@ -263,6 +280,8 @@ class Peers:
             return PeerDown(f"{peer.url} is busy")
         except (PeerDown, TimeoutError) as error:
             return PeerDown(f"{peer.url}: {str(error) or 'no answer'}")
+        except Exception as error:  # whatever stands there while it restarts, it is asked again
+            return PeerDown(f"{peer.url}: {_line(error)}")
         if self._settled and agreed != self._agreed:
             return LoadError(f"{peer.url} offers less than the others did at start: {facts}")
         self._agreed, peer.facts = agreed, facts
@@ -287,9 +306,9 @@ class Peers:
             reason = await self._admit(peer)
             if reason is None:
                 break
-            if isinstance(reason, LoadError) and str(reason) != known:
+            if str(reason) != known:
                 known = str(reason)
-                log.error("%s", known)
+                log.log(logging.ERROR if isinstance(reason, LoadError) else logging.INFO, "%s", known)
         log.info("upstream %s is up", peer.url)
         del self._probes[peer]
         self._back.set()

@@ -85,14 +85,14 @@ def _seed(request: GenerateRequest, num_produced: int) -> int:
 
 
 class Answer:
-    """Reads the events of one stream."""
+    """Reads the events of one stream. num_unscored: tokens of the prompt whose scores are still to come."""
 
     def __init__(self, request: GenerateRequest, produced: Sequence[int], *, eos: Sequence[int]) -> None:
         sampling = request.sampling
         self._stops = frozenset(sampling.stop_token_ids)
         self._eos = frozenset() if sampling.ignore_eos else frozenset(eos)
         self._left = sampling.max_tokens - len(produced)
-        self._num_scored = len(request.prompt_ids) if wants_echo(sampling, produced) else 0
+        self.num_unscored = len(request.prompt_ids) if wants_echo(sampling, produced) else 0
         self._wants_logprobs = sampling.logprobs is not None
 
     def read(self, events: Iterable[Mapping[str, Any]]) -> list[RowOutput]:
@@ -122,9 +122,9 @@ class Answer:
         scored = None
         if choice.get("logprobs"):
             logprobs = read_logprobs(choice["logprobs"])
-            if self._num_scored:
-                scored = tuple(row for row in logprobs[1 : self._num_scored] if row is not None)
-                logprobs, self._num_scored = logprobs[self._num_scored :], 0
+            if self.num_unscored:
+                scored = tuple(row for row in logprobs[1 : self.num_unscored] if row is not None)
+                logprobs, self.num_unscored = logprobs[self.num_unscored :], 0
         known = tuple(row for row in logprobs[: len(token_ids)] if row is not None)
         if self._wants_logprobs and len(known) != len(token_ids):
             return RowOutput(0, error=RequestFailed("there are tokens without log probabilities"))

@@ -20,10 +20,11 @@ _VERSION_00 = 55
 
 
 def read_traceparent(value: str) -> str | None:
-    """A `traceparent` header's value, unless it is none (W3C Trace Context, 3.2)."""
+    """A `traceparent` header's value, unless it is none (W3C Trace Context, 3.2). It is told in the version
+    that is known: what later ones have behind that may be any text, and goes no further."""
     if _TRACEPARENT.fullmatch(value) is None or (value.startswith("00") and len(value) != _VERSION_00):
         return None
-    return value
+    return f"00{value[2:_VERSION_00]}"
 
 
 def end_user(owner: str, said: str | None) -> str | None:
@@ -73,8 +74,8 @@ class RequestRecord:
         """Headers that carry the trace on to another server."""
         if self.traceparent is None:
             return ()
-        state = (("tracestate", self.trace_state),) if self.trace_state else ()
-        return (("traceparent", self.traceparent), *state)
+        state = self.trace_state.strip()  # blanks at its end are none of it, and cannot be sent
+        return (("traceparent", self.traceparent), *((("tracestate", state),) if state else ()))
 
     def dump(self) -> dict[str, str]:
         """What a plan keeps of it."""

@@ -71,7 +71,8 @@ class Breakable:
     """A server that says `text`, behind whatever of it the prompt holds already.
 
     plans: for the next completions; without one they are whole. bodies: of the completions asked for.
-    `gone` is set when a client has left a stalled answer.
+    `gone` is set when a client has left a stalled answer. listing: the status of /v1/models; `listed`: how
+    often it was asked for.
     """
 
     def __init__(self, text: str, *, model: str = "m", **card: Any) -> None:
@@ -84,6 +85,7 @@ class Breakable:
         self.gives_ids = True  # of tokens
         self.names_ids = True  # in log probabilities
         self.chunk = 3  # tokens an event
+        self.listing, self.listed = 200, 0
         self.stalled, self.gone = asyncio.Event(), asyncio.Event()
         self.url = ""
         self._server: asyncio.Server | None = None
@@ -129,7 +131,8 @@ class Breakable:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         data = await reader.readexactly(int(headers.get("content-length", 0)))
         if first.startswith("GET /v1/models "):
-            _reply(writer, 200, {"data": [self.card]})
+            self.listed += 1
+            _reply(writer, self.listing, {"data": [self.card]})
             return True
         body: Json = json.loads(data)
         self.bodies.append(body)
@@ -158,9 +161,10 @@ class Breakable:
             if self.gives_ids:
                 choice["token_ids"] = part
             if "logprobs" in body:
-                names = [f"token_id:{token}" if self.names_ids else chr(token % 256) for token in part]
+                ids = [*body["prompt"], *part] if body.get("echo") and not index else part
+                names = [f"token_id:{token}" if self.names_ids else chr(token % 256) for token in ids]
                 tops = [{name: -0.5, "token_id:7": -1.5} for name in names]
-                choice["logprobs"] = {"tokens": names, "token_logprobs": [-0.5] * len(part)}
+                choice["logprobs"] = {"tokens": names, "token_logprobs": [-0.5] * len(ids)}
                 choice["logprobs"]["top_logprobs"] = tops
             if index == 0 and isinstance(body["prompt"], str):
                 choice["prompt_token_ids"] = TOKENIZER.encode(body["prompt"])

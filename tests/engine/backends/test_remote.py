@@ -53,6 +53,8 @@ from engine import (
     ToolShape,
     Wait,
 )
+from engine.backends import remote_host, remote_wire
+from engine.backends.generation import LONG_SCORES
 from engine.backends.remote_host import TokenEngine
 from engine.backends.remote_wire import (
     error_form,
@@ -254,11 +256,35 @@ async def test_a_reader_that_takes_nothing_pauses_its_request_and_no_other(tmp_p
         assert isinstance(rest[-1].deltas[-1], Done) and engine.stats().output_tokens_total > 20_000
 
 
+async def test_scores_of_a_long_prompt_are_written_and_read_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, written, read = threading.get_ident(), set[bool](), set[bool]()
+
+    def write(handle: int, output: RowOutput) -> bytes:
+        if output.prompt_logprobs is not None:
+            written.add(threading.get_ident() == loop)
+        return output_message(handle, output)
+
+    def row(*given: Any) -> RowLogprobs:
+        read.add(threading.get_ident() == loop)
+        return RowLogprobs(*given)
+
+    monkeypatch.setattr(remote_host, "output_message", write)
+    monkeypatch.setattr(remote_wire, "RowLogprobs", row)
+    request, engine = asked("say cat " * LONG_SCORES, prompt_logprobs=2), ScriptedEngine()
+    async with hosted(tmp_path / "s", engine), remote(tmp_path / "s") as client:
+        assert whole(await chunks_of(client, request)) == whole(await chunks_of(engine, request))
+    assert written == read == {False}
+
+
 def test_the_wire_keeps_what_json_has_no_word_for() -> None:
     row = RowLogprobs(5, -0.1, (5, 6), (-0.1, -math.inf))
     output = RowOutput(3, (5,), Done("stop", "x"), (row,), None, 7, (row,), Timing(0.25, 0.5))
     word, *parts = read_line(output_message(3, output)[:-1])
-    assert word == "output" and read_output(parts) == output
+    read = read_output(parts)
+    assert word == "output" and read.prompt_logprobs is not None and len(read.prompt_logprobs) == 1
+    assert read._replace(prompt_logprobs=tuple(read.prompt_logprobs)) == output
     errors: list[EngineError] = [
         ConstraintError("no", tool="t", place=("a", 1)),
         QueueFull("full", retry_after_s=9),
@@ -416,6 +442,40 @@ async def test_a_model_behind_the_socket(checkpoint: Callable[[str], Path], tmp_
         assert await client.saved_names() == frozenset()
         with pytest.raises(RequestError, match="adapter"):
             await chunks_of(client, replace(request, adapter="none"))
+
+
+@pytest.mark.parametrize(("word", "end"), [("red", Done("stop")), ("redder", Done("length"))])
+async def test_a_crash_behind_the_last_token_that_may_be_does_not_change_how_a_shape_ends(
+    word: str, end: Done, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, path, crashes = checkpoint("qwen3"), tmp_path / "s", 0
+    got_output = EngineLine.got_output
+
+    def crash(line: EngineLine, handle: int, token_ids: list[int], *more: Any) -> None:
+        """The connection ends between the last token and the word that it was the last."""
+        nonlocal crashes
+        got_output(line, handle, token_ids, *(() if token_ids else more))
+        if more and "finish" in more[0] and token_ids:
+            crashes += 1
+            assert line._wire is not None and line._wire._transport is not None
+            line._wire._transport.abort()
+
+    monkeypatch.setattr(EngineLine, "got_output", crash)
+    request = GenerateRequest(
+        "r",
+        tuple(b"Which one?"),
+        SamplingParams(seed=3, max_tokens=3),
+        ReaderParams(shaped=True),
+        constraint=Constraint(answer=Shape("choice", f'["{word}"]')),
+    )
+    engine = LocalEngine(folder, num_blocks=64, block_size=4, max_model_len=128)
+    async with hosted(path, engine), remote(path, folder) as client:
+        expected = await chunks_of(engine, request)
+        assert expected[-1].deltas[-1] == end
+        got = await chunks_of(client, request)
+        assert crashes == 1 and whole(got)[:4] == whole(expected)[:4]
+        recovered = await chunks_of(client, replace(request, prefix=(tuple(whole(expected)[3]),)))
+        assert crashes == 1 and whole(recovered)[:4] == whole(expected)[:4]
 
 
 async def begins(place: Place) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from engine import (
@@ -41,7 +44,9 @@ from engine import (
     ToolShape,
     UpstreamEngine,
 )
+from engine.backends.generation import LONG_SCORES, Generation
 from engine.backends.upstream_peers import Peer
+from engine.backends.upstream_wire import Answer
 from tests.support.running import live_app
 from tests.support.upstreams import EOS, TINY, TOKENIZER, Breakable, Plan, breakable, scripted_folder, until
 
@@ -137,6 +142,32 @@ async def test_a_prompt_is_scored_there(folder: Path, tmp_path: Path) -> None:
                 assert here[0].prompt_logprobs == there[0].prompt_logprobs
             scores = here[0].prompt_logprobs
             assert scores is not None and scores[0] is None and len(scores) == len(request.prompt_ids)
+
+
+async def test_scores_of_a_long_prompt_are_read_beside_the_loop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop: dict[str, list[bool]] = {"Answer": [], "Generation": []}
+    loop = threading.get_ident()
+
+    def watched(kind: type[Any]) -> Callable[..., Any]:
+        read = kind.read
+
+        def watching(*given: Any) -> Any:
+            on_loop[kind.__name__].append(threading.get_ident() == loop)
+            return read(*given)
+
+        return watching
+
+    for kind in (Answer, Generation):
+        monkeypatch.setattr(kind, "read", watched(kind))
+    prompt = tuple(b"say it" * LONG_SCORES)
+    async with breakable(TEXT) as [server], over(folder, server) as engine:
+        first, *_ = found = await chunks(engine, asked(prompt, prompt_logprobs=1))
+    assert first.prompt_logprobs is not None and text(found) == TEXT
+    assert [entry and entry.token_id for entry in first.prompt_logprobs] == [None, *prompt[1:]]
+    for first_on_loop, *others in on_loop.values():  # what comes behind the scores is little
+        assert not first_on_loop and others and all(others)
 
 
 async def test_stop_strings_end_here_and_the_answer_there(folder: Path, tmp_path: Path) -> None:
@@ -352,6 +383,78 @@ async def test_one_that_came_back_as_another_stays_out(
             first.card |= {"id": "m", "max_model_len": 4096}
             await until(lambda: all_up(engine))
     assert "different models" in caplog.text and "offers less" in caplog.text
+
+
+async def test_one_that_answers_nonsense_while_it_restarts_is_asked_again(folder: Path) -> None:
+    async with breakable(TEXT) as [server], over(folder, server) as engine:
+        server.plans.append(Plan(500))
+        server.listing = 400
+        known = server.listed
+        waiting = asyncio.create_task(chunks(engine, asked()))
+        await until(lambda: server.listed > known + 2)
+        server.listing = 200
+        assert text(await waiting) == TEXT and all_up(engine)
+
+
+@pytest.mark.parametrize("value", ["01-x ", "caf\xe9"])
+async def test_a_header_that_cannot_be_sent_fails_its_request_and_no_server(folder: Path, value: str) -> None:
+    async with breakable(TEXT, 2) as servers, over(folder, *servers) as engine:
+        with pytest.raises(RequestFailed, match="cannot be sent"):
+            await chunks(engine, asked(trace_headers=(("traceparent", value),)))
+        assert all_up(engine) and not any(server.asked for server in servers)
+
+
+def event(part: str, reason: str | None = None) -> bytes:
+    choice = {"token_ids": TOKENIZER.encode(part), "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+
+
+async def answering(engine: UpstreamEngine, answers: Iterator[AsyncIterator[bytes]]) -> None:
+    """From now on the only server's answers are these."""
+    assert engine._peers is not None
+    (peer,) = engine._peers.all
+    await peer.close()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=next(answers)))
+    peer._client = httpx.AsyncClient(base_url=peer.url, transport=transport)
+
+
+async def test_silence_counts_as_down_only_where_others_hear_nothing_either(folder: Path) -> None:
+    silent, heard = asyncio.Event(), asyncio.Event()
+
+    async def nothing() -> AsyncIterator[bytes]:
+        silent.set()
+        await heard.wait()
+        if heard.is_set():
+            raise httpx.ReadTimeout("")
+        yield b""
+
+    async def something() -> AsyncIterator[bytes]:
+        await silent.wait()
+        yield event("ab")
+        heard.set()
+        yield event("c", "length")
+
+    settings: dict[str, Any] = {"probe_every_s": 60.0, "patience_s": 0.0}
+    async with breakable(TEXT) as [server], over(folder, server, **settings) as engine:
+        await answering(engine, iter([nothing(), something(), something(), nothing()]))
+        one, other = await asyncio.gather(chunks(engine, asked()), chunks(engine, asked()))
+        assert text(one) == text(other) == "abc"  # the first one when it was asked again
+        assert all_up(engine)
+        with pytest.raises(EngineUnavailable):
+            await chunks(engine, asked())
+        assert not all_up(engine)
+
+
+async def test_an_answer_may_be_cut_anywhere(folder: Path) -> None:
+    async def pieces(size: int) -> AsyncIterator[bytes]:
+        data = b": a remark\n\n" + event("ab") + event("") + event("cd", "length") + b"data: [DONE]\n\n"
+        for at in range(0, len(data), size):
+            yield data[at : at + size]
+
+    async with breakable(TEXT) as [server], over(folder, server) as engine:
+        sizes = (1, 2, 7, 64, 1000)
+        await answering(engine, iter([pieces(size) for size in sizes]))
+        assert [text(await chunks(engine, asked())) for _ in sizes] == ["abcd"] * len(sizes)
 
 
 async def test_a_busy_server_is_asked_again_later(folder: Path) -> None:

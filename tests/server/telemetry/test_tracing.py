@@ -18,7 +18,7 @@ import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, mcp_attributes
 
 from engine import UpstreamEngine
-from server.telemetry import read_traceparent, trace_names
+from server.telemetry import RequestRecord, read_traceparent, trace_names
 from tests.support.forking import READY
 from tests.support.otlp import Receiver, receiver
 from tests.support.running import http_client, live_app
@@ -48,20 +48,31 @@ def test_names_are_those_of_the_conventions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "good"),
+    ("value", "read"),
     [
-        (TRACEPARENT, True),
-        (f"cc-{TRACE}-{PARENT}-01-what-is-to-come", True),
-        (f"00-{TRACE}-{PARENT}-01-more", False),
-        (f"00-{'0' * 32}-{PARENT}-01", False),
-        (f"00-{TRACE}-{'0' * 16}-01", False),
-        (f"ff-{TRACE}-{PARENT}-01", False),
-        (TRACEPARENT.upper(), False),
-        ("", False),
+        (TRACEPARENT, TRACEPARENT),
+        (f"cc-{TRACE}-{PARENT}-01-what-is-to-come", TRACEPARENT),
+        (f"01-{TRACE}-{PARENT}-01-x ", TRACEPARENT),  # in a header that is sent it could not stand so
+        (f"01-{TRACE}-{PARENT}-01-caf\xe9", TRACEPARENT),
+        (f"01-{TRACE}-{PARENT}-01-{'x' * 100_000}", TRACEPARENT),
+        (f"01-{TRACE}-{PARENT}-01x", None),
+        (f"00-{TRACE}-{PARENT}-01-more", None),
+        (f"00-{'0' * 32}-{PARENT}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"ff-{TRACE}-{PARENT}-01", None),
+        (TRACEPARENT.upper(), None),
+        ("", None),
     ],
+    ids=range(12),
 )
-def test_a_traceparent_is_checked(value: str, good: bool) -> None:
-    assert (read_traceparent(value) == value) is good
+def test_a_traceparent_is_checked(value: str, read: str | None) -> None:
+    assert read_traceparent(value) == read
+
+
+def test_what_cannot_be_sent_of_a_tracestate_is_left_out() -> None:
+    headers = dict(RequestRecord("r", TRACEPARENT, "a=b, c=d ").trace_headers)
+    assert headers == {"traceparent": TRACEPARENT, "tracestate": "a=b, c=d"}
+    assert dict(RequestRecord("r", TRACEPARENT, " ").trace_headers) == {"traceparent": TRACEPARENT}
 
 
 async def test_one_trace_from_http_through_generations_to_a_tool(tmp_path: Path, collector: Receiver) -> None:
