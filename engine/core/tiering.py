@@ -311,16 +311,12 @@ class Tiering:
                 count = i
                 break
         windows = [(g, group) for g, group in enumerate(kv.groups) if group.window is not None]
-        while count > num_hit:
-            missing = [
-                i
-                for g, group in windows
-                for i in range(kv.first_live(group, count * kv.block_size), count)
-                if lacks(i, g)
-            ]
-            if not missing:
+        for i in range(count - 1, -1, -1):  # each block once: a context may have ten thousand
+            reaching = [g for g, group in windows if i >= kv.first_live(group, count * kv.block_size)]
+            if count <= num_hit or not reaching:
                 break
-            count = max(missing)  # no prefix that ends behind it and reaches it will do
+            if any(lacks(i, g) for g in reaching):
+                count = i  # no prefix that ends behind it and reaches it will do
         return count
 
     def _loaded(self, loading: Loading) -> None:

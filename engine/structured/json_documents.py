@@ -10,10 +10,12 @@ have any are written here too: a small model that is asked for any JSON easily w
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.references import pointed
 from engine.structured.json_schema import written
+from engine.structured.keywords import NAMED, PLAIN
 from engine.structured.schema_algebra import Schema, kinds
 
 DIGITS = 20  # of a number: more than a float tells apart
@@ -25,6 +27,7 @@ BOUNDS: Schema = {"minimum": -9_999_999_999, "maximum": 9_999_999_999, "multiple
 MAX_NAME = 128  # characters of a property's name, where an object may have any: more than people write
 MAX_RULES = 2_000  # beyond it llguidance writes the whole document
 MAX_TEXT = 1 << 17  # characters of a schema; the same
+MAX_COPIED = 1 << 18  # characters of the parts that llguidance writes, with what they refer to; the same
 MAX_ITEMS = 1_000  # that an array may be asked for here
 
 _NOTES = frozenset(
@@ -43,28 +46,46 @@ def document(schema: Schema, root: Schema, name: str, rules: list[str]) -> str:
 
     Adds to `rules` what the body refers to, under names that begin with `name`.
     """
-    writer = _Writer(root, name)
-    if len(written(schema)) <= MAX_TEXT and writer.runs(schema):
-        body = writer.value(schema)
-        if len(writer.rules) <= MAX_RULES and not writer.lost:
+    alone = _standing_alone(schema, root)
+    writer = _Writer(schema, root, name)
+    if writer.runs(schema) and len(written(schema)) <= MAX_TEXT:
+        if (body := writer.body()) is not None:
             rules += writer.rules
             return body
-        whole = schema is root
-        root = _bounded(root)
-        schema = root if whole else _bounded(schema)
-    return f"%json {_standing_alone(schema, root)}"
+        alone = _bounded(alone)
+    return f"%json {written(alone)}"
 
 
 class _Writer:
     """Writes one document."""
 
-    def __init__(self, root: Schema, name: str) -> None:
+    def __init__(self, schema: Schema, root: Schema, name: str) -> None:
+        self._schema = schema
         self._root = root
-        self._bounded_root = _bounded(root)
         self._name = name
         self._known: dict[str, str] = {}  # bodies, and targets of references -> rules
-        self.lost = False  # a reference leads to nothing that is there by its path
+        self._referred: list[tuple[str, str]] = []  # rules of references, and their targets
+        self._num_copied = 0
+        self._lost = False  # a reference leads to nothing that is there by its path
+        self._running = self._leading_to_numbers()
         self.rules: list[str] = []
+
+    def body(self) -> str | None:
+        """The document as the body of a rule; None where llguidance is to write the whole of it."""
+        body = self._value(self._schema)
+        # What a reference stands for is written after its name is known: it may refer to itself, and a
+        # chain of references may be longer than the stack.
+        for name, target in self._referred:
+            if self._in_vain:
+                break
+            runs = target in self._running
+            text = self._value(pointed(target, self._root)) if runs else self._leaf({"$ref": target})
+            self.rules.append(f"{name}: {text}")
+        return None if self._in_vain else body
+
+    @property
+    def _in_vain(self) -> bool:
+        return self._lost or len(self.rules) > MAX_RULES or self._num_copied > MAX_COPIED
 
     def _rule(self, body: str, *, term: bool = False) -> str:
         if (found := self._known.get(body)) is None:
@@ -78,73 +99,78 @@ class _Writer:
 
     # -- which parts ---------------------------------------------------------------------------------------
 
-    def runs(self, part: Any, seen: frozenset[str] = frozenset()) -> bool:
+    def runs(self, part: Any) -> bool:
         """Whether llguidance would let a number of a part run on."""
-        if not isinstance(part, dict):
-            return part is not False
-        if part.keys() & {"enum", "const"}:
-            return False
-        target = part.get("$ref")
-        if isinstance(target, str):
-            found = pointed(target, self._root)
-            self.lost = self.lost or found is None
-            return target not in seen and self.runs(found, seen | {target})
-        if any(self.runs(each, seen) for key in ("anyOf", "allOf") for each in part.get(key, ())):
-            return True
-        named = kinds(part)
-        if part.keys() & {"anyOf", "allOf"} and "type" not in part:
-            return False  # what they say of numbers was looked at
-        if "number" in named and not part.keys() & _NUMBER and _may_be_a_fraction(part):
-            return True
-        inside: list[Any] = []
-        if "object" in named:
-            inside += [*part.get("properties", {}).values(), *part.get("patternProperties", {}).values()]
-            inside.append(part.get("additionalProperties", True))
-        if "array" in named and part.get("maxItems") != 0:
-            inside += [*part.get("prefixItems", ()), part.get("items", True)]
-        return any(self.runs(each, seen) for each in inside)
+        return any(target is None or target in self._running for target in _leads(part))
+
+    def _leading_to_numbers(self) -> set[str]:
+        """The targets of references that lead to a number which would run on, at once or through others."""
+        origins: dict[str, list[str]] = {target: [] for target in _leads(self._schema) if target is not None}
+        targets = list(origins)
+        leading: list[str] = []
+        for target in targets:
+            part = pointed(target, self._root)
+            self._lost = self._lost or part is None
+            for other in _leads(part):
+                if other is None:
+                    leading.append(target)
+                    continue
+                if other not in origins:
+                    origins[other] = []
+                    targets.append(other)
+                origins[other].append(target)
+        found: set[str] = set()
+        for target in leading:
+            if target not in found:
+                found.add(target)
+                leading += origins[target]
+        return found
 
     # -- how they are written ------------------------------------------------------------------------------
 
-    def value(self, part: Any) -> str:
+    def _value(self, part: Any) -> str:
         """A part as the body of a rule."""
+        if self._in_vain:
+            return ""
+        said = part.keys() - _NOTES if isinstance(part, dict) else frozenset()
+        if said == {"$ref"}:
+            return self._reference(part["$ref"])
         if not self.runs(part):
             return self._leaf(part)
-        said = part.keys() - _NOTES if isinstance(part, dict) else frozenset()
         if not said:
             return self._anything()
         named = part.get("type")
-        if said == {"$ref"}:
-            return self._reference(part["$ref"])
         if said == {"anyOf"}:
-            return " | ".join(self._rule(self.value(each)) for each in part["anyOf"] if each is not False)
+            return " | ".join(self._rule(self._value(each)) for each in part["anyOf"] if each is not False)
         if said == {"type"} and isinstance(named, list):
-            return " | ".join(self._rule(self.value({"type": each})) for each in named)
+            return " | ".join(self._rule(self._value({"type": each})) for each in named)
         if said == {"type"} and named == "number":
             return self._rule(NUMBER, term=True)
         if named == "object" and said <= _OBJECT and (found := self._object(part)) is not None:
             return found
         if named == "array" and said <= _ARRAY and (found := self._array(part)) is not None:
             return found
-        return self._leaf(self._bounded_root if part is self._root else _bounded(part))
+        return self._leaf(part)
 
     def _leaf(self, part: Any) -> str:
-        return f"%json {_standing_alone(part, self._bounded_root)}"
+        alone = _standing_alone(part, self._root)
+        text = written(_bounded(alone) if self.runs(part) else alone)
+        self._num_copied += len(text)
+        return f"%json {text}"
 
     def _anything(self) -> str:
         either = [{"type": kind} for kind in ("object", "array", "number", "string", "boolean", "null")]
         target = "anything"
         if (found := self._known.get(target)) is None:
             found = self._known[target] = self._named()
-            body = " | ".join(self._rule(self.value(each)) for each in either)
+            body = " | ".join(self._rule(self._value(each)) for each in either)
             self.rules.append(f"{found}: {body}")
         return found
 
     def _reference(self, target: str) -> str:
-        """Its name is known before what it stands for is written, which may refer to itself."""
         if (found := self._known.get(f"$ref {target}")) is None:
             found = self._known[f"$ref {target}"] = self._named()
-            self.rules.append(f"{found}: {self.value(pointed(target, self._root))}")
+            self._referred.append((found, target))
         return found
 
     def _object(self, part: Schema) -> str | None:
@@ -158,12 +184,12 @@ class _Writer:
             if listed:
                 return None
             name = self._rule(self._leaf({"type": "string", "maxLength": MAX_NAME}))
-            pair = self._rule(f'{name} ": " {self._rule(self.value(rest))}')
+            pair = self._rule(f'{name} ": " {self._rule(self._value(rest))}')
             return f'"{{" ({pair} (", " {pair})*)? "}}"'
         behind = first = self._rule('""')
         for key, each in reversed(row):
             front = json.dumps(f"{json.dumps(key, ensure_ascii=False)}: ", ensure_ascii=False)
-            pair = f"{front} {self._rule(self.value(each))}"
+            pair = f"{front} {self._rule(self._value(each))}"
             one = f"{pair} {behind}"
             if key in needed:
                 behind, first = self._rule(f'", " {one}'), self._rule(one)
@@ -175,10 +201,39 @@ class _Writer:
         least, most = part.get("minItems", 0), part.get("maxItems")
         if max(least, most or 0) > MAX_ITEMS or (most is not None and most < max(least, 1)):
             return None
-        item = self._rule(self.value(part.get("items", True)))
+        item = self._rule(self._value(part.get("items", True)))
         more = f'(", " {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
         items = item if most == 1 else f"{item} {more}"
         return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
+
+
+def _leads(part: Any) -> Iterator[str | None]:
+    """What could let a number of a part run on: the targets of its references, None for a number itself."""
+    if not isinstance(part, dict):
+        if part is not False:
+            yield None
+        return
+    if part.keys() & {"enum", "const"}:
+        return
+    if isinstance(target := part.get("$ref"), str):
+        yield target
+        return
+    for key in ("anyOf", "allOf"):
+        for each in part.get(key, ()):
+            yield from _leads(each)
+    named = kinds(part)
+    if part.keys() & {"anyOf", "allOf"} and "type" not in part:
+        return  # what they say of numbers was looked at
+    if "number" in named and not part.keys() & _NUMBER and _may_be_a_fraction(part):
+        yield None
+    inside: list[Any] = []
+    if "object" in named:
+        inside += [*part.get("properties", {}).values(), *part.get("patternProperties", {}).values()]
+        inside.append(part.get("additionalProperties", True))
+    if "array" in named and part.get("maxItems") != 0:
+        inside += [*part.get("prefixItems", ()), part.get("items", True)]
+    for each in inside:
+        yield from _leads(each)
 
 
 def _may_be_a_fraction(part: Schema) -> bool:
@@ -205,22 +260,42 @@ def _bounded(part: Any) -> Any:
     return out
 
 
-def _standing_alone(part: Any, root: Schema) -> str:
-    """The text of a part of a schema: what it refers to comes along."""
+def _standing_alone(part: Any, root: Schema) -> Schema:
+    """A part of a schema with what it refers to, and nothing else of the whole: there may be many parts."""
     schema = part if isinstance(part, dict) else {"not": {}} if part is False else {}
-    text = written(schema)
-    if '"$ref"' not in text or schema is root:
-        return text
-    return written({**_moved(schema), "$defs": {"whole": _moved(root)}})
+    if schema is root:
+        return schema
+    places: dict[str, int] = {}  # of targets, among the parts that come along
+    along: list[Any] = []
+
+    def moved(target: str) -> str:
+        found = pointed(target, root)
+        if found is None:
+            return target
+        if target not in places:
+            places[target] = len(along)
+            along.append(found)
+        return f"#/$defs/{places[target]}"
+
+    alone = _led_elsewhere(schema, moved)
+    definitions = {str(place): _led_elsewhere(each, moved) for place, each in enumerate(along)}
+    return {**alone, "$defs": definitions} if definitions else alone
 
 
-def _moved(value: Any) -> Any:
-    """A part of a schema, for a place where the whole stands below `#/$defs/whole`."""
+def _led_elsewhere(value: Any, moved: Callable[[str], str]) -> Any:
+    """A part of a schema without definitions, whose references lead to other targets."""
     if isinstance(value, list):
-        return [_moved(each) for each in value]
+        return [_led_elsewhere(each, moved) for each in value]
     if not isinstance(value, dict):
         return value
-    moved = {key: _moved(each) for key, each in value.items()}
-    if isinstance(target := value.get("$ref"), str):
-        moved["$ref"] = f"#/$defs/whole{target[1:]}"
-    return moved
+    out: Schema = {}
+    for key, each in value.items():
+        if key == "$ref" and isinstance(each, str):
+            out[key] = moved(each)
+        elif key in PLAIN:
+            out[key] = each
+        elif key not in NAMED or not isinstance(each, dict):
+            out[key] = _led_elsewhere(each, moved)
+        elif key not in ("$defs", "definitions"):
+            out[key] = {name: _led_elsewhere(part, moved) for name, part in each.items()}
+    return out

@@ -78,7 +78,7 @@ class Escapes:
         rests: dict[str, set[str]] = {}
         for text in self._control:
             rests.setdefault(text[0], set()).add(text[1:])
-        found = "|".join(f"{re.escape(first)}(?={_any_of(rest)})" for first, rest in sorted(rests.items()))
+        found = "|".join(f"{re.escape(first)}(?={any_of(rest)})" for first, rest in sorted(rests.items()))
         # Templates change the case of text, so any case counts; `$^` is found nowhere.
         self._found = re.compile(found or "$^", re.IGNORECASE)
         self._normalize = normalize
@@ -220,12 +220,13 @@ def _overlaps(text: str, first: str, others: Sequence[str]) -> bool:
     return False
 
 
-def _any_of(texts: Iterable[str]) -> str:
-    """A regex that matches where one of the texts begins."""
+def any_of(texts: Iterable[str]) -> str:
+    """A regex that matches where one of the texts stands, and that reads a place once, however many texts
+    there are: `re` would try them one after another."""
     rests: dict[str, set[str]] = {}
     for text in texts:
         if not text:
             return ""
         rests.setdefault(text[0], set()).add(text[1:])
-    found = [re.escape(first) + _any_of(rest) for first, rest in sorted(rests.items())]
+    found = [re.escape(first) + any_of(rest) for first, rest in sorted(rests.items())]
     return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken
 
+from engine.tokenizer.escapes import any_of
 from engine.tokenizer.tokenizer import Tokenizer
 
 MAX_BYTES = 64 << 20
@@ -63,7 +64,7 @@ class Encoder:
     ) -> None:
         self._tokenizer = tokenizer
         tokens = cutting_tokens(tokenizer.added_tokens)
-        self._cut = re.compile("(?=" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
+        self._cut = re.compile(f"(?={any_of(tokens)})") if tokens else None
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._clock = clock

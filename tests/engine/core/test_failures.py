@@ -60,6 +60,7 @@ async def all_told(engine: LocalEngine, asked: list[GenerateRequest]) -> list[tu
     return await asyncio.gather(*(told(engine, request) for request in asked))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("call", [1, 4])
 @pytest.mark.parametrize("name", INJECTIONS)
 async def test_a_stage_that_raises_for_one_request_fails_that_one(

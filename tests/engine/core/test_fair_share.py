@@ -21,6 +21,7 @@ from tests.support.scheduling import Bench
 WEIGHTS = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0, 8.0]), min_size=2, max_size=6)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(WEIGHTS, st.integers(0, 1 << 32))
 def test_whoever_always_wants_more_gets_tokens_by_weight(weights: list[float], seed: int) -> None:
@@ -135,6 +136,7 @@ def crowd(**fields: Any) -> Crowd:
     return Crowd(Bench(**{"num_blocks": 4000, "budget": 64, "max_seqs": 8, "max_len": 512} | fields))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", [{"a": (10, 20), "b": (10, 20)}, {"a": (60, 5), "b": (5, 60)}])
 @pytest.mark.parametrize("weights", [{"a": 3.0, "b": 1.0}, {"a": 1.0, "b": 1.0}])
 def test_tokens_go_by_weight(sizes: dict[str, tuple[int, int]], weights: dict[str, float]) -> None:

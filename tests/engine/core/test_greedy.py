@@ -40,6 +40,7 @@ def prompts(seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> list[tuple[int
     return [tuple(rng.randrange(256) for _ in range(length)) for length in lengths]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_mixed_batch_equals_the_oracle(checkpoint: Find, name: str) -> None:
     folder = checkpoint(name)
@@ -60,6 +61,7 @@ def test_chunked_prefill_equals_the_oracle(checkpoint: Find, name: str, chunk: i
     assert driver.generate(prompt, greedy(COUNT)) == oracle_greedy(folder, prompt, COUNT)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_preemption_equals_the_oracle(checkpoint: Find, name: str, block_size: int) -> None:
@@ -111,6 +113,7 @@ def test_resuming_behind_a_prefix_equals_the_oracle(checkpoint: Find, name: str)
         assert whole[:cut] + rest == whole
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FOUR)
 def test_random_schedules_equal_the_oracle(checkpoint: Find, name: str) -> None:
     """Requests that come, go and share prefixes at random, in a pool too small for them."""
@@ -149,6 +152,7 @@ def _ended(driver: Driver, handle: int) -> bool:
     return bool(driver.outputs[handle]) and driver.outputs[handle][-1].finish is not None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FOUR)
 def test_sampled_tokens_do_not_depend_on_the_schedule(checkpoint: Find, name: str) -> None:
     """In f32 a seed draws the same whatever the chunks, the neighbours, preemption and prefix hits."""
@@ -171,6 +175,7 @@ def test_sampled_tokens_do_not_depend_on_the_schedule(checkpoint: Find, name: st
     assert len(found) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("who", [{"priority": -1}, {"owner": "quiet"}])
 def test_whoever_makes_room_goes_on_with_the_same_tokens(

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,8 +20,11 @@ from engine import LoadError, LocalEngine, core
 from engine.backends import local
 from engine.core import loop as loops
 from engine.core import tiering
+from engine.core.kv_cache import BlockKey, KVCache
+from engine.core.tiering import Tiering
+from engine.step import LayerGroup
+from engine.tiers import DiskTier, rates
 from engine.tiers import disk as disks
-from engine.tiers import rates
 from tests.support.kv_traces import Trace, answer, ask, flood, slow_arithmetic
 
 Find = Callable[[str], Path]
@@ -455,9 +458,46 @@ async def test_what_a_killed_process_left_is_whole_or_not_there(
         await engine.close()
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["full attention too", "windows only"])
+def test_how_far_a_prompt_can_be_restored_is_found_in_one_look_at_each_block(full: bool) -> None:
+    """The engine's thread looks, under its lock, at as many blocks as the context has."""
+    drawn, size, looks = random.Random(3), 4, 0
+    windows: list[int | None] = [None, 17, 30] if full else [17, 30]
+    groups = [LayerGroup((at,), 1, 8, window) for at, window in enumerate(windows)]
+    chain = [BlockKey(bytes([at]), b"", b"") for at in range(200)]
+    on_disk: list[int] = []
+
+    def groups_of(digest: bytes) -> int:
+        nonlocal looks
+        looks += 1
+        return on_disk[digest[0]]
+
+    kv = KVCache(groups, [1] * len(groups), size, 1, size * len(chain))
+    found = Tiering(kv, cast(DiskTier, SimpleNamespace(groups_of=groups_of)), lambda _: None)
+
+    def can_go_on(count: int, num_hit: int) -> bool:
+        return all(
+            on_disk[at] >> g & 1
+            for g, group in enumerate(groups)
+            for at in range(num_hit if group.window is None else kv.first_live(group, count * size), count)
+        )
+
+    for share in (0.0, 0.5, 0.9, 0.97, 1.0) * 8:
+        on_disk[:] = [sum((drawn.random() < share) << g for g in range(len(groups))) for _ in chain]
+        if full and share < 1.0:
+            on_disk[:] = [has | 1 for has in on_disk]
+        for num_hit in (0, 150):
+            looks, limit = 0, drawn.randint(190, 200)
+            count = found._num_restorable(chain, num_hit, limit)
+            assert looks <= len(groups) * limit
+            expected = next((at for at in range(limit, num_hit, -1) if can_go_on(at, num_hit)), num_hit)
+            assert max(count, num_hit) == expected
+
+
 # -- random traces -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(8))
 async def test_random_traces_answer_as_without_a_disk(folder: Path, tmp_path: Path, seed: int) -> None:
     trace = Trace(folder, tmp_path / "kv", random.Random(seed), deterministic=seed % 2 == 1)

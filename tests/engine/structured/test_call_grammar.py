@@ -136,6 +136,7 @@ def drawn_tools(seed: int) -> tuple[ToolShape, ...]:
     return tuple(map(ToolShape, (f"look_{seed}", f"get-it_{seed}"), drawn))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", FORCED, ids=names)
 def test_random_tools_are_called_with_what_fits(row: Dialect) -> None:
     whole = 0
@@ -221,6 +222,7 @@ VALUES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["tiny", "bytes"])
 @pytest.mark.parametrize("row", UNTOLD, ids=names)
 @pytest.mark.parametrize(("schema", "good", "bad"), VALUES)
@@ -425,6 +427,7 @@ def test_schemas_that_refer_to_each_other() -> None:
 # -- text or calls, and inputs -------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", FORCED, ids=names)
 def test_what_the_model_chooses_is_text_or_calls_that_hold(row: Dialect) -> None:
     """Strict auto: nothing in the text opens a call, in any layout that the row reads."""
@@ -459,6 +462,7 @@ MARKUP = ToolShape(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", TYPED, ids=names)
 def test_inputs_fit_their_grammar(row: Dialect, kind: str) -> None:

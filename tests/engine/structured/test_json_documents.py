@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from engine import LLM, Options
+from engine.structured.json_documents import document
+from engine.structured.json_schema import rewrite
 from engine.types import Constraint, ReaderParams, Shape, ToolShape
 from tests.engine.structured.test_shapes import accepts
 
@@ -29,6 +32,26 @@ NESTED = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/size"}, "é\n": OPTIONAL, "d": NUMBER},
     "required": ["b"],
+    "additionalProperties": False,
+}
+REFERRING: dict[str, Any] = {
+    "$defs": {
+        "size": NUMBER,
+        "word": {"type": "string"},
+        "deep": {"anyOf": [{"$ref": "#/$defs/word"}, {"$ref": "#/$defs/below"}]},
+        "below": {"type": "object", "properties": {"c": {"$ref": "#/$defs/deep"}}, "required": ["c"]},
+    },
+    "type": "object",
+    "properties": {
+        "a": {"$ref": "#/$defs/size"},
+        "b": {"$ref": "#/$defs/deep"},
+        "d": {
+            "type": "object",
+            "properties": {"e": {"const": {"$ref": "#/$defs/size"}}, "f": {"$ref": "#/$defs/word"}},
+            "additionalProperties": False,
+        },
+        "g": {"type": "object", "properties": {"h": {"$ref": "#/properties/a"}}, "required": ["h"]},
+    },
     "additionalProperties": False,
 }
 LONG = "1" * 21
@@ -63,6 +86,10 @@ def fits(schema: Any, text: str, kind: str = "bytes") -> bool:
         ({"type": "number", "multipleOf": 0.25}, ["0.75", "-2.25"], [LONG, "0.3"]),
         ({"type": "number", "enum": [1, 2.5]}, ["1", "2.5"], ["3"]),
         ({"allOf": [NUMBER, {"title": "x"}]}, ["2.5"], [LONG, "0." + "1" * 20]),
+        (REFERRING, ['{"a": 1e9, "b": {"c": {"c": "word"}}}', '{"g": {"h": 2.5}}',
+                     '{"d": {"e": {"$ref": "#/$defs/size"}, "f": "word"}}'],
+         [f'{{"a": {LONG}}}', '{"b": {"c": 1}}', '{"d": {"f": 1}}', '{"d": {"e": {"$ref": "#/$defs/0"}}}',
+          f'{{"g": {{"h": {LONG}}}}}', '{"g": {"h": "word"}}']),
         ({"type": "array", "prefixItems": [NUMBER], "items": False}, ["[2.5]"], [f"[{LONG}]"]),
     ],
 )  # fmt: skip
@@ -93,6 +120,101 @@ def test_arguments_of_a_call_end_too() -> None:
     for name in ("f", "g"):
         assert accepts("tiny", constraint, call.format(name, "1e9"), reader)
         assert not accepts("tiny", constraint, call.format(name, LONG), reader)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# References
+
+
+def kinds_of_things(count: int) -> dict[str, Any]:
+    """As many definitions of an object with eight texts as long as those of everyday."""
+    names = [f"field_{at}" for at in range(8)]
+    text = {"type": "string", "description": "One of the texts that such a thing has, as people write it."}
+    kind = {
+        "description": "What one kind of thing is made of, and what it is good for.",
+        **{"type": "object", "properties": dict.fromkeys(names, text), "required": names},
+        "additionalProperties": False,
+    }
+    return {f"Kind{at}": kind for at in range(count)}
+
+
+def all_of_them(definitions: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """An object with a property for each of the definitions, and others."""
+    own = {name.lower(): {"$ref": f"#/$defs/{name}"} for name in definitions}
+    return {
+        **{"type": "object", "properties": {**others, **own}, "required": [*others, *own]},
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+def test_a_number_beside_many_definitions_makes_a_schema_hardly_longer() -> None:
+    schema = all_of_them(kinds_of_things(30), price=NUMBER)
+    rules: list[str] = []
+    body = document(rewrite(schema), rewrite(schema), "answer", rules)
+    assert len(body) + sum(map(len, rules)) < 2 * len(json.dumps(schema))
+    thing = dict.fromkeys([f"field_{at}" for at in range(8)], "x")
+    value = {"price": 2.5, **{f"kind{at}": thing for at in range(30)}}
+    jsonschema.Draft202012Validator(schema).validate(value)
+    text = json.dumps(value)
+    assert fits(schema, text) and fits(schema, text.replace("2.5", "1e9"))
+    assert not fits(schema, text.replace("2.5", LONG))
+    assert not fits(schema, text.replace('"x"', "7"))
+
+
+def test_parts_of_one_schema_bring_only_what_they_refer_to() -> None:
+    schema = rewrite(all_of_them(kinds_of_things(30)))
+    rules: list[str] = []
+    parts = [document(part, schema, "value", rules) for part in schema["properties"].values()]
+    assert sum(map(len, [*parts, *rules])) < 2 * len(json.dumps(schema))
+
+
+def test_where_parts_share_too_much_the_whole_is_written_at_once() -> None:
+    """Each of 25 objects refers to all others, so that each would bring all along."""
+    circle = kinds_of_things(25)
+    for name, kind in circle.items():
+        others = {other.lower(): {"$ref": f"#/$defs/{other}"} for other in circle if other != name}
+        circle[name] = {**kind, "properties": {**kind["properties"], **others}}
+    schema = all_of_them(circle, price=NUMBER)
+    thing = dict.fromkeys([f"field_{at}" for at in range(8)], "x")
+    value = {"price": 2.5, **{f"kind{at}": thing for at in range(25)}}
+    value["kind3"] = {**thing, "kind4": thing}
+    jsonschema.Draft202012Validator(schema).validate(value)
+    text = json.dumps(value)
+    assert fits(schema, text)
+    for number in (LONG, "1e9"):  # the number has bounds, and so no exponent
+        assert not fits(schema, text.replace("2.5", number))
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_however_many_ways_lead_to_a_definition_it_is_looked_at_once(dense: bool) -> None:
+    """Nine objects that each refer to all others; a chain of objects that each refer twice to the next."""
+    names = [f"T{at}" for at in range(9 if dense else 19)]
+    definitions: dict[str, Any] = {}
+    for at, name in enumerate(names):
+        others = [each for each in names if each != name] if dense else names[at + 1 : at + 2] * 2
+        parts = {f"p{place}": {"$ref": f"#/$defs/{other}"} for place, other in enumerate(others)}
+        listed = {**parts, "own": {"type": "string"}}
+        definitions[name] = {"type": "object", "properties": listed, "additionalProperties": False}
+    schema = rewrite({"$ref": "#/$defs/T0", "$defs": definitions})
+    began = time.thread_time()  # of the processor: other threads do not count
+    document(schema, schema, "answer", [])
+    assert time.thread_time() - began < 0.5
+
+
+def test_a_chain_of_references_may_be_long() -> None:
+    links = {
+        f"L{at}": {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/$defs/L{at + 1}"}},
+            "additionalProperties": False,
+        }
+        for at in range(400)
+    }
+    schema = {"$ref": "#/$defs/L0", "$defs": {**links, "L400": NUMBER}}
+    front, back = '{"next": ' * 400, "}" * 400
+    assert fits(schema, f"{front}1e9{back}")
+    assert not fits(schema, f"{front}{LONG}{back}")
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -146,6 +268,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, 100, 20))
 def test_bounded_schemas_end(llm: LLM, first: int) -> None:
     seeds = range(first, first + 20)

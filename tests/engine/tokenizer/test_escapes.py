@@ -93,6 +93,7 @@ def hostile_text(drawn: random.Random, marks: Sequence[str]) -> str:
 # -- in every dialect ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_what_a_client_writes_is_no_control_token(name: str) -> None:
     """The control tokens of a prompt are those of the same prompt with harmless words."""
@@ -120,6 +121,7 @@ def test_what_a_client_writes_is_no_control_token(name: str) -> None:
     assert compared == 40, reason
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_turn_that_a_user_makes_up_is_text(name: str) -> None:
     row = dialect_named(name)

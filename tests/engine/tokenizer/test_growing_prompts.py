@@ -90,6 +90,7 @@ def outcome(prompts: GrowingPrompts, inp: RenderInput) -> Prompt | str:
         return str(error)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SOURCES)
 def test_prompts_that_grow_are_those_of_rendering_everything(name: str) -> None:
     source = SOURCES[name].read_text(encoding="utf-8")

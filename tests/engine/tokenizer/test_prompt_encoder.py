@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,22 @@ def test_thousands_of_added_tokens_are_looked_through_at_once() -> None:
     """Gemma's tokenizers have 6,242; compared with one another they took five minutes."""
     unused = [AddedToken(f"<unused{at}>", normalized=False) for at in range(6242)]
     assert len(cutting_tokens([*unused, AddedToken("<eos>", normalized=False)])) == 6243
+
+
+@pytest.mark.parametrize("text", ["<" * 40_000, "<unused" * 6_000, "The quick brown fox. " * 2_000])
+def test_thousands_of_added_tokens_are_not_looked_for_one_by_one(text: str) -> None:
+    """A regex of Python's holds up all other threads; tried one by one, Gemma's tokens took seconds."""
+    backend = Backend(models.BPE({chr(code): code for code in range(128)}, []))
+    unused = [f"<unused{at}>" for at in range(6242)]
+    backend.add_special_tokens([AddedToken(each, normalized=False) for each in (*unused, "<eos>", "[mask]")])
+    tokenizer = Tokenizer(backend)
+    encoder = Encoder(tokenizer)
+    text = f"<unused7><unused77>a[mask]{text}<eos>"
+    began = time.thread_time()  # of the processor: other threads do not count
+    ids = encoder.encode(text, "a")
+    assert time.thread_time() - began < 0.5
+    assert tuple(ids) == tuple(tokenizer.encode(text))
+    assert len(encoder._parts) == 4
 
 
 @pytest.mark.parametrize("which", range(len(TOKENIZERS)))

@@ -99,6 +99,7 @@ async def walk(matcher: Matcher, limit: int, pick: Callable[[list[int]], int]) -
 # -- trials --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_what_kills_or_hangs_is_refused_and_remembered(constraints: Constraints) -> None:
     sound = await constraints.compile(shaped({"type": "integer", "maximum": 7}), PLAIN)
     pid = constraints.nursery.pid
