@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, cast
 
 from engine.types import (
     Chunk,
@@ -42,12 +42,25 @@ class BeamParams:
     early_stopping: bool | Literal["never"] = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """One continuation, the end-of-turn token included; `score` ranks finished ones and is the sum before."""
+    """One continuation, the end-of-turn token included; `score` ranks finished ones and is the sum before.
+
+    It has its last token and the beam that it goes on from, if any: each step makes many beams and keeps few,
+    so none copies the tokens before.
+    """
 
     score: float
-    tokens: tuple[TokenLogprob, ...] = ()
+    token: TokenLogprob
+    before: Beam | None = field(repr=False)
+
+    def tokens(self) -> list[TokenLogprob]:
+        """All of its tokens, oldest first."""
+        found, beam = list[TokenLogprob](), cast(Beam | None, self)
+        while beam is not None:
+            found.append(beam.token)
+            beam = beam.before
+        return found[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,57 +115,58 @@ async def beam_search(
     if request.constraint is not None or sampling.stop:
         raise RequestError("beam search takes neither constraints nor stop strings")
     most = min(sampling.max_tokens, info.max_model_len - len(request.prompt_ids))
-    running, finished, cached = [Beam(0.0)], list[Beam](), 0
+    # Each with the ids of the prompt and its own, which all that grow from it share.
+    running: list[tuple[Beam | None, tuple[int, ...]]] = [(None, tuple(request.prompt_ids))]
+    finished, cached = list[Beam](), 0
     for length in range(1, most + 1):
-        heads = await _together([_next(generate, request, beam, num_alternatives) for beam in running])
+        heads = await _together([_next(generate, request, ids, num_alternatives) for _, ids in running])
         if length == 1:
             cached = heads[0].cached_tokens or 0
-        grown = [_grow(beam, head) for beam, head in zip(running, heads, strict=True)]
-        heirs = sorted((beam for beams in grown for beam in beams), key=_score, reverse=True)
+        grown = [_grow(beam, head) for (beam, _), head in zip(running, heads, strict=True)]
+        heirs = [(heir, ids) for (_, ids), beams in zip(running, grown, strict=True) for heir in beams]
+        heirs.sort(key=lambda heir: heir[0].score, reverse=True)
+        going = [heir for heir in heirs if heir[0].token.token_id not in stops]
         if length < sampling.min_tokens:
-            heirs = [beam for beam in heirs if beam.tokens[-1].token_id not in stops]
+            heirs = going
         ended = [
-            Beam(beam.score / length**params.length_penalty, beam.tokens)
-            for beam in heirs[: params.num_beams]
-            if length == most or beam.tokens[-1].token_id in stops
+            replace(heir, score=heir.score / length**params.length_penalty)
+            for heir, _ in heirs[: params.num_beams]
+            if length == most or heir.token.token_id in stops
         ]
         finished = sorted(finished + ended, key=_score, reverse=True)[: params.num_beams]
-        running = [beam for beam in heirs if beam.tokens[-1].token_id not in stops][: params.num_beams]
-        if length == most or not _can_improve(running, finished, length, most, params):
+        running = [(heir, (*ids, heir.token.token_id)) for heir, ids in going[: params.num_beams]]
+        if length == most or not going or not _can_improve(going[0][0], finished, length, most, params):
             break
     best = finished[:count]
     chunks = await _together([_written(generate, request, beam, cached) for beam in best])
     return Picked(chunks, [beam.score for beam in best])
 
 
-def _grow(beam: Beam, head: Chunk) -> list[Beam]:
+def _grow(beam: Beam | None, head: Chunk) -> list[Beam]:
     """The beam, continued by each of the likeliest tokens."""
-    alternatives = head.logprobs[0].top
+    alternatives, score = head.logprobs[0].top, 0.0 if beam is None else beam.score
     return [
-        Beam(beam.score + logprob, (*beam.tokens, TokenLogprob(token_id, token, data, logprob, alternatives)))
+        Beam(score + logprob, TokenLogprob(token_id, token, data, logprob, alternatives), beam)
         for token_id, token, data, logprob in alternatives
     ]
 
 
-def _can_improve(
-    running: list[Beam], finished: list[Beam], length: int, most: int, params: BeamParams
-) -> bool:
-    """Whether going on may still change what is finished."""
-    if not running:
-        return False
+def _can_improve(best: Beam, finished: list[Beam], length: int, most: int, params: BeamParams) -> bool:
+    """Whether going on may still change what is finished. best: of those that go on."""
     if len(finished) < params.num_beams:
         return True
     if params.early_stopping is True:
         return False
     longest = most if params.early_stopping == "never" and params.length_penalty > 0 else length
-    best: float = running[0].score / longest**params.length_penalty
-    return best > finished[-1].score
+    reached: float = best.score / longest**params.length_penalty
+    return reached > finished[-1].score
 
 
-async def _next(generate: Generate, request: GenerateRequest, beam: Beam, num_alternatives: int) -> Chunk:
-    """One step after a beam: a chunk whose only token has the alternatives."""
+async def _next(
+    generate: Generate, request: GenerateRequest, prompt_ids: tuple[int, ...], num_alternatives: int
+) -> Chunk:
+    """One step after a prompt: a chunk whose only token has the alternatives."""
     asked = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=num_alternatives)
-    prompt_ids = (*request.prompt_ids, *(token.token_id for token in beam.tokens))
     step = replace(request, prompt_ids=prompt_ids, sampling=asked, reader=ReaderParams(dialect=False))
     async with aclosing(generate(step)) as stream:
         return await anext(stream)
@@ -160,10 +174,11 @@ async def _next(generate: Generate, request: GenerateRequest, beam: Beam, num_al
 
 async def _written(generate: Generate, request: GenerateRequest, beam: Beam, cached: int) -> list[Chunk]:
     """A finished beam as the chunks of a generation that is read to its end, with no token left to draw."""
-    sampling, prefix = request.sampling, tuple(token.token_id for token in beam.tokens)
+    sampling, tokens = request.sampling, beam.tokens()
+    prefix = tuple(token.token_id for token in tokens)
     given: tuple[tuple[TokenLogprob, ...], ...] = ()
     if sampling.logprobs is not None:
-        given = (tuple(replace(token, top=token.top[: sampling.logprobs]) for token in beam.tokens),)
+        given = (tuple(replace(token, top=token.top[: sampling.logprobs]) for token in tokens),)
     whole = replace(
         request, prefix=(prefix,), prefix_logprobs=given, sampling=replace(sampling, max_tokens=len(prefix))
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import orjson
 
+from server.event_profiles.logprobs import without_logprobs
 from server.event_profiles.obfuscation import padded
-from server.event_profiles.older import Older, Rates, older_response
+from server.event_profiles.older import Json, Older, Rates, older_response
 from server.sse_frame import event_type
 
 Profile = Literal["openai", "legacy", "legacy-string"]
@@ -18,6 +20,9 @@ PROFILES: tuple[str, ...] = get_args(Profile)
 
 PING_S = 15.0
 """Silence on an older stream before a ping, which it has in the place of comments."""
+
+LARGE = 32 * 1024
+"""Events and responses of so many bytes are parsed whole, which takes less than a millisecond."""
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -42,14 +47,14 @@ class View:
         # What is said of a call's arguments needs the name of the call, which an earlier event has told.
         self.reads_after = after if self._older is None else -1
 
-    def shown(self, first_seq: int, bodies: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    async def shown(self, first_seq: int, bodies: Sequence[bytes]) -> list[tuple[int, bytes]]:
         """Consecutive events as they are sent, with their numbers. Those up to `after` are not sent."""
         if self._older is None and self._key is None:
             self.last = first_seq + len(bodies) - 1
             return [*enumerate(bodies, first_seq)]
         told: list[tuple[int, bytes]] = []
         for number, body in enumerate(bodies, first_seq):
-            events = [body] if self._older is None else map(_dump, self._older.shown(orjson.loads(body)))
+            events = [body] if self._older is None else await _rewritten(body, self._older.shown)
             told += [(number, event) for event in events if number > self.after]
         self.last = max(self.after, first_seq + len(bodies) - 1)
         if (key := self._key) is None:
@@ -59,9 +64,12 @@ class View:
             for number, event in told
         ]
 
-    def response(self, body: bytes) -> bytes:
+    async def response(self, body: bytes) -> bytes:
         """A Response object as this profile has it."""
-        return body if self._older is None else orjson.dumps(older_response(orjson.loads(body)))
+        if self._older is None:
+            return body
+        (told,) = await _rewritten(body, lambda response: [older_response(response)])
+        return told
 
     @property
     def end(self) -> bytes:
@@ -75,11 +83,15 @@ class View:
 
     def _ping(self) -> bytes:
         told = {"sequence_number": max(0, self.last), "timestamp": int(time.time()), "response": {}}
-        return _dump({"type": "response.ping", **told})
+        return orjson.dumps({"type": "response.ping", **told})
 
 
-def _dump(event: dict[str, Any]) -> bytes:
-    return orjson.dumps({"type": event["type"], **event})
+async def _rewritten(body: bytes, work: Callable[[Json], Sequence[Json]]) -> list[bytes]:
+    """What is made of JSON, as JSON."""
+    if len(body) <= LARGE:
+        return [orjson.dumps(told) for told in work(orjson.loads(body))]
+    rest, put_back = await asyncio.to_thread(without_logprobs, body)
+    return [put_back(orjson.dumps(told)) for told in work(orjson.loads(rest))]
 
 
 def _writer(profile: str) -> Callable[[Any], Any]:

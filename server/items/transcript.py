@@ -91,6 +91,7 @@ class Transcript:
         self._answered: list[int] = []  # which calls the outputs at the end are of
         self._searches: list[str] = []  # the calls whose outputs name no call, and are still to come
         self._turn: dict[str, Any] | None = None
+        self._thoughts: list[str] = []  # of the turn, that are not in its message yet
 
     def branch(
         self,
@@ -109,14 +110,22 @@ class Transcript:
             new._turn = new.messages[-1] = dict(self._turn)
             if (calls := self._turn.get("tool_calls")) is not None:
                 new._turn["tool_calls"] = list(calls)
+            new._thoughts = list(self._thoughts)
         return new
+
+    def pause(self) -> None:
+        """Have the messages hold all that was said so far. More may follow."""
+        if self._turn is not None and self._thoughts:
+            before = self._turn["reasoning_content"]
+            self._turn["reasoning_content"] = "\n\n".join(filter(None, (before, *self._thoughts)))
+            self._thoughts = []
 
     def tell(self, role: str, text: str, parts: Sequence[Mapping[str, Any]] | None = None) -> None:
         """A message that is not the assistant's: of the system, or of a user. parts: the same with its
         images, for models that see."""
         while (call_id := self.expected()) is not None:
             self.answer(call_id, "error: The outcome of this call is not known.")
-        self._turn = None
+        self._end_turn()
         message: dict[str, Any] = {"role": role, "content": text}
         if parts is not None:
             message[SHOWN] = parts
@@ -129,7 +138,8 @@ class Transcript:
         kept = [message for message in self.messages if message["role"] == "system"]
         kept = kept or [{"role": "system", "content": said} for said in systems]
         self.messages = [*kept, *(dict(message) for message in messages)]
-        self._turn, self._answered, self._searches = None, [], []
+        self._end_turn()
+        self._answered, self._searches = [], []
 
     def by(self, name: str) -> None:
         """Say who has written the last message, for templates that print it."""
@@ -146,10 +156,10 @@ class Transcript:
         return self._num_images
 
     def think(self, text: str) -> None:
-        """A thought of the assistant."""
-        message = self._message("content", "tool_calls")
-        thoughts = filter(None, (message.get("reasoning_content"), text))
-        message["reasoning_content"] = "\n\n".join(thoughts)
+        """A thought of the assistant. `pause` puts it into its message, because whoever joined each thought
+        to those before would copy all of these every time."""
+        self._message("content", "tool_calls").setdefault("reasoning_content", "")
+        self._thoughts.append(text)
 
     def say(self, text: str) -> None:
         """A text of the assistant."""
@@ -187,7 +197,7 @@ class Transcript:
     def answer(self, call_id: str, output: str, pictures: Sequence[Mapping[str, Any]] | None = None) -> None:
         """The output of a call. pictures: its images as parts, for models that see. Outputs stand in the
         order of their calls, in whatever order they come: many templates show no ids."""
-        self._turn = None
+        self._end_turn()
         if not self._is_clients:
             self.longest = max(self.longest, len(output))
             output = output if self._most is None else cut(output, self._most)
@@ -206,6 +216,11 @@ class Transcript:
     def _message(self, *closed_by: str) -> dict[str, Any]:
         """The turn's message; a new one when what comes would stand before something that it has already."""
         if self._turn is None or any(self._turn.get(key) for key in closed_by):
+            self._end_turn()
             self._turn = {"role": "assistant", "content": ""}
             self.messages.append(self._turn)
         return self._turn
+
+    def _end_turn(self) -> None:
+        self.pause()
+        self._turn = None

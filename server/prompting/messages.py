@@ -47,6 +47,7 @@ class Told:
             transcript.turn_to(clients=is_output(item), most=most)
             if not is_left_out(item):
                 say(item, transcript)
+        transcript.pause()
         return Told(self.num_items + len(items), answers, made, transcript)
 
     def holds(self, names: Names | None) -> bool:

@@ -92,7 +92,7 @@ def _asked(request: MessagesRequest, served: ServedModel) -> ChatRequest:
 async def count_message_tokens(request: MessagesRequest, served: ServedModel, *, principal: Principal) -> int:
     """Tokens of the prompt, as `prepare_message` renders it. Raises ApiError 400 and 403."""
     chat = await aside(in_large_request(), _asked, request, served)
-    require_use(principal, served.name, chat.tools)
+    require_use(principal, served.allowed_as, chat.tools)
     with words_of_messages():
         offered = await aside(in_large_request(), offer_of, chat)
         prompt = await rendered(chat, served, offered, scope=principal.owner)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine import BeamParams, LocalEngine, Picked, beam_search, best_of
+from engine import BeamParams, LocalEngine, Picked, ScriptedEngine, beam_search, best_of
 from engine.types import (
     Chunk,
     Constraint,
@@ -24,6 +25,7 @@ from engine.types import (
     SamplingParams,
     Shape,
     Text,
+    TokenLogprob,
 )
 from tests.support.checkpoints import oracle, oracle_greedy
 from tests.support.driver import EOS, greedy
@@ -100,6 +102,7 @@ CASES: list[tuple[int, float, Any, int]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(len(CASES)))
 async def test_beams_are_those_of_transformers(engine: LocalEngine, checkpoint: Find, seed: int) -> None:
     num_beams, penalty, early, most = CASES[seed]
@@ -164,6 +167,29 @@ async def test_a_search_that_is_cancelled_leaves_nothing_running(engine: LocalEn
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_step_costs_as_much_at_the_end_as_at_the_beginning() -> None:
+    num_beams, most = 8, 150
+    peaks: list[int] = []  # bytes that were taken for a while before each request
+
+    async def generate(asked: GenerateRequest) -> AsyncGenerator[Chunk]:
+        if not asked.prefix:
+            kept, peak = tracemalloc.get_traced_memory()
+            peaks.append(peak - kept)
+            tracemalloc.reset_peak()
+        top = tuple((each, "x", b"x", -1.0 - each / 8) for each in range(num_beams))
+        yield Chunk(asked.prefix[0] if asked.prefix else (), (), (TokenLogprob(0, "x", b"x", -1.0, top),))
+
+    asked = request(1, most, ignore_eos=True, logprobs=0)
+    tracemalloc.start()
+    try:
+        found = await beam_search(generate, ScriptedEngine().info, asked, BeamParams(num_beams), num_beams)
+    finally:
+        tracemalloc.stop()
+    assert tokens(found.chunks[0]) == [0] * most
+    steps = peaks[1::num_beams]  # the first request has all beams before it
+    assert max(steps[-20:]) < 2 * max(steps[20:40])
 
 
 async def drawn(engine: LocalEngine, count: int, **fields: Any) -> tuple[list[GenerateRequest], list[float]]:

@@ -147,7 +147,8 @@ class Turn:
                 async for events in stream:
                     if ended := events.terminal:
                         await self._keep(parsed, started, events)
-                    await self._send(view.shown(events.first_seq, events.bodies), headers)
+                    shown = await view.shown(events.first_seq, events.bodies)
+                    await self._send(shown, headers)
                     headers = {}
         except (ReaderLagged, EventsExpired):
             self._connection.close(TRY_AGAIN_LATER, f"slow_reader {started.response_id}")

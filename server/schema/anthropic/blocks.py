@@ -140,7 +140,7 @@ class Place:
     """Where an item came from: the path of its block, or of the first of them, and those of its parts."""
 
     path: str
-    parts: tuple[str, ...] = ()
+    parts: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -153,6 +153,7 @@ class Conversation:
     continues: bool = False
     _open: dict[str, str] = field(default_factory=dict)  # calls without a result, and their paths
     _is_answered: bool = False  # a user's message came behind them
+    _said: list[str] = field(default_factory=list)  # texts of the last item, while it is the assistant's
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -186,6 +187,7 @@ class Conversation:
                 self._user(blocks)
             else:
                 self._assistant(blocks)
+        self._end_answer()
         self._require_results()
         if not self.items:
             refuse(param, f"Invalid '{param}': nothing is said in them.")
@@ -235,30 +237,36 @@ class Conversation:
     # -- items -----------------------------------------------------------------------------------------------
 
     def _add(self, item: Json, place: Place) -> None:
+        self._end_answer()
         self.items.append(normalize_item(item, place.path, _unnamed))
         self.places.append(place)
 
     def _say(self, role: str, parts: Sequence[tuple[Json, str]]) -> None:
         """Parts of a message: of the one before, where that is of a user as well, because two turns of a user
         are one."""
-        paths = tuple(path for _, path in parts)
+        paths = [path for _, path in parts]
         content = [part for part, _ in parts]
         last = self.items[-1] if self.items else None
         if role == "user" and last is not None and last.get("role") == "user":
             said = normalize_item({"role": role, "content": content}, paths[0], _unnamed)
             last["content"] += said["content"]
-            place = self.places[-1]
-            self.places[-1] = Place(place.path, (*place.parts, *paths))
+            self.places[-1].parts.extend(paths)
             return
         self._add({"type": "message", "role": role, "content": content}, Place(paths[0], paths))
 
     def _answer(self, text: str, path: str) -> None:
         """A text of the assistant: one with the text before, because citations cut a text into blocks."""
-        last = self.items[-1] if self.items else None
-        if last is not None and last.get("role") == "assistant" and last["type"] == "message":
-            last["content"][0]["text"] += text
-        elif text:
-            self._add({"type": "message", "role": "assistant", "content": text}, Place(path, (path,)))
+        if not self._said:
+            if not text:
+                return
+            self._add({"type": "message", "role": "assistant", "content": text}, Place(path, [path]))
+        self._said.append(text)
+
+    def _end_answer(self) -> None:
+        """Join the texts of an answer: once, because each joining copies all that was said before."""
+        if len(self._said) > 1:
+            self.items[-1]["content"][0]["text"] = "".join(self._said)
+        self._said = []
 
     def _thought(self, block: Json, path: str) -> None:
         thought = block.get("thinking")
@@ -296,7 +304,7 @@ class Conversation:
             parts[0] = ({"type": "input_text", "text": failed + parts[0][0]["text"]}, parts[0][1])
         elif failed:
             parts.insert(0, ({"type": "input_text", "text": failed.strip()}, path))
-        self._output(call_id, [part for part, _ in parts], Place(path, tuple(at for _, at in parts)))
+        self._output(call_id, [part for part, _ in parts], Place(path, [at for _, at in parts]))
 
     def _output(self, call_id: str, output: Any, place: Place) -> None:
         self._add({"type": "function_call_output", "call_id": call_id, "output": output}, place)

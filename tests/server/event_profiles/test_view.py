@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from openai import AsyncOpenAI
 
 from engine import ScriptedEngine
-from server.event_profiles import older_response
+from server.event_profiles import View, older_response
+from server.event_profiles.view import LARGE
 from server.http import sse
+from tests.server.event_profiles.test_logprobs import entry
 from tests.support import wire
 from tests.support.lines import ENDS, line
 from tests.support.running import http_client, live_app, running_app
@@ -278,6 +281,29 @@ async def test_a_failure_is_a_number(client: httpx.AsyncClient) -> None:
     assert last["type"] == "response.error"
     assert last["error"] == last["response"]["error"]
     assert last["error"]["code"] == 500
+
+
+async def test_log_probabilities_are_shown_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not parsed, which would hold the interpreter for all of them at once."""
+    part = {"type": "output_text", "text": "hi", "annotations": [], "logprobs": [entry("a", *"bcd")] * 1000}
+    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": "{}"}
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "content": [part]}
+    response = {"id": "resp_1", "status": "completed", "error": None, "output": [message, call, message]}
+    event = {"type": "response.completed", "sequence_number": 3, "response": response}
+    bodies = [orjson.dumps(event), orjson.dumps(response)]
+    parsed_sizes: list[int] = []
+
+    def loads(body: bytes) -> Any:
+        parsed_sizes.append(len(body))
+        return json.loads(body)
+
+    monkeypatch.setattr(orjson, "loads", loads)
+    view = View("legacy")
+    ((number, shown),) = await view.shown(3, bodies[:1])
+    told = await view.response(bodies[1])
+    assert max(parsed_sizes) < LARGE < min(map(len, bodies))
+    assert json.loads(told) == older_response(response)
+    assert number == 3 and json.loads(shown) == {**event, "response": older_response(response)}
 
 
 async def test_a_cache_key_is_a_salt(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ async def test_no_model_is_loaded_for_a_request_that_is_refused(tmp_path: Path) 
         }
 
 
+@pytest.mark.long
 async def test_a_model_for_speech_is_loaded_when_it_is_wanted_and_makes_room_for_others(
     tmp_path: Path,
 ) -> None:
@@ -187,12 +188,19 @@ async def test_a_key_needs_the_name_that_it_asks_for(tmp_path: Path) -> None:
     models: list[Json] = [{"name": "a", "aliases": ["gpt-4o"], "canary": {"to": "b", "percent": 100}}]
     async with serving(tmp_path, *models, {"name": "b"}) as (server, api):
         admin = {"authorization": f"Bearer {server.life.admin_token}"}
-        body = {"owner": None, "scopes": ["responses", "model:gpt-4o"], "name": "k"}
+        body = {"owner": None, "scopes": ["responses", "chat", "model:gpt-4o"], "name": "k"}
         made = await api.http.post("/admin/keys", json=body, headers=admin)
         key = {"authorization": f"Bearer {made.json()['key']}"}
+        message = {"messages": [{"role": "user", "content": "say hi"}]}
         for name, status in {"gpt-4o": 200, "a": 403, "b": 403}.items():
-            reply = await api.http.post("/v1/responses", json={"model": name, "input": "say hi"}, headers=key)
-            assert reply.status_code == status, name
+            bodies: dict[str, Json] = {
+                "/v1/messages": {**message, "max_tokens": 9},
+                "/v1/messages/count_tokens": message,
+                "/v1/responses": {"input": "say hi"},
+            }
+            for path, asked in bodies.items():
+                reply = await api.http.post(path, json={"model": name, **asked}, headers=key)
+                assert reply.status_code == status, (path, name)
         assert reply.json()["error"]["code"] == "insufficient_permissions"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import Constraint, ModelInfo, PromptTooLong, SamplingDefaults, closed_schema
+from engine import Constraint, ModelInfo, Picture, PromptTooLong, SamplingDefaults, closed_schema
 from server.errors import ApiError
-from server.items import text_of
+from server.items import KeptPicture, text_of, with_pictures
 from server.prompting.messages import NOTHING_TOLD, Told, sampling, to_messages
 from server.prompting.tool_offer import offer
 from server.schema.fields import SamplingFields
@@ -59,6 +60,34 @@ def test_one_assistant_turn_is_one_message() -> None:
     assert turn["tool_calls"][0] == {
         "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}
     }  # fmt: skip
+
+
+def test_thoughts_of_one_turn_are_joined_once() -> None:
+    long = "🙂" + "a" * (1 << 22)  # four bytes for each character
+    items = [thought(long), *[thought("b"), said("assistant", "")] * 1000, said("assistant", "so")]
+    began = time.thread_time()  # of the processor: other threads do not count
+    told = NOTHING_TOLD.and_then(items, "input")
+    assert time.thread_time() - began < 1
+    assert to_messages([], told=told) == [
+        {"role": "assistant", "content": "so", "reasoning_content": "\n\n".join([long, *["b"] * 1000])}
+    ]
+    again = to_messages([*items, thought("c"), thought("d")], told=told)
+    assert [message.get("reasoning_content") for message in again[1:]] == ["c\n\nd"]
+
+
+def test_texts_beside_an_image_are_joined_once() -> None:
+    long = "🙂" + "a" * (1 << 22)  # four bytes for each character
+    seen, unseen = ({"type": "input_image", "image_url": None} for _ in range(2))
+    lines = [{"type": "input_text", "text": each} for each in (long, *["b"] * 1000)]
+    item = {"type": "message", "role": "user", "content": [seen, *lines, unseen, seen, lines[-1]]}
+    kept = KeptPicture("aGk=", "0a")
+    item = with_pictures(item, {0: kept, len(lines) + 2: kept})
+    began = time.thread_time()  # of the processor: other threads do not count
+    [message] = to_messages([item], sees=True)
+    assert time.thread_time() - began < 1
+    image = {"type": "image", "image": Picture(b"hi", b"\n")}
+    told = "\n".join([long, *["b"] * 1000, "[image 2, which you cannot see]"])
+    assert message["content"] == [image, {"type": "text", "text": told}, image, {"type": "text", "text": "b"}]
 
 
 def test_what_follows_an_output_is_another_turn() -> None:

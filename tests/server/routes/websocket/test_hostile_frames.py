@@ -31,6 +31,7 @@ def text_frame(data: bytes, *, opcode: Opcode = Opcode.TEXT, fin: bool = True) -
     return Frame(opcode, data, fin).serialize(mask=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("frame", "code"),
     [
@@ -185,6 +186,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
 @pytest.mark.parametrize("is_early", [False, True])
 async def test_what_is_no_websocket_ends_its_connection_alone(
@@ -280,6 +282,7 @@ async def test_a_key_is_needed_where_one_is(tmp_path: Path, caplog: pytest.LogCa
             assert text(await socket.turn("say hello")) == "hello"
 
 
+@pytest.mark.long
 async def test_a_client_that_takes_nothing_is_cut(tmp_path: Path) -> None:
     async with live_app(tmp_path, send_timeout_s=0.5) as running:
         _, writer, _ = await raw(running)
@@ -324,6 +327,7 @@ async def test_what_is_open_is_measured(live_server: Running, live_client: httpx
     assert 'antiphon_requests_total{method="WEBSOCKET",route="/v1/responses",status="200"} 1.0' in page
 
 
+@pytest.mark.long
 async def test_a_thousand_idle_sockets(live_server: Running) -> None:
     """They are quick to open, and each still answers."""
     address = live_server.base_url.replace("http", "ws", 1) + "/v1/responses"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 import pytest
@@ -67,6 +68,19 @@ def test_texts_are_messages() -> None:
 def test_turns_of_one_side_are_one() -> None:
     messages = (user("a"), user(text("b")), assistant(text("c"), text("d")), assistant("e"), user("f"))
     assert told(*messages) == [("user", "a\nb"), ("assistant", "cde"), ("user", "f")]
+
+
+def test_a_turn_of_many_pieces_is_not_copied_for_each_of_them() -> None:
+    long = "🙂" + "a" * (1 << 22)  # four bytes for each character
+    messages = [user("q"), assistant(text(long), *[text("b")] * 1000, text(""))]
+    began = time.thread_time()  # of the processor: other threads do not count
+    found = read(*messages)
+    assert time.thread_time() - began < 1
+    assert found.items[1]["content"][0]["text"] == long + "b" * 1000
+    asked = read(user("a"))
+    places = asked.places[0].parts
+    asked.read([user("b")])
+    assert asked.places[0].parts is places and places == ["messages[0].content"] * 2
 
 
 def test_a_system_prompt_is_a_text_or_blocks_and_stands_wherever_it_is_sent() -> None:
@@ -135,7 +149,7 @@ def test_images_are_parts_that_know_their_places() -> None:
     assert more["content"][0]["file_id"] == "file-1"
     assert found.places[0].parts[1] == "messages[0].content[1]"
     assert found.places[2].parts[1] == "messages[2].content[0].content[1]"
-    assert found.places[3].parts == ("messages[2].content[1]",)
+    assert found.places[3].parts == ["messages[2].content[1]"]
 
 
 @pytest.mark.parametrize(
