@@ -1116,3 +1116,9 @@ class Storage:
     async def settle_delivery(self, delivery: Delivery, due_at: int | None) -> None:
         """Ends an attempt: the next one is due then, or never (None)."""
         await self._write(partial(webhooks.settle, delivery=delivery, due_at=due_at))
+
+    async def put_off_delivery(self, delivery: Delivery, due_at: int, now: int, *, before: int) -> int:
+        """Ends an attempt that has failed; the next one is due then. Gives up what is due for its webhook and
+        was to be told before `before`, a thousand at most; returns how many."""
+        put_off = partial(webhooks.put_off, delivery=delivery, due_at=due_at, now=now, before=before)
+        return await self._write(put_off)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +12,7 @@ import orjson
 from starlette.types import ASGIApp, Message
 
 from server.access import Principal
-from server.http import INSIDE, RUN_ROUTES
+from server.http import INSIDE, Outcome
 
 LONGEST_WAIT_S = 60.0
 """So long a request rests at most before it is tried again: limits may be raised meanwhile."""
@@ -21,21 +20,18 @@ LONGEST_WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a request. headers: by their names in small letters. is_run: whether the body of one that
-    succeeded is a response, which may itself say that it has failed."""
+    """What came of a request. headers: by their names in small letters. outcome: what the route has told of
+    one that was carried out, which may be a response that has failed; the body itself may be large."""
 
     status: int
     headers: dict[str, str]
     body: bytes
-    is_run: bool = False
+    outcome: Outcome | None = None
 
-    @cached_property
-    def failure(self) -> dict[str, Any] | None:
+    @property
+    def failure(self) -> Mapping[str, Any] | None:
         """The error of a response that ended as `failed`; None for any other reply."""
-        if not self.is_run or self.status >= 300:
-            return None
-        told: dict[str, Any] = orjson.loads(self.body)
-        return (told.get("error") or {}) if told.get("status") == "failed" else None
+        return None if self.outcome is None else self.outcome.failure
 
     @property
     def failed(self) -> bool:
@@ -109,7 +105,9 @@ async def carry_out(app: ASGIApp, path: str, body: bytes, principal: Principal, 
     }
     reply = _Collected(body)
     await app(scope, reply.receive, reply.send)
-    return Reply(reply.status, reply.headers, bytes(reply.body), is_run=path in RUN_ROUTES)
+    # What a route has told before it was refused is no outcome.
+    outcome = scope["state"].get("outcome") if reply.status < 300 else None
+    return Reply(reply.status, reply.headers, bytes(reply.body), outcome)
 
 
 class _Collected:

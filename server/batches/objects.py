@@ -48,14 +48,18 @@ def _seconds(at: int | None) -> int | None:
 
 
 def output_line(batch_id: str, line: BatchLine, reply: Reply) -> tuple[bytes, bytes]:
-    """The line of a file for a request that was carried out, whatever came of it, and what it used."""
+    """The line of a file for a request that was carried out, whatever came of it, and what of it `UsageSum`
+    adds up."""
+    told, body = reply.outcome, reply.body
     try:
-        body = orjson.loads(reply.body)
+        # A reply of one of our routes goes into the line as it is; refusals are short.
+        said = orjson.Fragment(body) if told is not None else orjson.loads(body)
     except orjson.JSONDecodeError:
-        body = {"error": {"message": reply.body.decode("utf-8", "replace")}}
+        said = {"error": {"message": body.decode("utf-8", "replace")}}
     request_id = reply.headers.get("x-request-id")
-    response = {"status_code": reply.status, "request_id": request_id, "body": body}
-    return _line(batch_id, line, response, None), _used(body)
+    response = {"status_code": reply.status, "request_id": request_id, "body": said}
+    used = {} if told is None else {"model": told.model, "usage": told.usage}
+    return _line(batch_id, line, response, None), orjson.dumps(used)
 
 
 def expired_line(batch_id: str, line: BatchLine) -> bytes:
@@ -73,12 +77,6 @@ def _line(
     own = f"batch_req_{batch_id.removeprefix('batch_')}_{line.position}"
     told = {"id": own, "custom_id": line.custom_id, "response": response, "error": error}
     return orjson.dumps(told) + b"\n"
-
-
-def _used(body: Any) -> bytes:
-    """What of a reply's body `UsageSum` adds up, so that nobody has to read the whole line again."""
-    found = body if isinstance(body, dict) else {}
-    return orjson.dumps({"model": found.get("model"), "usage": found.get("usage")})
 
 
 class UsageSum:

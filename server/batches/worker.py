@@ -124,6 +124,8 @@ class BatchWorker:
         """Leave all batches as they stand to the next process, or to another one."""
         if self._looking is None:
             return
+        for going in self._going.values():
+            going.leave()
         tasks = [self._looking, *(going.task for going in self._going.values() if going.task is not None)]
         for task in tasks:
             task.cancel()

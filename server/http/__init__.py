@@ -48,6 +48,7 @@ from server.http.replies import (
     stored_completion_json,
 )
 from server.http.request import (
+    Outcome,
     actor,
     context,
     life,
@@ -56,6 +57,7 @@ from server.http.request import (
     principal,
     require_stored_bytes,
     standing_of,
+    tell_outcome,
     while_connected,
 )
 from server.http.sse import EventStream, StreamCut
@@ -78,6 +80,7 @@ __all__ = [
     "HostAndOrigin",
     "IdempotencyMiddleware",
     "NameIgnored",
+    "Outcome",
     "PageArgs",
     "Phase",
     "RootPath",
@@ -115,6 +118,7 @@ __all__ = [
     "require_stored_bytes",
     "standing_of",
     "stored_completion_json",
+    "tell_outcome",
     "texts",
     "timestamp",
     "trusted_hosts",

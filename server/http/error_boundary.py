@@ -29,6 +29,7 @@ from starlette.websockets import WebSocketDisconnect
 from engine import EngineDead
 from server import __version__
 from server.errors import ApiError, is_of_messages, to_api_error
+from server.http.authentication import INSIDE
 from server.http.refusal import tell
 from server.http.sse import StreamCut
 from server.telemetry import (
@@ -242,7 +243,8 @@ class Boundary:
         self._life = life
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Nothing but the cancellation of a server that goes on passes this point."""
+        """Nothing but a cancellation passes this point, and none of a request from outside once the server
+        ends."""
         started = accepted = closed = False
 
         async def noting(message: Message) -> None:
@@ -268,8 +270,9 @@ class Boundary:
         except (ClientDisconnect, WebSocketDisconnect):
             return
         except asyncio.CancelledError:
-            # The process is ending and its server cancels what is left: whoever still listens is told so.
-            if self._life.phase not in ("draining", "dead"):
+            # The process is ending and its server cancels what is left: whoever still listens is told so. A
+            # request from inside is cancelled by the one who listens.
+            if INSIDE in scope or self._life.phase not in ("draining", "dead"):
                 raise
             await answer(self._life.refusal())
         except Exception as exc:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -53,6 +54,21 @@ def limited(request: HTTPConnection, model: str) -> tuple[Subject, ...]:
     if standing is not None:
         standing.model = model
     return principal(request).subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a request: the model that answered, the official usage object, None where the reply has
+    none, and the error of a response that has failed."""
+
+    model: str
+    usage: Mapping[str, Any] | None
+    failure: Mapping[str, Any] | None = None
+
+
+def tell_outcome(request: HTTPConnection, outcome: Outcome) -> None:
+    """Tell whoever carries a batch out what came of its request, so that nobody parses the reply for it."""
+    request.state.outcome = outcome
 
 
 async def require_stored_bytes(request: Request, num_bytes: int) -> None:

@@ -153,7 +153,6 @@ class Child:
     async def _begin(self) -> None:
         """One life: until it says that it serves. Raises LoadError with what it says otherwise."""
         folder = self.socket.parent
-        folder.mkdir(mode=0o700, exist_ok=True)  # a child that lost its parent removes it
         told = {
             "name": "engine",
             "label": f"engine {self.name}",
@@ -161,6 +160,7 @@ class Child:
             "settings": self._config.dumped(),
         }
         try:
+            folder.mkdir(mode=0o700, exist_ok=True)  # a child that lost its parent removes it
             process = self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "server.process.child"),
                 stdin=asyncio.subprocess.PIPE,
@@ -171,7 +171,7 @@ class Child:
             raise LoadError(f"the process of {self.name} cannot be started: {error}") from None
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(orjson.dumps(told) + b"\n")
-        while line := await process.stdout.readline():
+        while line := await _next_line(process.stdout):
             said: Any = None
             with suppress(ValueError):
                 said = orjson.loads(line)
@@ -223,6 +223,16 @@ async def opened(line: EngineLine, name: str) -> None:
     except EngineDead:
         message = f"{name} is not the model any more that it was; restart the server for it"
         raise LoadError(message) from None
+
+
+async def _next_line(stream: asyncio.StreamReader) -> bytes:
+    """A line of what a process prints, empty at the end. Of one above 64 KiB, which is none of ours, only a
+    part may come."""
+    while True:
+        try:
+            return await stream.readline()
+        except ValueError:  # it was too long, and is thrown away
+            continue
 
 
 def _how(code: int) -> str:

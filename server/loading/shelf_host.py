@@ -145,6 +145,9 @@ class ShelfHost:
             said = ("refused", id, error.status, error.code, error.message)
         except EngineError as error:
             said = ("failed", id, str(error))
+        except Exception:  # whoever is not answered waits for ever
+            log.exception("%s cannot be carried out for %s", word, name)
+            said = ("failed", id, f"to {word} {name} has failed; the log says why")
         self._inform(client, self._standings())
         client.send(*said)
 

@@ -19,12 +19,14 @@ from engine import Place
 from server.access import Principal
 from server.http import (
     EventStream,
+    Outcome,
     actor,
     context,
     json_reply,
     limited,
     principal,
     read_as,
+    tell_outcome,
     while_connected,
 )
 from server.model_registry import ServedModel
@@ -204,6 +206,7 @@ async def answer(
             await stack.enter_async_context(keeping.claimed(completion.head))
         if not asked.stream:
             body = await while_connected(request, completion.whole(whole))
+            tell_outcome(request, Outcome(served.name, completion.usage.totals()))
             return json_reply(
                 body if keeping is None else await keeping.whole(completion.head, body), headers
             )
@@ -236,6 +239,7 @@ async def _run(request: Request, asked: ChatRequest, keeping: Keeping | None) ->
         whole, chunk = CHAT
         if not asked.stream:
             body = await while_connected(request, run.whole(whole))
+            tell_outcome(request, Outcome(served.name, run.usage))
             return json_reply(body if keeping is None else await keeping.whole(run.head, body), headers)
         keep = None if keeping is None else partial(keeping.streamed, run.head)
         frames = run.frames(chunk, asked.stream_options, keep)

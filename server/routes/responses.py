@@ -23,8 +23,10 @@ from server.config import THREADED_BYTES
 from server.errors import ApiError, to_api_error
 from server.event_profiles import PROFILES, View
 from server.http import (
+    INSIDE,
     Context,
     EventStream,
+    Outcome,
     StreamCut,
     actor,
     choice,
@@ -45,6 +47,7 @@ from server.http import (
     read_body,
     require_stored_bytes,
     standing_of,
+    tell_outcome,
     timestamp,
     while_connected,
 )
@@ -54,7 +57,14 @@ from server.prompting import name_untold, name_unused_key
 from server.routes.chosen_model import with_model
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, no_events, prepare_fork, require_servers
-from server.runs.events import Channel, Reader, ReaderLagged, Snapshot, terminal_response
+from server.runs.events import (
+    Channel,
+    Reader,
+    ReaderLagged,
+    Snapshot,
+    short_members,
+    terminal_response,
+)
 from server.runs.planning import TERMINAL, RunPlan, read_items, turn_tools
 from server.schema import (
     LEAST_THRESHOLD,
@@ -207,7 +217,8 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
     # Until it has begun there is nothing to come back to: a client that leaves takes the trial of its shapes
     # along, say. A background response is begun all the same, for its webhook or its conversation.
     planning = partial(while_connected, request)
-    subjects = limited(request, here.models.get(parsed.model).name)
+    model = here.models.get(parsed.model).name
+    subjects = limited(request, model)
     with ExitStack() as stack:
         if parsed.stream:
             stack.enter_context(here.limiter.stream(subjects))
@@ -221,13 +232,23 @@ async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]
             return _stream(request, started.reader, stack.pop_all(), view, headers=headers)
     if parsed.background:
         started.reader.close()
-        return _reply(request, started.response, headers)
+        _tell_outcome(request, started.response.body, model)
+        return await _reply(request, started.response, headers)
     try:
         result = _result(here, started, owner(request) if parsed.store else None)
         body = await while_connected(request, result)
-        return json_reply(View(profile).response(body), headers)
+        _tell_outcome(request, body, model)
+        return json_reply(await View(profile).response(body), headers)
     finally:
         started.reader.close()
+
+
+def _tell_outcome(request: Request, body: bytes, model: str) -> None:
+    """Tell a batch what a Response object, which it stores as it is, says of its request."""
+    if INSIDE in request.scope:
+        said = short_members(body)
+        failure = (said["error"] or {}) if said["status"] == "failed" else None
+        tell_outcome(request, Outcome(model, said["usage"], failure))
 
 
 def _salted(parsed: CreateResponse, profile: str) -> CreateResponse:
@@ -287,7 +308,8 @@ async def _again(request: Request, response_id: str, *, stream: bool, pads: bool
             response = orjson.loads(found.body)
             if response["status"] == "failed" and not response["background"]:
                 _require_begun(response)
-        return _reply(request, found)
+        _tell_outcome(request, found.body, found.model)
+        return await _reply(request, found)
     profile = _profile(request)  # refused before there is a reader
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
@@ -305,13 +327,14 @@ def _secret(stored: StoredResponse) -> bytes:
     return RunPlan.load(stored.plan).id_secret
 
 
-def _reply(request: Request, snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Response:
+async def _reply(request: Request, snapshot: Snapshot, headers: Mapping[str, str] | None = None) -> Response:
     hint = {}
     if snapshot.poll_after_ms is not None:
         hint["openai-poll-after-ms"] = str(snapshot.poll_after_ms)
     if snapshot.queue_position is not None:
         hint["x-queue-position"] = str(snapshot.queue_position)
-    return json_reply(View(_profile(request)).response(snapshot.body), {**(headers or {}), **hint})
+    body = await View(_profile(request)).response(snapshot.body)
+    return json_reply(body, {**(headers or {}), **hint})
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -358,7 +381,7 @@ async def _frames(reader: Reader, view: View, ended: bool, numbered: bool) -> As
         async with aclosing(reader.events(view.reads_after, ended=ended)) as stream:
             async for events in stream:
                 terminal = events.terminal
-                if shown := view.shown(events.first_seq, events.bodies):
+                if shown := await view.shown(events.first_seq, events.bodies):
                     yield frames(shown, numbered=numbered)
     except (ReaderLagged, EventsExpired):
         terminal = False
@@ -404,7 +427,7 @@ async def list_responses(request: Request) -> Response:
         created_after=timestamp(query, "created_after"),
         created_before=timestamp(query, "created_before"),
     )
-    bodies = [view.response(body) for body in await here.runs.views.bodies(page)]
+    bodies = [await view.response(body) for body in await here.runs.views.bodies(page)]
     return json_reply(page_json(bodies, [stored.id for stored in page.data], has_more=page.has_more))
 
 
@@ -430,7 +453,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
         refuse("wait", "A stream waits anyway: 'wait' cannot be given together with 'stream'.")
     if not stream:
         waiting = runs.views.get(owner(request), response_id, wait_s=wait_s or 0.0, include=shown)
-        return _reply(request, await (while_connected(request, waiting) if wait_s else waiting))
+        return await _reply(request, await (while_connected(request, waiting) if wait_s else waiting))
     with ExitStack() as stack:
         stack.enter_context(context(request).limiter.stream(principal(request).subjects))
         return await _resumed(request, response_id, stack, pads=pads)
@@ -621,7 +644,7 @@ async def fork_response(request: Request, response_id: str) -> Response:
     with asked_by("after"):
         await here.storage.fork_response(who, response_id, new, key.request)
     key.started(new.id)
-    return _reply(request, await here.runs.views.get(who, new.id))
+    return await _reply(request, await here.runs.views.get(who, new.id))
 
 
 @contextmanager
@@ -641,7 +664,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a run in flight. SDKs send no body, and nothing that stands in one changes anything."""
     unread(await read_body(request, allow_empty=True), ())
     _profile(request)  # refused before the run is cancelled
-    return _reply(request, await context(request).runs.cancel(owner(request), response_id))
+    return await _reply(request, await context(request).runs.cancel(owner(request), response_id))
 
 
 @router.post(
@@ -667,7 +690,7 @@ async def submit_tool_outputs(request: Request, response_id: str) -> Response:
             ignore("stream")  # the run goes on in the stream that it has
         limited(request, stored.model)
         fed = await runs.tool_outputs.feed(principal(request), stored, outputs.items, by=actor(request))
-        return _reply(request, fed)
+        return await _reply(request, fed)
     if len(stored.plan) > THREADED_BYTES:
         begin_large_request()
     with collecting():  # what the first request said was named in its reply

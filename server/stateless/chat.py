@@ -127,7 +127,7 @@ def _completion(
     fits = name_cut_limit if request.cuts_max_tokens else require_room
     fits(request.sampling.max_tokens, limit, prompt_tokens=len(prompt.ids), info=served.info)
     name_capped_limit(request.sampling.max_tokens, limit, served.caps)
-    check_scores(len(prompt.ids), request.prompt_logprobs, "prompt_logprobs")
+    num_scores = check_scores(len(prompt.ids), request.prompt_logprobs, "prompt_logprobs")
     params = replace(params, prompt_logprobs=request.prompt_logprobs)
     reader = replace(offered.reader(prompt.starts_in), special_tokens=not request.skip_special_tokens)
     completion_id = completion_name("chatcmpl", request.request_id, secrets.token_hex(12))
@@ -179,6 +179,7 @@ def _completion(
         search=request.search,
         messages=lambda: to_messages(request.items),
         told=PromptTold(prompt.ids if request.return_token_ids else None, request.prompt_logprobs),
+        num_scores=num_scores,
     )
 
 

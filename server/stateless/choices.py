@@ -195,7 +195,7 @@ class Completion:
     what is used, however the request ends. named: the error for a constraint that failed in the middle of a
     text. operation, messages: what a span says of it. told: what is said of the prompt beside the choices.
     form: how the API writes it. answered: see `telemetry.Asked`. moderated: what judges it; None where nobody
-    asked.
+    asked. num_scores: log probabilities of its prompts' tokens (see `check_scores`).
     """
 
     engine: Engine
@@ -217,6 +217,7 @@ class Completion:
     form: Form = field(default_factory=lambda: PLAIN)
     answered: Callable[[EngineError | None], None] | None = None
     moderated: Moderated | None = None
+    num_scores: int = 0
 
     def tokens(self) -> tuple[int, int]:
         """Of all prompts together, each counted once, and the most that one answer may have."""
@@ -479,19 +480,23 @@ def check_logprobs(asked: int | None, served: ServedModel, param: str = "logprob
 
 
 MAX_SCORES = 1 << 21
-"""Log probabilities of prompts' tokens in one reply, which take up to 600 bytes each while it is made."""
+"""Log probabilities of prompts' tokens in one reply, and in all that a process makes at once: they take up to
+600 bytes each meanwhile, 1.3 GB together."""
 
 
-def check_scores(num_tokens: int, count: int | None, param: str) -> None:
-    """Raise ApiError 400 where a reply would have more scores than it may have: of so many tokens of prompts,
-    in every choice that shows them, their own and those of `count` alternatives; None: they have none."""
-    if count is not None and num_tokens * (count + 1) > MAX_SCORES:
+def check_scores(num_tokens: int, count: int | None, param: str) -> int:
+    """How many scores a reply has: of so many tokens of prompts, in every choice that shows them, their own
+    and those of `count` alternatives; None: they have none. ApiError 400 where these are more than it may
+    have."""
+    num_scores = 0 if count is None else num_tokens * (count + 1)
+    if num_scores > MAX_SCORES:
         message = (
             f"The log probabilities of {num_tokens} prompt tokens, with {count} alternatives each, are more "
             f"than the {MAX_SCORES} that one reply may have. Ask for fewer alternatives, or for fewer "
             "prompts and choices at once."
         )
         raise ApiError(400, message, code="invalid_value", param=param)
+    return num_scores
 
 
 def prompt_scores(entries: Sequence[TokenLogprob | None], count: int) -> list[dict[str, Any] | None]:

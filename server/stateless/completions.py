@@ -79,6 +79,7 @@ async def prepare_completion(
     requests: list[GenerateRequest] = []
     writers: list[TextWriter] = []
     counts: list[int] = []
+    num_scores = 0
     scores_param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
     for position, prompt in enumerate(request.prompts):
         path = f"prompt[{position}]" if len(request.prompts) > 1 else "prompt"
@@ -93,7 +94,7 @@ async def prepare_completion(
             ids = ids[-request.truncate_prompt_tokens :]
             prompt = list(ids)
         counts.append(len(ids))
-        check_scores(sum(counts) * request.n, request.sampling.prompt_logprobs, scores_param)
+        num_scores = check_scores(sum(counts) * request.n, request.sampling.prompt_logprobs, scores_param)
 
         def of_prompt(ids: tuple[int, ...], path: str, first: int) -> list[GenerateRequest]:
             _check_ids(ids, path, served)
@@ -144,6 +145,7 @@ async def prepare_completion(
         silent=request.max_tokens == 0,
         search=request.search,
         operation="text_completion",
+        num_scores=num_scores,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -106,13 +106,14 @@ def _words_of_chat() -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class ToolRun:
     """A completion that a response makes. head: what its body and its chunks say. logprobs, thoughts: whether
-    log probabilities and reasoning are shown. role: the message's."""
+    log probabilities and reasoning are shown. role: the message's. usage: filled in at its end."""
 
     started: Started
     head: dict[str, Any]
     logprobs: bool
     thoughts: bool
     role: str = "assistant"
+    usage: dict[str, Any] = field(default_factory=dict)
 
     async def whole(self, object_name: str) -> bytes:
         """The body of a reply that is not streamed. Raises ApiError where the response has failed."""
@@ -127,7 +128,8 @@ class ToolRun:
         parts = [part for item in response["output"] for part in writer.item(item)]
         choice = folded([*parts, *writer.end(response)], logprobs=self.logprobs)
         head = {**self.head, **told_of_response(response.get("moderation"))}
-        return body(head, object_name, [choice], _usage(response))
+        self.usage.update(_usage(response))
+        return body(head, object_name, [choice], self.usage)
 
     def frames(
         self, object_name: str, options: ChatStreamOptions, keep: Keep | None = None

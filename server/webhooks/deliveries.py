@@ -41,6 +41,10 @@ BACKOFF_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """Pauses after the first failed attempt, the second, and so on: ten attempts over three days. Standard
 Webhooks, "Deliverability and reliability"."""
 
+MAX_AGE_S = 345_600.0
+"""What is due for a webhook that fails is given up when it is older: ten attempts take less. Of a receiver
+that takes requests and answers none so few attempts can be made that not every notice comes to its tenth."""
+
 JITTER = 0.1
 MAX_RETRY_AFTER_S = 86_400.0
 PARALLEL = 4  # attempts at one webhook at a time
@@ -231,4 +235,8 @@ class Deliveries:
             if answer is not None:
                 pause_s = max(pause_s, min(answer.retry_after_s, MAX_RETRY_AFTER_S))
             log.info("%s to webhook %s: attempt %d failed (%s), the next in %.0f s", *told, pause_s)
-            await self._storage.settle_delivery(delivery, self._clock() + int(pause_s * 1e6))
+            now = self._clock()
+            due_at, before = now + int(pause_s * 1e6), now - int(MAX_AGE_S * 1e6)
+            if old := await self._storage.put_off_delivery(delivery, due_at, now, before=before):
+                told_late = (delivery.webhook_id, old, MAX_AGE_S / 86_400)
+                log.warning("webhook %s: %d notices are given up, which are older than %.0f days", *told_late)

@@ -16,6 +16,9 @@ from storage.drivers import Keys, by_keys
 from storage.records import Delivery, DueDeliveries, NotFound, Notice, StoredWebhook
 from storage.tables import deliveries, webhooks
 
+DROPPED_AT_ONCE = 1000
+"""Deliveries that one transaction looks at to find those that are too old."""
+
 # ------------------------------------------------------------------------------------------------------------
 # Who is told
 
@@ -116,7 +119,12 @@ def forget(conn: Connection, response_ids: Sequence[str]) -> None:
 
 def due(conn: Connection, now: int) -> DueDeliveries:
     """Which webhooks have deliveries that are due, when the next one is, and how many there are in all."""
-    ids = select(deliveries.c.webhook_id).where(deliveries.c.due_at <= now).distinct()
+    # A look into the index for each webhook, and not one at each delivery: many are due for a receiver that
+    # answers nothing.
+    its = select(deliveries.c.event_id).where(
+        deliveries.c.webhook_id == webhooks.c.id, deliveries.c.due_at <= now
+    )
+    ids = select(webhooks.c.id).where(its.exists())
     next_at = select(func.min(deliveries.c.due_at)).where(deliveries.c.due_at > now)
     return DueDeliveries(
         webhook_ids=tuple(conn.execute(ids).scalars().all()),
@@ -158,3 +166,21 @@ def settle(conn: Connection, delivery: Delivery, due_at: int | None) -> None:
         conn.execute(delete(deliveries).where(*mine))
     else:
         conn.execute(update(deliveries).where(*mine).values(due_at=due_at))
+
+
+def put_off(conn: Connection, delivery: Delivery, due_at: int, now: int, before: int) -> int:
+    """Ends an attempt that has failed: the next one is due then. Drops what is due for the same webhook and
+    was to be told before `before`, DROPPED_AT_ONCE at most; returns how many these are."""
+    settle(conn, delivery, due_at)
+    oldest = (
+        select(deliveries.c.event_id, deliveries.c.created_at)
+        .where(deliveries.c.webhook_id == delivery.webhook_id, deliveries.c.due_at <= now)
+        .order_by(deliveries.c.due_at)
+        .limit(DROPPED_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    )
+    old = [row.event_id for row in conn.execute(oldest).all() if row.created_at < before]
+    if old:
+        its = deliveries.c.webhook_id == delivery.webhook_id, deliveries.c.event_id.in_(old)
+        conn.execute(delete(deliveries).where(*its))
+    return len(old)

@@ -122,6 +122,7 @@ async def test_a_migrated_database_has_the_tables_of_the_code(storage: Storage) 
     await storage._read(compare)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("there", [False, True])
 async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there: bool) -> None:
     await (await open_storage(blank_url, runner=RUNNER)).close()
@@ -347,6 +348,7 @@ def back_to_0003(database_url: str) -> None:
     query(database_url, "UPDATE alembic_version SET version_num = '0003'")
 
 
+@pytest.mark.sampled(2)
 async def test_a_database_of_0003_knows_what_its_conversations_take(blank_url: str) -> None:
     storage = await open_storage(blank_url, runner=RUNNER)
     await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("m1"), message("m2")])
@@ -369,6 +371,7 @@ async def test_a_newer_schema_is_refused(blank_url: str) -> None:
             await open_storage(blank_url, runner=RUNNER)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("table", [1, 5, 10])
 async def test_a_migration_that_is_killed_leaves_nothing(blank_url: str, table: int) -> None:
     killed = python(

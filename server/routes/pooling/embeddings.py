@@ -12,7 +12,16 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http import context, json_reply, limited, principal, read_as, while_connected
+from server.http import (
+    Outcome,
+    context,
+    json_reply,
+    limited,
+    principal,
+    read_as,
+    tell_outcome,
+    while_connected,
+)
 from server.model_registry import PooledModel
 from server.pooling import (
     Work,
@@ -70,6 +79,8 @@ async def create_embeddings(request: Request) -> Response:
         rows = cut_vectors(done.rows, served.info, asked.dimensions, unit=asked.unit)
         return embeddings_json(rows, served.name, asked.encoding_format, done.num_tokens)
 
+    usage = {"prompt_tokens": done.num_tokens, "total_tokens": done.num_tokens}
+    tell_outcome(request, Outcome(served.name, usage))
     return json_reply(await aside(much, write), context(request).models.headers(served.name))
 
 

@@ -18,6 +18,7 @@ from server.runs.events.snapshot import (
     Snapshot,
     echo_members,
     join_response,
+    short_members,
     snapshot,
     terminal_response,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "fold",
     "item_logprob",
     "join_response",
+    "short_members",
     "snapshot",
     "stamped",
     "terminal_response",

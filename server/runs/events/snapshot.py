@@ -7,6 +7,7 @@ events have the same parts, but there the channel fills in the echo.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,17 +24,22 @@ POLL_WAITING_MS = 5000
 """The same for one that waits for tool outputs: it is the client's turn."""
 
 
+_LONG = re.compile(rb',"(?:input_messages|output)":\[')
+"""Where the members begin that grow with what was said; none of those before them has such a name in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A Response object as it stood.
 
     poll_after_ms: a hint for whoever asks again; None once it has ended. queue_position: its turn, 1 is next;
-    None once it has begun.
+    None once it has begun. model: the name of the model of a stored one.
     """
 
     body: bytes
     poll_after_ms: int | None = None
     queue_position: int | None = None
+    model: str = ""
 
 
 def echo_members(echo: Mapping[str, Any]) -> bytes:
@@ -69,7 +75,7 @@ def snapshot(
     output = [filled_body(item.body, item.private, include) for item in stored.output]
     body = join_response(stored.head, output, stored.echo, extra)
     poll_after_ms = POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS
-    return Snapshot(body, poll_after_ms, place)
+    return Snapshot(body, poll_after_ms, place, stored.model)
 
 
 def _pending_call(key: str, name: str, kind: str | None) -> dict[str, str]:
@@ -84,3 +90,12 @@ def _pending_call(key: str, name: str, kind: str | None) -> dict[str, str]:
 def terminal_response(event: bytes) -> bytes:
     """The Response object inside a lifecycle event, whose last member it is."""
     return event[event.index(b'"response":') + 11 : -1]
+
+
+def short_members(response: bytes) -> dict[str, Any]:
+    """The members of a Response object that are short however long its output is: its status, error and usage
+    among them. What is long is not parsed."""
+    long = _LONG.search(response)
+    assert long is not None, "every Response object has an output"
+    members: dict[str, Any] = orjson.loads(response[: long.start()] + b"}")
+    return members

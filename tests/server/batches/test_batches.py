@@ -18,7 +18,7 @@ import orjson
 import pytest
 
 from engine import Fail, GenerateRequest, RequestFailed, Say, ScriptedEngine
-from server.batches import carrier, input_lines, worker
+from server.batches import carrier, input_lines, objects, worker
 from server.batches.input_lines import InputLines
 from server.clock import now_us
 from server.config import THREADED_BYTES
@@ -28,6 +28,7 @@ from storage.batches import batch_rows
 from tests.support.batching import Json, chats, input_file, line, lines_of, responses
 from tests.support.postgres import the_server
 from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.talk import BUILTIN
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -215,6 +216,41 @@ async def test_a_response_that_fails_is_made_again_and_then_told_as_an_error(
         assert error["custom_id"] == "never"
         assert error["response"]["body"]["status"] == "failed"
         assert error["response"]["body"]["error"]["code"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "asked"),
+    [
+        ("/v1/responses", {"input": "say yes"}),
+        ("/v1/responses", {"input": "say yes", "enable_response_messages": True}),
+        ("/v1/responses", {"input": "fail now"}),
+        (CHAT, {"messages": [{"role": "user", "content": "say yes"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "say yes"}], "tools": [BUILTIN]}),
+        ("/v1/completions", {"prompt": "say yes"}),
+    ],
+)
+async def test_no_reply_is_parsed_for_its_batch(
+    running: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, endpoint: str, asked: Json
+) -> None:
+    """The routes tell what came of each: whether it failed, its model, and its usage."""
+    parsed: list[bytes] = []
+
+    def loads(data: bytes) -> Any:
+        parsed.append(data)
+        return orjson.loads(data)
+
+    for module in (carrier, objects):
+        monkeypatch.setattr(module, "orjson", SimpleNamespace(**{**vars(orjson), "loads": loads}))
+    monkeypatch.setattr(carrier, "LONGEST_WAIT_S", 0.01)
+    file_id = await input_file(running.context.storage, [line("one", endpoint, asked)])
+    batch = await ended(client, (await begun(client, file_id, endpoint))["id"])
+    assert parsed and not any(b'"object":' in each for each in parsed)
+    completed = "fail now" not in asked.values()
+    assert batch["request_counts"]["completed"] == completed
+    [one] = await lines_of(running.context.storage, batch[("output" if completed else "error") + "_file_id"])
+    body = one["response"]["body"]
+    assert batch["model"] == (body["model"] if completed else None)
+    assert batch["usage"]["total_tokens"] == (body["usage"]["total_tokens"] if completed else 0)
 
 
 async def nothing() -> None:

@@ -14,6 +14,7 @@ from tests.support.processes import server_process
 NUM_LINES = 90
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("endpoint", "kills"), [("/v1/responses", 2), ("/v1/chat/completions", 1)])
 async def test_every_line_has_one_result(tmp_path: Path, endpoint: str, kills: int) -> None:
     lines = (responses if endpoint == "/v1/responses" else chats)(NUM_LINES, "say a b c {}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import httpx
 import orjson
 import pytest
 
-from engine import ScriptedEngine
+from engine import GenerateRequest, ScriptedEngine, Wait
 from server.access import OPERATOR
 from server.admin.exports import exporting
 from server.batches import carrier, worker
 from server.batches.carrier import Reply
 from server.batches.objects import UsageSum, output_line
 from server.clock import now_us
+from server.http import Outcome
 from server.webhooks import EVENT_TYPES
 from storage import (
     MAX_BATCH_ATTEMPTS,
@@ -119,8 +120,8 @@ async def test_the_end_of_a_batch_reads_no_answer_again() -> None:
     """What each used was noted when it came; only an earlier version left that to be found in the line."""
     line = BatchLine(1, "a", 0, 0)
     usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
-    answer = Reply(200, {}, orjson.dumps({"model": "m", "usage": usage, "choices": ["x" * 1000]}))
-    result, used = output_line("batch_1", line, answer)
+    body = orjson.dumps({"model": "m", "usage": usage, "choices": ["x" * 1000]})
+    result, used = output_line("batch_1", line, Reply(200, {}, body, Outcome("m", usage)))
     assert len(used) < 200
 
     async def results() -> AsyncGenerator[tuple[bytes, bytes | None]]:
@@ -130,6 +131,26 @@ async def test_the_end_of_a_batch_reads_no_answer_again() -> None:
     counted = UsageSum()
     assert [each async for each in counted.counting(results())] == [b"never parsed", result]
     assert (counted.model, counted.json()["total_tokens"]) == ("m", 10)
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (None, (False, False, False)),
+        ({"code": "invalid_prompt"}, (True, False, False)),
+        ({"code": "server_error"}, (True, True, False)),
+        ({"code": "rate_limit_exceeded", "retry_after": 2}, (True, False, True)),
+    ],
+)
+async def test_a_reply_goes_into_its_line_as_it_is(failure: Json | None, told: tuple[bool, ...]) -> None:
+    """One with log probabilities may be so large that to parse it would hold every stream for a second."""
+    body = b'{"output":[' + b"[" * 10_000  # nothing that could be parsed
+    reply = Reply(200, {"x-request-id": "req_1"}, body, Outcome("m", {"input_tokens": 1}, failure))
+    assert (reply.failed, reply.by_server, reply.again) == told
+    result, used = output_line("batch_1", BatchLine(1, "a", 0, 0), reply)
+    start, end = result.split(body)
+    assert orjson.loads(start + b"null" + end)["response"]["request_id"] == "req_1"
+    assert orjson.loads(used) == {"model": "m", "usage": {"input_tokens": 1}}
 
 
 async def test_a_claim_of_which_no_news_came_is_found_again(
@@ -175,6 +196,23 @@ async def test_places_are_given_up_for_other_owners(tmp_path: Path, monkeypatch:
         for id in long:
             assert (await ended(running, id)).completed == 60
         assert asked <= 4 * 60 + 1
+
+
+async def test_a_drain_cuts_the_requests_that_are_under_way(tmp_path: Path) -> None:
+    """They have no client who would want to be told; the batch is another process's at once."""
+    asked = asyncio.Event()
+
+    def endless(request: GenerateRequest, prompt: str) -> Iterator[Wait]:
+        yield Wait(asyncio.Event(), reached=asked)
+
+    async with running_app(tmp_path, ScriptedEngine(script=endless)) as running:
+        id = await new_batch(running, "long", chats(2))
+        running.life.batches_stirred()
+        await asked.wait()
+        async with asyncio.timeout(10):
+            await running.life.drain(0)
+        (batch,) = await running.context.storage.batches.claim(1, (), now_us())
+        assert (batch.id, batch.completed, batch.failed) == (id, 0, 0)
 
 
 @pytest.mark.parametrize("expired", [False, True])

@@ -211,6 +211,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MALFORMED)
 async def test_malformed_requests_have_clear_answers(live_server: Running, name: str) -> None:
     request, status = MALFORMED[name]
@@ -480,6 +481,7 @@ LARGE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keyed", [False, True], ids=["", "with a key"])
 @pytest.mark.parametrize("name", LARGE)
 async def test_a_large_body_does_not_hold_the_loop(live_server: Running, name: str, keyed: bool) -> None:
@@ -719,6 +721,7 @@ async def test_a_body_that_breaks_before_100_continue_is_one_reply(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.long
 async def test_some_hundred_shapes(tmp_path: Path) -> None:
     outcome = await fuzz(tmp_path, seed=20, num_shapes=250, at_once=50)
     assert not outcome.faults

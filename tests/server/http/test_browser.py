@@ -221,6 +221,7 @@ def posts(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [path for method, path, _ in arrived(caplog) if method == "POST"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["127.0.0.1", "evil.example"])
 @pytest.mark.parametrize("listed", [(), ("https://app.example",)])
 async def test_a_foreign_page_can_neither_read_nor_do_anything(

@@ -144,6 +144,7 @@ async def test_a_repeat_of_a_background_request_is_the_response_as_it_stands(tmp
         assert "openai-poll-after-ms" not in again.headers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("store", [False, True])
 async def test_fifty_at_once_are_one_generation(tmp_path: Path, stream: bool, store: bool) -> None:

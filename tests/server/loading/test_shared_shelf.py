@@ -180,7 +180,12 @@ async def test_whoever_waits_for_one_that_was_unloaded_wants_it_again(tmp_path: 
         await child.close()
 
 
-async def test_why_a_model_cannot_be_had_is_told_to_all(tmp_path: Path) -> None:
+async def test_why_a_model_cannot_be_had_is_told_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken() -> None:
+        raise RuntimeError("a bug")
+
     async with shared(tmp_path) as (models, [one, other]):
         models["a"].failure = "no weights"
         child = other.child("a")
@@ -192,6 +197,12 @@ async def test_why_a_model_cannot_be_had_is_told_to_all(tmp_path: Path) -> None:
             await waiting
         assert (one.state("a"), other.line.standing("a").failure) == ("failed", "no weights")
         models["a"].failure = None
+        monkeypatch.setattr(models["a"], "load", broken)
+        async with asyncio.timeout(20):  # a failure of any other kind is an answer, too
+            with pytest.raises(LoadError, match="to load a has failed"):
+                await one.line.ask("load", "a")
+        assert "a bug" in caplog.text
+        monkeypatch.undo()
         await other.line.ask("load", "a")
         assert (other.state("a"), other.line.standing("a").failure) == ("loaded", None)
         await child.close()

@@ -811,4 +811,7 @@ async def test_a_batch_of_texts_gets_their_vectors(client: httpx.AsyncClient) ->
             batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
     assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}, batch
     output = (await client.get(f"/v1/files/{batch['output_file_id']}/content")).text.splitlines()
-    assert {json.loads(each)["response"]["body"]["object"] for each in output} == {"list"}
+    bodies = [json.loads(each)["response"]["body"] for each in output]
+    assert {body["object"] for body in bodies} == {"list"}
+    used = sum(body["usage"]["total_tokens"] for body in bodies)
+    assert (batch["model"], batch["usage"]["total_tokens"]) == ("small", used) and used > 0

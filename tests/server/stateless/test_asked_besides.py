@@ -3,7 +3,9 @@ prompt, the usage so far, special tokens, templates and documents."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import orjson
 import pytest
 import torch
 
-from engine import GenerateRequest, LocalEngine, ScriptedEngine
-from server.stateless import choices
+from engine import GenerateRequest, LocalEngine, Say, ScriptedEngine, Wait
+from server.stateless import choices, live_completions
 from tests.support import wire
 from tests.support.checkpoints import make_checkpoint, oracle_logits
 from tests.support.running import Running, http_client, running_app
@@ -205,6 +207,34 @@ async def test_a_reply_has_a_bounded_number_of_scores(
         error = await refused(client, path, sent)
         assert error["param"] == param and f"the {needed - 1} that one reply may have" in error["message"]
     await whole(client, TEXT, {**body, "logprobs": 2})  # of tokens of the answer alone
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_replies_at_once_have_a_bounded_number_of_scores_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    release, reached = asyncio.Event(), asyncio.Event()
+
+    def script(request: GenerateRequest, prompt: str) -> Iterator[Say | Wait]:
+        yield Say("hi")
+        yield Wait(release, reached)
+
+    asked = asking("say ab") if path == CHAT else {"prompt": "say ab"}
+    scored = {**asked, "prompt_logprobs": 1}
+    engine = ScriptedEngine(script=script)
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        first = asyncio.create_task(whole(client, path, scored))
+        await reached.wait()
+        monkeypatch.setattr(live_completions, "MAX_SCORES", 2 * 2 * len(latest(running).prompt_ids) - 1)
+        async with asyncio.timeout(30):  # it is refused at once
+            reply = await client.post(path, json=scored)
+        assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+        assert wire.validate_error(reply.json())["code"] == "queue_full"
+        assert len(engine.requests) == 1, "it has cost the engine nothing"
+        release.set()
+        await whole(client, path, asked)
+        await first
+        await whole(client, path, scored)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

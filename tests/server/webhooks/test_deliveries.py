@@ -21,7 +21,7 @@ from server.cli.commands import main
 from server.telemetry import Telemetry
 from server.webhooks import deliveries as webhooks
 from server.webhooks import sender
-from server.webhooks.deliveries import BACKOFF_S, Deliveries, notice
+from server.webhooks.deliveries import BACKOFF_S, MAX_AGE_S, Deliveries, notice
 from storage import Finish, NewResponse, Record, RunAppend, Storage, open_storage
 from tests.support.processes import server_process
 from tests.support.running import Running, http_client, live_app, running_app
@@ -332,11 +332,38 @@ async def test_after_ten_attempts_nobody_tries_any_more(
         for attempt in range(1, 11):
             await receiver.next()
             await sending.tried(failed=min(attempt, 9), given_up=attempt // 10)
-            sending.skip(2 * 86_400)
+            if attempt < 10:
+                sending.skip(await sending.pause_s())
+        assert sending.clock() - START < MAX_AGE_S * 1e6
         assert (await sending.storage.due_deliveries(START)).num_pending == 0
         [told] = [each.message for each in caplog.records if each.levelno == logging.WARNING]
         assert "evt_1" in told and "status 503" in told and "given up" in told
         assert sum(BACKOFF_S) > 3 * 86_400
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.usefixtures("patience")
+async def test_what_is_old_is_given_up_where_attempts_fail(
+    sending: Sending, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """A receiver that keeps attempts waiting would get no notice to its tenth. One that is well is told all,
+    however long the server was away."""
+    monkeypatch.setattr(webhooks, "PARALLEL", 1)
+    async with receiving("204 No Content" if answers else "503 No") as receiver:
+        receiver.held.add("/")
+        await hooked(sending.storage, receiver.url + "/")
+        for n in range(3):
+            await sending.end(f"resp_{n}")
+        told = [await receiver.next()]
+        sending.skip(MAX_AGE_S + 1)
+        await sending.end("resp_new")
+        receiver.release.set()
+        await sending.tried(delivered=4 if answers else 1, failed=0 if answers else 1)
+        told += [receiver.inbox.get_nowait() for _ in range(receiver.inbox.qsize())]
+        ids = ["evt_0", "evt_1", "evt_2", "evt_new"] if answers else ["evt_0", "evt_new"]
+        assert [each.headers["webhook-id"] for each in told] == ids
+        warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        assert len(warned) == (not answers) and all(" 2 notices are given up" in each for each in warned)
 
 
 async def test_retry_after_is_respected(sending: Sending) -> None:

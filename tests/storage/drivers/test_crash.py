@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 
+import pytest
+
 from storage import NotFound, open_storage
 from tests.support.forking import READY
 from tests.support.making import OWNER, check, claim_all
@@ -54,6 +56,7 @@ CHILD = """if True:
 """
 
 
+@pytest.mark.sampled(2)
 async def test_a_kill_loses_nothing_acknowledged(database_url: str) -> None:
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)

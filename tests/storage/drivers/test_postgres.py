@@ -470,6 +470,7 @@ async def test_hints(postgres: Postgres, a: Storage, b: Storage) -> None:
 # The rest
 
 
+@pytest.mark.long
 async def test_more_keys_than_a_statement_has_parameters(a: Storage) -> None:
     many = [message(f"m{number}") for number in range(33_000)]
     await a.create_conversation(OWNER, "c1", now(), b"{}", many)

@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+import pytest
+
 from storage import Record, RunAppend, Storage
 from tests.support.making import OWNER, message, new, turn
 
@@ -20,6 +22,7 @@ def figures(seconds: Sequence[float]) -> str:
     return f"p50 {p50:.3f}  p95 {p95:.3f}  p99 {p99:.3f} ms"
 
 
+@pytest.mark.long
 async def test_sixty_four_streams(storage: Storage) -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)  # as the server does

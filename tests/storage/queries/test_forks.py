@@ -433,6 +433,7 @@ async def test_a_keyed_fork_is_known_by_its_request(storage: Storage) -> None:
 # ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_depth_costs_next_to_nothing(storage: Storage) -> None:
     """9,000 items in one piece and at the end of 50 forks: what either takes, in milliseconds."""
     names = [f"m{number:04}" for number in range(9000)]

@@ -168,6 +168,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(operations=OPERATIONS)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_deletions_never_change_what_lives(

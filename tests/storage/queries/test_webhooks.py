@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import create_engine, insert
 
 from storage import (
     Delivery,
@@ -16,6 +17,8 @@ from storage import (
     StoredWebhook,
     open_storage,
 )
+from storage.queries import webhooks
+from storage.tables import deliveries, metadata
 from tests.support.making import OTHER, OWNER, RUNNER, entry, new, now, record
 
 FAR = 10**18
@@ -117,6 +120,41 @@ async def test_only_the_latest_attempt_settles(storage: Storage) -> None:
     [last] = await claim(storage, "a", at=FAR + 50)
     await storage.settle_delivery(last, None)
     assert (await storage.due_deliveries(FAR)).num_pending == 0
+
+
+async def test_what_is_too_old_goes_with_an_attempt_that_fails(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "DROPPED_AT_ONCE", 2)
+    for id in "ab":
+        await storage.add_webhook(hook(id), entry=entry())
+    for n in range(5):
+        await end(storage, f"r{n}")
+    at = now()
+    [failed] = await storage.claim_deliveries("a", at, until=at + 100, limit=1)
+    assert await storage.put_off_delivery(failed, at + 50, at, before=0) == 0
+    for dropped in (2, 2, 0):
+        assert await storage.put_off_delivery(failed, at + 50, at, before=at + 1) == dropped
+    assert (await storage.due_deliveries(at)).next_at == at + 50
+    assert [each.event_id for each in await claim(storage, "a")] == [failed.event_id]
+    assert len(await claim(storage, "b")) == 5
+
+
+def test_a_look_at_what_is_due_does_not_go_through_all_of_it() -> None:
+    steps: list[int] = []
+    with create_engine("sqlite://").connect() as conn:
+        metadata.create_all(conn)
+        for id in "ab":
+            webhooks.add(conn, hook(id))
+        row = {"webhook_id": "a", "owner": OWNER, "response_id": "r", "body": b"", "attempt": 0}
+        at = {"created_at": 1, "due_at": 1}
+        conn.execute(insert(deliveries), [{**row, **at, "event_id": str(n)} for n in range(5000)])
+        driver = conn.connection.driver_connection
+        assert driver is not None
+        driver.set_progress_handler(lambda: steps.append(1), 100)
+        found = webhooks.due(conn, FAR)
+    assert (found.webhook_ids, found.num_pending) == (("a",), 5000)
+    assert len(steps) < 10, "thousands of instructions"
 
 
 async def test_a_removed_webhook_takes_its_notices_with_it(storage: Storage) -> None:
