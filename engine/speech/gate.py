@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 
 
 class Gate:
-    """`places` for sounds, and one more for an owner who has none: nobody's first sound waits for the many of
-    another. All methods are called on one asyncio loop."""
+    """`places` for sounds, and one more for an owner who has none. At most half of the places are held by
+    sounds beside an owner's first: an hour of sound holds its place for long, and so the first of another
+    waits only while most of those inside are first ones. All methods are called on one asyncio loop."""
 
     def __init__(self, places: int) -> None:
         self._places = places
@@ -57,7 +58,9 @@ class Gate:
 
     def _next(self) -> str | None:
         """Whose turn it is; None where nobody waits, or there is no place."""
-        free = self._places - self._inside.total()
-        if free < 0:
+        inside = self._inside.total()
+        if inside > self._places:
             return None
-        return next((owner for owner in self._waiting if free or not self._inside[owner]), None)
+        beside_first = inside - len(self._inside)
+        more = inside < self._places and beside_first < self._places // 2
+        return next((owner for owner in self._waiting if more or not self._inside[owner]), None)

@@ -9,10 +9,10 @@ import orjson
 
 from server.errors import ApiError
 from server.input_files.sources import FoundFile, RequestFiles
-from server.items import READ_IMAGE, Item
+from server.items import READ_IMAGES, Item
 from server.schema import refuse
 from storage import NotFound, Storage
-from tools import Egress, EgressError, Registry, ToolError, ToolResult, ToolSpec, image_kind
+from tools import Egress, EgressError, Original, Registry, ToolError, ToolResult, ToolSpec, image_kind
 
 FIELDS = ("file_id", "image_url")
 """The members that name an image."""
@@ -50,11 +50,15 @@ class InputImages:
                 hint = "The operator may allow it by --egress or --egress-allow."
                 refuse(f"{path}.image_url", f"{why} {hint}", "invalid_file_url")
             return
-        if image_kind(await (await self._found(owner, part, path)).read(HEAD)) is None:
+        found = await self._found(self._files(owner), part, path)
+        if image_kind(await found.read(HEAD)) is None:
             message = f"Invalid '{path}': expected a PNG, JPEG, WebP or GIF image."
             refuse(f"{path}.{given[0]}", message, "unsupported_file")
 
-    async def _found(self, owner: str, named: Mapping[str, Any], path: str) -> FoundFile:
+    def _files(self, owner: str) -> RequestFiles:
+        return RequestFiles(self._storage, self._egress, owner)
+
+    async def _found(self, files: RequestFiles, named: Mapping[str, Any], path: str) -> FoundFile:
         """What a part, or a mask, names. Raises ApiError."""
         url = named.get("image_url")
         if url is None:
@@ -63,7 +67,7 @@ class InputImages:
             remote = url.startswith(("http://", "https://"))
             part = {"file_url" if remote else "file_data": url}
         try:
-            return await RequestFiles(self._storage, self._egress, owner).find(part, path)
+            return await files.find(part, path)
         except ApiError as error:
             if url is not None:
                 for name in ("file_url", "file_data"):
@@ -82,23 +86,28 @@ class InputImages:
         return found
 
     def tools(self) -> Registry:
-        """What reads an image for a call: `image` is a part of a message, the item of an image that was made,
-        or a mask. The result keeps its bytes as `data`, and its kind as `kind`."""
+        """What reads the images of a call: each of `images` is a part of a message, the item of an image that
+        was made, or a mask. All of them together have as many bytes as the files of a request. The result
+        keeps, as `images`, an Original of each."""
 
-        async def read(owner: str, image: Mapping[str, Any]) -> ToolResult:
+        async def read_one(owner: str, files: RequestFiles, image: Mapping[str, Any]) -> Original:
             if image.get("type") == "image_generation_call":
                 image = {"image_url": await self._made(owner, image)}
             try:
-                data = await (await self._found(owner, image, "image")).read()
+                data = await (await self._found(files, image, "image")).read()
             except (ApiError, NotFound) as error:
                 raise ToolError(f"An image could not be read. {error}") from None
             if (kind := image_kind(data)) is None:
                 raise ToolError("What was given as an image is no PNG, JPEG, WebP or GIF image.")
-            return ToolResult(output="", kept={"data": data, "kind": kind})
+            return Original(data, kind)
+
+        async def read(owner: str, images: Sequence[Mapping[str, Any]]) -> ToolResult:
+            files = self._files(owner)
+            return ToolResult(output="", kept={"images": [await read_one(owner, files, i) for i in images]})
 
         spec = ToolSpec(
-            READ_IMAGE,
-            "Reads an image.",
+            READ_IMAGES,
+            "Reads images.",
             {"type": "object", "properties": {}},
             read,
             offered_by="image_generation",

@@ -8,6 +8,7 @@ same.
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,9 +35,14 @@ MAX_BYTES = 32 << 20
 SIDES: Mapping[str, int] = {"low": 512, "auto": 2048, "high": 2048, "original": 2048}
 """By `detail`: how many pixels an image may have along a side; a larger one is made smaller."""
 
+MAX_PNG_BYTES = 64 << 20
+"""Of the pixels of all images of one request together, as PNG: a small file may hold many, and each part that
+names it holds them anew."""
+
 KEPT_BYTES = 64 << 20
-"""Of images read before, the latest ones: clients that keep a conversation themselves send its images with
-every turn. Each owner's are looked for alone: how long an answer takes tells nothing of what others sent."""
+"""Of images read before, as PNG, the latest ones: clients that keep a conversation themselves send its images
+with every turn. Each owner's are looked for alone: how long an answer takes tells nothing of what others
+sent."""
 
 TOTAL_S = 240.0
 """For all images of one request: to come, to wait for their turns, and to be read."""
@@ -105,7 +111,13 @@ class SeenImages:
                 if count > MAX_IMAGES:
                     refuse(path, f"Invalid '{path}': a request may have at most {MAX_IMAGES} images.")
                 pictures[position] = await self._picture(part, sources, owner, path)
-                num_bytes += len(pictures[position].png)
+                num_bytes += pictures[position].num_bytes
+                if num_bytes > MAX_PNG_BYTES:
+                    message = (
+                        f"Invalid '{path}': the images of a request may have {MAX_PNG_BYTES} bytes together,"
+                        " as PNG; with 'detail' 'low' they have fewer."
+                    )
+                    refuse(path, message, "image_file_too_large")
             if pictures:
                 done[index] = with_pictures(item, pictures)
         if num_bytes > THREADED_BYTES:
@@ -134,9 +146,9 @@ class SeenImages:
         picture = await asyncio.to_thread(_kept, pixels)
         if key not in self._known:  # else another request has read it meanwhile
             self._known[key] = picture
-            self._num_bytes += len(picture.png)
+            self._num_bytes += picture.num_bytes
         while self._num_bytes > KEPT_BYTES:
-            self._num_bytes -= len(self._known.popitem(last=False)[1].png)
+            self._num_bytes -= self._known.popitem(last=False)[1].num_bytes
         return picture
 
     async def _source(
@@ -164,16 +176,25 @@ class SeenImages:
         """An image in the folder that the operator has opened: a path, or a file: URL. Which files there are
         elsewhere, no answer tells."""
         folder = self._folder
-        path = Path(unquote(urlsplit(url).path) if url.startswith("file:") else url)
-        message = f"Invalid '{at}': expected a data URL, or one of http or https."
+        try:
+            path = Path(unquote(urlsplit(url).path) if url.startswith("file:") else url)
+        except ValueError:  # such as "file://["
+            path = Path()
         if folder is None or not path.is_absolute() or "\0" in str(path):
+            message = f"Invalid '{at}': expected a data URL, or one of http or https."
             refuse(at, message, "invalid_image_url")
-        found = Path(path).resolve()
-        if not found.is_relative_to(folder.resolve()) or not found.is_file():
-            refuse(at, f"Invalid '{at}': there is no such file that may be read.", "invalid_image_url")
-        if found.stat().st_size > MAX_BYTES:
-            refuse(at, f"Invalid '{at}': an image file may have {MAX_BYTES} bytes.", "image_file_too_large")
-        return found_file(found.read_bytes(), found.name)
+        try:
+            found = path.resolve()
+            if found.is_relative_to(folder.resolve()) and found.is_file():
+                if found.stat().st_size > MAX_BYTES:
+                    message = f"Invalid '{at}': an image file may have {MAX_BYTES} bytes."
+                    refuse(at, message, "image_file_too_large")
+                return found_file(found.read_bytes(), found.name)
+        except (OSError, RuntimeError, ValueError):
+            # A name that is too long, a link to itself, a file that the server may not read, or one that has
+            # gone since.
+            pass
+        refuse(at, f"Invalid '{at}': there is no such file that may be read.", "invalid_image_url")
 
 
 def _kept(pixels: Pixels) -> KeptPicture:
@@ -182,8 +203,8 @@ def _kept(pixels: Pixels) -> KeptPicture:
     size = (pixels.width, pixels.height)
     data = io.BytesIO()
     Image.frombytes("RGB", size, pixels.rgb).save(data, "PNG", compress_level=3)
-    digest = blake2b(repr(size).encode() + pixels.rgb, digest_size=16).digest()
-    return KeptPicture(data.getvalue(), digest)
+    digest = blake2b(repr(size).encode() + pixels.rgb, digest_size=16).hexdigest()
+    return KeptPicture(base64.b64encode(data.getvalue()).decode(), digest)
 
 
 def _of_images(error: ApiError, path: str, at: str) -> ApiError:

@@ -124,7 +124,10 @@ class RequestFiles:
                     answer = await client.get(url)
                     if not answer.is_redirect:
                         break
-                    url = urljoin(url, answer.headers.get("location", ""))
+                    try:
+                        url = urljoin(url, answer.headers.get("location", ""))
+                    except ValueError:
+                        raise Unreached(at, "It leads to what is no URL.") from None
                     self._check(url, at)
         except EgressError as why:
             if why.kind == "too_large":

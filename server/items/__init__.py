@@ -59,7 +59,7 @@ from server.items.compaction import (
     is_unfinished_compaction,
 )
 from server.items.file_texts import FILE_PARTS, input_files_of, told_of, with_file_texts
-from server.items.images import READ_IMAGE, images_of
+from server.items.images import READ_IMAGES, images_of
 from server.items.item_type import (
     Approval,
     ArgumentReader,
@@ -121,7 +121,7 @@ __all__ = [
     "MAX_FILENAME",
     "MEMORY_LIMIT",
     "OUTPUT_PART",
-    "READ_IMAGE",
+    "READ_IMAGES",
     "SEALED",
     "SEEN",
     "SEES",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-READ_IMAGE = "image.read"
-"""What reads the bytes of such an image: the name of a tool that no model is shown."""
+READ_IMAGES = "images.read"
+"""What reads the bytes of such images: the name of a tool that no model is shown."""
 
 
 def images_of(items: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

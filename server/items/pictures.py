@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from engine import Picture
@@ -32,14 +33,20 @@ AnyItem = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KeptPicture:
-    """The pixels of an image as they are kept: a PNG that this server has written, and their digest."""
+    """The pixels of an image as they are kept: a PNG that this server has written, in base64, and their
+    digest in hexadecimal. Items that hold the same picture share its text."""
 
-    png: bytes
-    digest: bytes
+    png: str
+    digest: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the PNG, give or take two."""
+        return len(self.png) * 3 // 4
 
     def form(self) -> dict[str, str]:
         """As JSON."""
-        return {"png": base64.b64encode(self.png).decode(), "digest": self.digest.hex()}
+        return {"png": self.png, "digest": self.digest}
 
 
 def images_in(item: AnyItem) -> list[tuple[int, Mapping[str, Any]]]:
@@ -84,19 +91,22 @@ def shown_parts(item: AnyItem, told: Callable[[int], str]) -> list[dict[str, Any
     pictures = pictures_of(item)
     if not pictures:
         return None
-    texts, parts, number = texts_of(item), list[dict[str, Any]](), 0
+    texts, shown, number = texts_of(item), list[Picture | str](), 0
     for position, part in enumerate(item[SEEN[item["type"]]]):
         if is_image(part):
             picture = pictures.get(position)
-            shown = {"type": "text", "text": told(number)}
-            parts.append(shown if picture is None else {"type": "image", "image": picture})
+            shown.append(told(number) if picture is None else picture)
             number += 1
         else:
-            shown = {"type": "text", "text": texts.get(str(position)) or part.get("text") or ""}
-            if parts and parts[-1]["type"] == "text":  # texts beside each other stand on lines of their own
-                parts[-1]["text"] += f"\n{shown['text']}"
-            else:
-                parts.append(shown)
+            shown.append(texts.get(str(position)) or part.get("text") or "")
+    parts: list[dict[str, Any]] = []
+    for _, beside in groupby(shown, type):
+        run = [*beside]
+        lines = [each for each in run if isinstance(each, str)]
+        if lines:  # texts beside each other stand on lines of their own
+            parts.append({"type": "text", "text": "\n".join(lines)})
+        else:
+            parts += ({"type": "image", "image": picture} for picture in run)
     return parts
 
 

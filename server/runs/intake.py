@@ -213,7 +213,7 @@ class Intake:
         with prompt.named():
             require_readable(prompt.items, served, LEAD)
             items = await self.read_inputs(principal.owner, prompt.items, served, param=LEAD)
-            if told := private_bytes(items, SEEN):
+            if told := await aside(in_large_request(), private_bytes, items, SEEN):
                 await self._quota.require(
                     principal.owner, told, self._limiter.stored_bytes(principal.subjects)
                 )

@@ -84,6 +84,8 @@ class LoopbackWeb:
             return 302, "text/plain", b"", "location: /p/long.txt\r\n"
         if path == "/p/away":
             return 302, "text/plain", b"", f"location: http://localhost:{self.port}/p/long.txt\r\n"
+        if path == "/p/nowhere":
+            return 302, "text/plain", b"", "location: http://[\r\n"
         kind, text = PAGES.get(path, ("text/plain", "welcome"))
         return 200, kind, text.replace("HERE", self.host).encode(), ""
 

@@ -69,8 +69,8 @@ SOUND_LIMITS = ReadingLimits(cpu_s=180, wall_s=300.0)
 more."""
 
 PLACES = max(2, min(4, (os.cpu_count() or 1) // 2))
-"""How many documents are read at a time. One more may be, of an owner of whom none is being read: so
-nobody's first document waits for the many of another."""
+"""How many documents are read at a time. One more may be, of an owner of whom none is being read: so nobody's
+first document waits for the many of another. `Turns` says how many one owner has."""
 
 WAIT_S = 60.0
 """How long a document waits for its turn at most."""

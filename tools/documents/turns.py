@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 class Turns:
     """Places for pieces of work. Thread-safe. places: how many are carried out at a time; one more is, of an
-    owner of whom none is. waiting, of_owner: how many wait at most, of all owners and of one."""
+    owner of whom none is. At most half of the places have work beside an owner's first piece: so the first
+    of another waits only while most of the pieces at work are first ones. waiting, of_owner: how many wait at
+    most, of all owners and of one."""
 
     def __init__(self, places: int, *, waiting: int = 128, of_owner: int = 16) -> None:
         self._places = places
@@ -78,10 +80,12 @@ class Turns:
 
     def _next(self) -> str | None:
         """Whose turn it is; None where nobody waits, or there is no place."""
-        free = self._places - self._running.total()
-        if free < 0:
+        running = self._running.total()
+        if running > self._places:
             return None
-        return next((owner for owner in self._waiting if free or not self._running[owner]), None)
+        beside_first = running - len(self._running)
+        more = running < self._places and beside_first < self._places // 2
+        return next((owner for owner in self._waiting if more or not self._running[owner]), None)
 
     def _done(self, owner: str, future: Future[T], done: Future[T]) -> None:
         with self._lock:

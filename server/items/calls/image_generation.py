@@ -14,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from server.ignored import ignore
-from server.items.images import READ_IMAGE, images_of
+from server.items.images import READ_IMAGES, images_of
 from server.items.item_type import Call, Execution, Item, ItemType, Scene, Tool, flat_function
 from server.items.parts import PLACE, item_shape
 from server.items.private_half import Private, private_of
 from server.items.transcript import Transcript
 from server.shapes import STRING, array, described, mapping, one_of, record, refuse, schema_of, whole
-from tools import GENERATE, Original, Originals, Registry, ToolError, ToolResult, execute
+from tools import GENERATE, Originals, Registry, ToolError, ToolResult, execute
 
 if TYPE_CHECKING:
     from tools import Image
@@ -148,7 +148,7 @@ def _read(arguments: str) -> tuple[str, list[int]]:
     which are no characters, and integers of any length."""
     try:
         said = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", []
     said = said if isinstance(said, dict) else {}
     prompt, images = said.get("prompt"), said.get("images")
@@ -182,25 +182,22 @@ async def _run(item: Item, registry: Registry, scene: Scene) -> ToolResult:
 
 async def _originals(item: Item, tool: Tool, registry: Registry, scene: Scene) -> Originals:
     """What an image is made from: those of the conversation that the model has named, or else the latest one.
-    Raises ToolError."""
+    They and the mask are read by one call, which bounds their bytes and their time together. Raises
+    ToolError."""
     images = images_of(scene.items)
     if not images:
         raise ToolError("There is no image in the conversation to be changed.")
     numbers = item.get("images") or [len(images)]
     if (unknown := max(numbers)) > len(images):
         raise ToolError(f"There is no image {unknown}: the conversation has {len(images)}.")
-    reader = registry[READ_IMAGE]
-
-    async def read(image: Mapping[str, Any]) -> Original:
-        found = await execute(replace(reader, run=partial(reader.run, owner=scene.owner, image=image)), "{}")
-        if found.kept is None:
-            raise ToolError(found.error or "An image could not be read.")
-        return Original(found.kept["data"], found.kept["kind"])
-
-    mask = tool.get("input_image_mask")
-    return Originals(
-        [await read(images[number - 1]) for number in numbers], None if mask is None else await read(mask)
-    )
+    wanted, mask = [images[number - 1] for number in numbers], tool.get("input_image_mask")
+    reader = registry[READ_IMAGES]
+    run = partial(reader.run, owner=scene.owner, images=wanted if mask is None else [*wanted, mask])
+    found = await execute(replace(reader, run=run), "{}")
+    if found.kept is None:
+        raise ToolError(found.error or "The images could not be read.")
+    read = found.kept["images"]
+    return Originals(read[: len(wanted)], None if mask is None else read[-1])
 
 
 def _show(scene: Scene, index: int, image: Image) -> None:

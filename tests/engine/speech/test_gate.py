@@ -5,6 +5,29 @@ from __future__ import annotations
 import asyncio
 
 from engine.speech.gate import Gate
+from tests.support.blocking import until
+
+
+async def test_two_owners_leave_a_place_for_a_third() -> None:
+    gate, inside, ends = Gate(4), list[str](), dict[str, asyncio.Event]()
+
+    async def visit(name: str) -> None:
+        ends[name] = asyncio.Event()
+        async with gate.enter(name[0]):
+            inside.append(name)
+            await ends[name].wait()
+        inside.remove(name)
+
+    names = ("a1", "a2", "a3", "a4", "b1", "b2", "c1", "d1")
+    visits = {name: asyncio.create_task(visit(name)) for name in names}
+    await until(lambda: len(inside) == 5)
+    assert inside == ["a1", "a2", "a3", "b1", "c1"]
+    ends["a1"].set()
+    await until(lambda: "d1" in inside)
+    assert sorted(inside) == ["a2", "a3", "b1", "c1", "d1"], "a first one is before the others' next ones"
+    for end in ends.values():
+        end.set()
+    await asyncio.gather(*visits.values())
 
 
 async def test_owners_take_turns_and_one_more_of_another_gets_in() -> None:

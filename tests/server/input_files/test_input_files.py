@@ -327,16 +327,17 @@ async def test_uploaded_files_that_wait_to_be_read_are_not_in_memory(
     files = InputFiles(server.context.storage, server.context.config.egress_policy)
     part = {"type": "input_file", "file_id": file_id}
     message = {"type": "message", "role": "user", "content": [part]}
-    reads = [asyncio.create_task(files.read("local", [message])) for _ in range(PLACES + 16 + 4)]
+    at_once = 1 + PLACES // 2  # of one owner
+    reads = [asyncio.create_task(files.read("local", [message])) for _ in range(at_once + 16 + 4)]
     await until(lambda: sum(read.done() for read in reads) == 4)
-    assert len(loading) == PLACES
+    assert len(loading) == at_once
     for read in (each for each in reads if each.done()):
         refused = read.exception()
         assert isinstance(refused, ApiError) and refused.status == 429
     go_on.set()
     told = await asyncio.gather(*reads, return_exceptions=True)
     texts = [texts_of(each[0]) for each in told if not isinstance(each, BaseException)]
-    assert texts == [{"0": READ.rstrip()}] * (PLACES + 16)
+    assert texts == [{"0": READ.rstrip()}] * (at_once + 16)
 
 
 async def test_a_file_that_is_deleted_while_it_waits_to_be_read_is_unknown(
@@ -441,6 +442,8 @@ async def test_an_address_is_read_where_the_operator_lets_it_be_reached(tmp_path
             api = Api(client)
             await api.create(asked(file_url=web.url("/p/moved")))
             assert "[file: moved]\nline 1 of the bay\nline 2 of the bay\n" in prompts(engine)[-1]
+            reply = await client.post("/v1/responses", json={"input": asked(file_url=web.url("/p/nowhere"))})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_file_url")
 
 
 async def test_the_text_counts_among_what_the_owner_stores(tmp_path: Path) -> None:

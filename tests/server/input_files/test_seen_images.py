@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import os
 import struct
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -11,6 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from server.input_files import SeenImages
+from server.items import private_of
+from tests.support.loopback_web import loopback_web
 from tests.support.running import http_client, running_app
 from tests.support.seeing import (
     SeeingScript,
@@ -227,6 +233,41 @@ async def test_hostile_images_harm_nothing(http: httpx.AsyncClient, engine: Seei
     assert [size_of(picture) for picture in engine.seen] == [(512, 128)]
 
 
+def noise() -> bytes:
+    """A small file whose pixels make a PNG of some megabytes."""
+    from PIL import Image
+
+    side, data = 1200, io.BytesIO()
+    Image.frombytes("RGB", (side, side), os.urandom(3 * side * side)).save(data, "JPEG", quality=5)
+    return data.getvalue()
+
+
+async def test_a_small_request_cannot_hold_pixels_without_end(
+    http: httpx.AsyncClient, engine: SeeingScript
+) -> None:
+    file_id = await uploaded(http, noise())
+    await Api(http).create(asked({"file_id": file_id}))
+    (picture,) = engine.seen
+    fit = (64 << 20) // len(picture.png)
+    assert 10 < fit < 99
+    body = {"input": asked(*[{"file_id": file_id}] * 100)}
+    reply = await http.post("/v1/responses/input_tokens", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "image_file_too_large")
+    assert error["param"] == f"input[0].content[{fit}]" and "67108864 bytes together" in error["message"]
+
+
+async def test_parts_that_name_one_image_share_its_text(tmp_path: Path, engine: SeeingScript) -> None:
+    part = {"type": "input_image", "image_url": data_url(RED), "detail": "auto"}
+    message = {"type": "message", "role": "user", "content": [part] * 3}
+    async with running_app(tmp_path, engine) as running:
+        seen = SeenImages(running.context.storage, running.context.config)
+        (item,) = await seen.read("owner", [message])
+    texts = [form["png"] for form in (private_of(item) or {})["images"].values()]
+    assert len(texts) == 3 and all(text is texts[0] for text in texts)
+    assert base64.b64decode(texts[0]).startswith(b"\x89PNG")
+
+
 async def test_an_image_is_named_in_one_way_that_there_is(http: httpx.AsyncClient) -> None:
     at = "input[0].content[0]"
     cases: list[tuple[Json, str, str, int]] = [
@@ -237,6 +278,7 @@ async def test_an_image_is_named_in_one_way_that_there_is(http: httpx.AsyncClien
         ({"image_url": "http://127.0.0.1:9/a.png"}, "invalid_image_url", f"{at}.image_url", 400),
         ({"image_url": "ftp://a/b.png"}, "invalid_image_url", f"{at}.image_url", 400),
         ({"image_url": "/etc/passwd"}, "invalid_image_url", f"{at}.image_url", 400),
+        ({"image_url": "file://["}, "invalid_image_url", f"{at}.image_url", 400),
     ]
     for image, code, param, status in cases:
         assert await refused(http, image, status) == (code, param), image
@@ -252,6 +294,7 @@ async def test_images_come_from_folders_and_hosts_that_the_operator_names(tmp_pa
     (folder / "zebra.png").write_bytes(RED)
     (tmp_path / "secret.png").write_bytes(GREEN)
     (folder / "way-out.png").symlink_to(tmp_path / "secret.png")
+    (folder / "loop.png").symlink_to(folder / "loop.png")
     async with pictures({"/a.png": GREEN}) as url:
         settings: dict[str, Any] = {"egress": "any", "allowed_local_media_path": folder}
         async with running_app(tmp_path, engine, **settings) as running, http_client(running) as http:
@@ -259,7 +302,7 @@ async def test_images_come_from_folders_and_hosts_that_the_operator_names(tmp_pa
             for named in (str(folder / "zebra.png"), f"file://{folder}/zebra.png"):
                 await api.create(asked({"image_url": named}))
                 assert [color_of(picture) for picture in engine.seen] == [(255, 0, 0)]
-            for path in ("way-out.png", "../secret.png", "none.png", ""):
+            for path in ("way-out.png", "../secret.png", "none.png", "", "loop.png", "a" * 300):
                 code, _ = await refused(http, {"image_url": f"{folder}/{path}"})
                 assert code == "invalid_image_url"
             await api.create(asked({"image_url": f"{url}/a.png"}))
@@ -270,6 +313,35 @@ async def test_images_come_from_folders_and_hosts_that_the_operator_names(tmp_pa
         async with running_app(tmp_path, engine, **settings) as running, http_client(running) as http:
             code, _ = await refused(http, {"image_url": f"{url}/a.png"})
             assert code == "invalid_image_url"
+
+
+async def test_a_file_that_the_server_may_not_read_is_refused(
+    tmp_path: Path, engine: SeeingScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zebra.png").write_bytes(RED)
+
+    def forbidden(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    async with (
+        running_app(tmp_path / "data", engine, allowed_local_media_path=tmp_path) as running,
+        http_client(running) as http,
+    ):
+        monkeypatch.setattr(Path, "read_bytes", forbidden)  # whoever runs the tests may read anything
+        code, _ = await refused(http, {"image_url": str(tmp_path / "zebra.png")})
+    assert code == "invalid_image_url"
+
+
+async def test_an_address_that_leads_to_what_is_no_url_is_refused(
+    tmp_path: Path, engine: SeeingScript
+) -> None:
+    async with (
+        loopback_web() as web,
+        running_app(tmp_path, engine, egress_allow=(web.host,)) as running,
+        http_client(running) as http,
+    ):
+        found = await refused(http, {"image_url": web.url("/p/nowhere")})
+    assert found == ("failed_to_download_image", "input[0].content[0].image_url")
 
 
 async def test_a_request_chooses_how_its_images_are_processed_as_far_as_that_is_safe(

@@ -127,6 +127,29 @@ async def test_a_mask_goes_with_them(tmp_path: Path, images: LoopbackImages) -> 
             assert sent(images.edited[-1])["mask"] == SECOND and sent(images.edited[-1])["image"] == FIRST
 
 
+async def test_images_and_mask_have_so_many_bytes_together(tmp_path: Path, images: LoopbackImages) -> None:
+    """Each of them alone may be as large: the form would have them all."""
+    engine = ScriptedEngine(saying(asks(1, 2), "sorry"))
+    async with painting(tmp_path, images, engine) as (_, api):
+        large = {"file_id": await uploaded(api, png(noise=bytes(20 << 20)))}
+        given, told = shows(large, large), "the files of one request may have 52428800 bytes together"
+        response = await api.create(given, tools=[{**EDIT, "input_image_mask": large}])
+        assert made(response)[0]["status"] == "failed" and told in made(response)[0]["error"]["message"]
+        assert images.edited == [] and told in prompts(engine)[-1]
+        assert made(await api.create(given, tools=[EDIT]))[0]["status"] == "completed"
+
+
+async def test_what_was_made_before_counts_among_the_bytes(tmp_path: Path, images: LoopbackImages) -> None:
+    engine = ScriptedEngine(saying(asks(1, 2), "sorry"))
+    before = {"type": "image_generation_call", "id": "ig_1", "status": "completed"}
+    start = [{"role": "user", "content": "A cat."}, {**before, "result": encoded(png(noise=bytes(8 << 20)))}]
+    async with painting(tmp_path, images, engine) as (_, api):
+        large = {"file_id": await uploaded(api, png(noise=bytes(45 << 20)))}
+        response = await api.create([*start, *shows(large)], tools=[EDIT], store=False)
+        assert "may have 52428800 bytes together" in made(response)[0]["error"]["message"]
+    assert images.edited == []
+
+
 async def test_earlier_forms_are_shown(tmp_path: Path, images: LoopbackImages) -> None:
     images.reply = [
         {"type": "image_edit.partial_image", "b64_json": PNG, "partial_image_index": 0},

@@ -251,7 +251,13 @@ async def test_what_fails_is_told_to_the_model(tmp_path: Path, images: LoopbackI
 
 @pytest.mark.parametrize(
     ("arguments", "prompt"),
-    [('{"prompt": "\\ud800 a"}', "? a"), ('{"prompt": 3}', None), ("[1]", None), ('{"prompt": "a', None)],
+    [
+        ('{"prompt": "\\ud800 a"}', "? a"),
+        ('{"prompt": 3}', None),
+        ("[1]", None),
+        ('{"prompt": "a', None),
+        ('{"prompt": ' + "[" * 5000, None),
+    ],
 )
 async def test_whatever_the_model_writes_becomes_an_item(
     tmp_path: Path, images: LoopbackImages, arguments: str, prompt: str | None

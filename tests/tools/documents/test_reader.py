@@ -28,6 +28,9 @@ from tools.documents.kinds import family_of
 from tools.documents.markup import markdown_of
 from tools.documents.reader import PLACES, Load
 
+OF_OWNER = 1 + PLACES // 2
+"""Documents of one owner that are read at a time."""
+
 
 async def test_pdf_by_its_pages() -> None:
     document = await read_document(
@@ -140,11 +143,11 @@ async def test_a_document_is_loaded_at_its_turn_and_no_more_when_nobody_waits_fo
 
         return load
 
-    names = [*(f"document {number}" for number in range(PLACES + 1)), "lost"]
+    names = [*(f"document {number}" for number in range(OF_OWNER + 1)), "lost"]
     reads = [asyncio.create_task(read_document(loads(name), "a.txt")) for name in names]
-    await until(lambda: len(loading) == PLACES)
+    await until(lambda: len(loading) == OF_OWNER)
     reads[0].cancel()
-    await until(lambda: len(loading) == PLACES + 1)
+    await until(lambda: len(loading) == OF_OWNER + 1)
     assert {*loading} == {*names[:-1]} and gone == names[:1], "the next has the place of what was given up"
     go_on.set()
     told = await asyncio.gather(*reads, return_exceptions=True)

@@ -62,6 +62,16 @@ def test_owners_take_turns_and_nobodys_first_waits_for_the_many_of_another() -> 
     turns.close()
 
 
+def test_two_owners_leave_a_place_for_a_third() -> None:
+    turns, go_on = Turns(4), threading.Event()
+    names = ("a1", "a2", "a3", "a4", "b1", "b2", "c1")
+    works = {name: turns.submit(name[0], lambda: go_on.wait(60)) for name in names}
+    assert [name for name, work in works.items() if work.running()] == ["a1", "a2", "a3", "b1", "c1"]
+    go_on.set()
+    assert all(work.result(10) for work in works.values())
+    turns.close()
+
+
 def test_work_that_fails_fails_for_whoever_waits_and_leaves_its_place() -> None:
     turns, gate = Turns(1), threading.Event()
 
