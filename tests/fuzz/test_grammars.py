@@ -18,6 +18,7 @@ SEED = int(os.environ.get("ANTIPHON_FUZZ_SEED", random.SystemRandom().randrange(
 PATIENCE_S = 60.0  # of a machine that others use too; the long form asks for 5
 
 
+@pytest.mark.long
 async def test_no_grammar_ends_the_server_or_fails_as_its_fault(tmp_path: Path) -> None:
     print(f"ANTIPHON_FUZZ_SEED={SEED}")
     async with served(tmp_path, PATIENCE_S, 8192) as (engine, crowd):

@@ -67,6 +67,7 @@ def items_of(message: Any, kind: str) -> list[Any]:
     return [item for item in found if item["type"] == kind]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("chained", [False, True], ids=["history resent", "previous_response_id"])
 @pytest.mark.parametrize("version", ["v0", "responses/v1", "v1"])

@@ -483,6 +483,7 @@ THINKING = "<think>\nfirst this then that\n</think>\n\nOne two. " + tool_call()
 WORDS = len(re.findall(r"\s*\S+", THINKING))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("after", range(1, WORDS, 2))
 async def test_a_run_goes_on_with_the_key_that_it_began_with(tmp_path: Path, after: int) -> None:
     """Cut within the thought, or behind it; another key seals by the time it goes on."""

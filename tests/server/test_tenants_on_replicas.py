@@ -221,6 +221,7 @@ async def until_refused(client: Client, body: Json, at_once: int, code: str) -> 
     return found
 
 
+@pytest.mark.long
 async def test_a_flood_beside_a_quiet_owner(postgres: Postgres, tmp_path: Path) -> None:
     since = int(time.time()) - 86_400
     async with fleet(postgres, tmp_path, 2, *SIDE_BY_SIDE) as fleet_:
@@ -296,6 +297,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LIMITS)
 async def test_64_clients_of_three_replicas_share_one_limit(
     postgres: Postgres, tmp_path: Path, name: str

@@ -62,14 +62,19 @@ class Caps:
 
     max_bytes: of a reply's body, both as it arrives and unpacked. total_s: seconds from the request to the
     last byte of its reply, redirects included; None: no limit. connect_s: seconds for finding
-    a name's addresses, and for a connection to one of them. per_event: max_bytes is for each event of a
-    stream of events, which may last.
+    a name's addresses, and for a connection to one of them. max_values: brackets, commas and quotes of a
+    body that is parsed on the event loop, which does nothing else meanwhile; None: no limit. per_event:
+    max_bytes and max_values are for each event of a stream of events, which may last. values_per_s: how fast
+    the replies of one client are read, all together, once they have had max_values; None: as they come.
+    There, 50 bytes count as a value besides, and a line of a stream of events as 50 values.
     """
 
     max_bytes: int = 5 << 20
     total_s: float | None = 15.0
     connect_s: float = 5.0
+    max_values: int | None = None
     per_event: bool = False
+    values_per_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -30,6 +30,9 @@ _CODINGS = {"identity", "gzip", "deflate"}
 
 _EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n")
 """What ends an event of a stream of events."""
+
+_BYTES_PER_VALUE, _VALUES_PER_LINE = 50, 50
+"""What bytes, and lines of a stream of events, cost their reader, next to a value of JSON: some 1 us."""
 
 _ENDED = re.compile(r"disconnected|closed connection")
 """What httpcore2 and h11 say in the error of a connection that the other side has closed too early."""
@@ -82,6 +85,23 @@ class _JudgedConnections(httpcore2.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+class _Pace:
+    """How fast the replies of one client are read: max_values of the Caps at once, then values_per_s."""
+
+    def __init__(self, caps: Caps) -> None:
+        self._at_once, self._per_s = caps.max_values or 0, caps.values_per_s
+        self._num_owed, self._since = 0.0, 0.0
+
+    def delay(self, count: float) -> float:
+        """Seconds until what has so many values may be read on."""
+        if self._per_s is None:
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        self._num_owed = max(0.0, self._num_owed - (now - self._since) * self._per_s) + count
+        self._since = now
+        return max(0.0, self._num_owed - self._at_once) / self._per_s
+
+
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """Carries requests out under an Egress and Caps. Redirects come back as requests and are judged anew."""
 
@@ -90,6 +110,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     ) -> None:
         self._egress = egress
         self._caps = caps
+        self._pace = _Pace(caps)
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=ssl_context or system_certificates(),
             max_connections=100,
@@ -102,7 +123,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         """Raises EgressError, whatever goes wrong."""
         self._egress.check(request.url)
         host = host_of(request.url)
-        exchange = _Exchange(host, self._caps, self._deadline(request))
+        exchange = _Exchange(host, self._caps, self._pace, self._deadline(request))
         # The name of the URL, whoever wants another one: a server behind it goes by this header.
         request.headers["host"] = request.url.netloc.decode("ascii")
         request.headers["accept-encoding"] = "gzip, deflate"
@@ -140,12 +161,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 class _Exchange:
     """One request and its reply: holds both to the caps, and turns every fault into an EgressError."""
 
-    def __init__(self, host: str, caps: Caps, deadline: float | None) -> None:
+    def __init__(self, host: str, caps: Caps, pace: _Pace, deadline: float | None) -> None:
         self._host = host
         self._caps = caps
+        self._pace = pace
         self._deadline = deadline
         self._num_arrived = 0
         self._num_unpacked = 0
+        self._num_values = 0
 
     async def wait_for(self, step: Awaitable[T]) -> T:
         """The result of a step, if it comes in time."""
@@ -184,7 +207,8 @@ class _Exchange:
         if codings and not bodiless:
             for name in ("content-encoding", "content-length"):
                 headers.pop(name, None)
-        body = _Body(self._unpack(packed), reply)
+        is_stream = headers.get("content-type", "").lower().startswith("text/event-stream")
+        body = _Body(self._unpack(packed, is_stream), reply)
         return httpx2.Response(reply.status, headers=headers, stream=body, extensions=reply.extensions)
 
     async def _arrive(self, reply: httpcore2.Response) -> AsyncIterator[bytes]:
@@ -195,7 +219,7 @@ class _Exchange:
                     raise self._too_large()
                 yield part
 
-    async def _unpack(self, packed: httpx2.Response) -> AsyncIterator[bytes]:
+    async def _unpack(self, packed: httpx2.Response, is_stream: bool) -> AsyncIterator[bytes]:
         try:
             before = b""
             async with aclosing(packed.aiter_bytes()) as parts:
@@ -203,16 +227,40 @@ class _Exchange:
                     self._num_unpacked += len(part)
                     if self._num_unpacked > self._caps.max_bytes:
                         raise self._too_large()
-                    if self._caps.per_event and _EVENT_END.search(before + part):
+                    pieces = _EVENT_END.split(before + part) if self._caps.per_event else [part]
+                    if self._caps.max_values is not None:
+                        self._count_values(pieces, self._caps.max_values)
+                        await self._keep_pace(part, is_stream)
+                    if len(pieces) > 1:
                         self._num_arrived = self._num_unpacked = 0
                     before = part[-3:]
                     yield part
         except httpx2.DecodingError:
             raise EgressError(f"{self._host} sends a reply that cannot be unpacked.", "broken") from None
 
+    def _count_values(self, pieces: Sequence[bytes], most: int) -> None:
+        """pieces: of what has come, each but the first one the beginning of an event."""
+        for begun, piece in enumerate(pieces):
+            self._num_values = _num_values(piece) + (0 if begun else self._num_values)
+            if self._num_values > most:
+                message = f"The reply of {self._host} has more than {most} brackets, commas and quotes."
+                raise EgressError(message, "too_large")
+
+    async def _keep_pace(self, part: bytes, is_stream: bool) -> None:
+        num_lines = part.count(b"\n") + part.count(b"\r") if is_stream else 0
+        work = _num_values(part) + len(part) / _BYTES_PER_VALUE + num_lines * _VALUES_PER_LINE
+        if (delay := self._pace.delay(work)) > 0:
+            await self.wait_for(asyncio.sleep(delay))
+
     def _too_large(self) -> EgressError:
         message = f"The reply of {self._host} is larger than {self._caps.max_bytes} bytes."
         return EgressError(message, "too_large")
+
+
+def _num_values(part: bytes) -> int:
+    """How many brackets, commas and quotes there are: a value of JSON has one at least. Quotes inside of
+    strings, which are escaped, count for nothing."""
+    return sum(map(part.count, (b"[", b"{", b",", b'"'))) - part.count(b'\\"')
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -14,12 +14,14 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import Context
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
 from tools.egress import GATEWAY_STATUSES, Caps, Egress, EgressError, guarded_client
+from tools.mcp.messages import TOO_MANY, Messages, first_fault
 from tools.mcp.server import McpServer
 from tools.spec import ToolError, ToolResult
 
@@ -41,13 +43,18 @@ PING_S = 2.0
 CLOSE_S = 5.0
 """Seconds that a connection has for its end."""
 
-MAX_REPLY = 16 << 20
-"""Bytes of one HTTP reply."""
+MAX_REPLY = 8 << 20
+"""Bytes of one HTTP reply: an image of 6 MB, though the model is told only that there is one."""
 
-CAPS = Caps(max_bytes=MAX_REPLY, total_s=MOST_CALL_S + CONNECT_S)
-"""Of one HTTP exchange, which a stream of events is as long as it lasts."""
+CAPS = Caps(
+    max_bytes=MAX_REPLY,
+    total_s=MOST_CALL_S + CONNECT_S,
+    max_values=300_000,  # the longest text that is kept passes even where all of it is commas
+    values_per_s=50_000,  # some tenth of a processor, whatever is sent
+)
+"""Of one HTTP exchange, which a stream of events is as long as it lasts. The SDK parses on the event loop."""
 
-LASTING_CAPS = Caps(max_bytes=MAX_REPLY, total_s=None, per_event=True)
+LASTING_CAPS = replace(CAPS, total_s=None, per_event=True)
 """Of the older way over HTTP, where one stream has the replies to all calls of a connection."""
 
 MAX_COMPLAINT = 500
@@ -69,10 +76,10 @@ NOT_UNDERSTOOD = "its answer could not be understood"
 
 NO_ANSWER = re.compile(
     r"SSE stream (ended|failed)|server answered a request with 202 "
-    r"|Unexpected content type|Failed to parse JSON"
+    rf"|Unexpected content type|Failed to parse JSON|{TOO_MANY}"
 )
 """How the SDK words an error of its own for a request whose reply ended, or began otherwise than the protocol
-says. Their codes may be a server's own, too."""
+says; or ours. Their codes may be a server's own, too."""
 
 log = logging.getLogger("antiphon.mcp")
 
@@ -213,8 +220,8 @@ class Connection:
         url = self._server.url or ""
         async with self._http(CAPS) as http:
             connecting = streamable_http_client(url, http_client=http, max_sse_event_size=MAX_REPLY)
-            async with connecting as streams:
-                yield streams
+            async with connecting as (read, write):
+                yield Messages(read), write
 
     @asynccontextmanager
     async def _over_sse(self) -> AsyncIterator[Any]:
@@ -227,8 +234,8 @@ class Connection:
         ) -> httpx2.AsyncClient:
             return self._http(LASTING_CAPS)
 
-        async with sse_client(self._server.url or "", httpx_client_factory=made) as streams:
-            yield streams
+        async with sse_client(self._server.url or "", httpx_client_factory=made) as (read, write):
+            yield Messages(read), write
 
     @asynccontextmanager
     async def _over_streams(self) -> AsyncIterator[Any]:
@@ -240,9 +247,9 @@ class Connection:
         source, sink = os.pipe()
         threading.Thread(target=self._pass_on, args=(source,), name="mcp stderr", daemon=True).start()
         with open(sink, "w") as errlog:
-            async with stdio_client(parameters, errlog=errlog) as streams:
+            async with stdio_client(parameters, errlog=errlog) as (read, write):
                 errlog.close()  # the program's own end is left, which closes with it
-                yield streams
+                yield Messages(read), write
 
     def _pass_on(self, source: int) -> None:
         """Pass on what a program complains of, line by line, and keep the last one."""
@@ -326,7 +333,7 @@ def failure(exc: BaseException, status: int | None, *, call: str | None = None) 
     if isinstance(cause, httpx2.HTTPError | OSError | EOFError):
         what = "it broke off" if begun else "it could not be reached"
         return ToolResult(error=f"{what} ({_said(cause)})", source="http", code=502, uncertain=begun)
-    log.warning("an MCP server failed: %r", exc)
+    log.warning("an MCP server failed: %s", first_fault(cause))
     return ToolResult(error=NOT_UNDERSTOOD, source="protocol", code=-32700, uncertain=begun)
 
 

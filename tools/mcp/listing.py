@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from tools.mcp.messages import first_fault
 from tools.spec import ToolError
 
 if TYPE_CHECKING:
@@ -139,10 +140,8 @@ class _Judge:
             validate_server_result("tools/list", self._version, {**frame, "tools": [tool]})
         except KeyError:  # this version has no rules for it
             pass
-        except ValueError as error:  # pydantic's: a heading, then for each fault its place, and what it is
-            _, place, fault, *_ = f"{error}\n\n".split("\n")
-            told = fault.strip().partition(" [type=")[0]
-            return f"it is not as the protocol says: {place.removeprefix('tools.0.')}: {told}"[:300]
+        except ValueError as error:  # pydantic's
+            return f"it is not as the protocol says: {first_fault(error).removeprefix('tools.0.')}"[:300]
         return None if _is_writable(tool) else "it holds a number or a character that cannot be stored"
 
 

@@ -51,7 +51,9 @@ class Folder:
         found = self._index.execute(sql, (asked, query.count)).fetchall()
         return [Hit(url, title, " ".join(snippet.split())) for url, title, snippet in found]
 
-    async def page(self, url: str, domains: Collection[str], blocked: Collection[str] = ()) -> Page:
+    async def page(
+        self, url: str, domains: Collection[str], blocked: Collection[str] = (), owner: str = ""
+    ) -> Page:
         """One document. Raises ToolError."""
         require_within(url, domains, blocked)
         if (page := self._pages.get(key(url))) is None:

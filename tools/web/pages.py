@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 from tools.documents import ReadingLimits, UnreadableDocument, prepare_documents, read_document
 from tools.egress import Caps, Egress, guarded_client
@@ -63,9 +63,11 @@ class Page:
 class Reading(Protocol):
     """Where pages come from."""
 
-    async def page(self, url: str, domains: Collection[str], blocked: Collection[str] = ()) -> Page:
+    async def page(
+        self, url: str, domains: Collection[str], blocked: Collection[str] = (), owner: str = ""
+    ) -> Page:
         """One page. domains: those that it may lie in; any where empty. blocked: those that it may not lie
-        in. Raises ToolError."""
+        in. owner: who opens it; owners take turns where pages are read. Raises ToolError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +76,30 @@ class WebPages:
 
     egress: Egress
 
-    async def page(self, url: str, domains: Collection[str], blocked: Collection[str] = ()) -> Page:
+    async def page(
+        self, url: str, domains: Collection[str], blocked: Collection[str] = (), owner: str = ""
+    ) -> Page:
         """One page. Raises EgressError and ToolError."""
         try:
             async with asyncio.timeout(CAPS.total_s):
-                return await self._page(url, domains, blocked)
+                return await self._page(url, domains, blocked, owner)
         except TimeoutError:
             raise ToolError(f"{host_of(url)} took longer than {CAPS.total_s:g} s.") from None
 
-    async def _page(self, url: str, domains: Collection[str], blocked: Collection[str]) -> Page:
+    async def _page(self, url: str, domains: Collection[str], blocked: Collection[str], owner: str) -> Page:
         async with guarded_client(self.egress, CAPS, headers=_ACCEPT) as client:
             for _ in range(MAX_REDIRECTS + 1):
                 require_within(url, domains, blocked)
                 answer = await client.get(url)
                 if not answer.is_redirect:
                     break
-                url = urljoin(url, answer.headers.get("location", ""))
+                url = _joined(url, answer.headers.get("location", ""))
             else:
                 raise ToolError(f"{host_of(url)} redirects more than {MAX_REDIRECTS} times.")
         if answer.status_code != 200:
             raise ToolError(f"{host_of(url)} answered with status {answer.status_code}.")
         kind = answer.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
-        return await as_page(url, kind, answer.content, answer.encoding or "utf-8")
+        return await as_page(url, kind, answer.content, answer.encoding or "utf-8", owner)
 
 
 def require_within(url: str, domains: Collection[str], blocked: Collection[str]) -> None:
@@ -103,12 +107,20 @@ def require_within(url: str, domains: Collection[str], blocked: Collection[str])
     that is blocked."""
     if len(url) > MAX_URL:
         raise ToolError(f"The URL is longer than {MAX_URL} characters.")
-    if urlsplit(url).scheme not in ("http", "https") or not host_of(url):
+    if not url.lower().startswith(("http://", "https://")) or not host_of(url):
         raise ToolError("Only a page with an http or https URL can be opened.")
     if not is_within(url, domains):
         raise ToolError(f"{host_of(url)} is not among the allowed domains: {', '.join(domains)}.")
     if not is_within(url, (), blocked):
         raise ToolError(f"{host_of(url)} is among the blocked domains: {', '.join(blocked)}.")
+
+
+def _joined(url: str, location: str) -> str:
+    """Where a redirect leads. Raises ToolError."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise ToolError(f"{host_of(url)} redirects to what is no URL.") from None
 
 
 def require_seen(url: str, seen: Collection[str]) -> None:
@@ -121,10 +133,11 @@ def require_seen(url: str, seen: Collection[str]) -> None:
         raise ToolError(message)
 
 
-async def as_page(url: str, kind: str, data: bytes, encoding: str) -> Page:
-    """A page of what was fetched. kind: its content type. Raises ToolError for one that has no text."""
+async def as_page(url: str, kind: str, data: bytes, encoding: str, owner: str = "") -> Page:
+    """A page of what was fetched. kind: its content type. owner: who opens it. Raises ToolError for one that
+    has no text."""
     if kind in _DOCUMENTS:
-        return await _from_document(url, _DOCUMENTS[kind], data)
+        return await _from_document(url, _DOCUMENTS[kind], data, owner)
     if not (kind.startswith("text/") or kind in _PLAIN or kind.endswith(("+json", "+xml"))):
         raise ToolError(f"The page is of the type {kind}, which cannot be read.")
     text = read_text(data, encoding)
@@ -141,13 +154,13 @@ def prepare_pages() -> None:
     prepare_documents()
 
 
-async def _from_document(url: str, name: str, data: bytes) -> Page:
+async def _from_document(url: str, name: str, data: bytes, owner: str) -> Page:
     """What a parser makes of it, in a process of its own: these are the bytes of a stranger."""
     if name == "page.html" and not reads_html():
         message = "This server cannot read HTML: its operator has to install the extra 'web'."
         raise ToolError(message)
     try:
-        document = await read_document(data, name, url=url, limits=_LIMITS)
+        document = await read_document(data, name, url=url, owner=owner, limits=_LIMITS)
     except UnreadableDocument as error:
         raise ToolError(f"The page cannot be read. {error.message}") from None
     return Page(url, one_line(document.title or "", 300) or url, wrapped(document.text))

@@ -14,5 +14,5 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, most: int) -> str:
-    """A text on one line, of at most so many characters."""
-    return " ".join(printable(text).split())[:most]
+    """A text on one line, of at most so many characters; from its beginning, however long it is."""
+    return " ".join(printable(text[: 4 * most]).split())[:most]

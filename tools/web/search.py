@@ -112,7 +112,7 @@ def _is_of_the_web(url: str) -> bool:
 
 def _plain(text: Any, most: int) -> str:
     """A text of a result without markup, on one line."""
-    bare = html.unescape(_TAG.sub("", text)) if isinstance(text, str) else ""
+    bare = html.unescape(_TAG.sub("", text[: 10 * most])) if isinstance(text, str) else ""
     return one_line(bare, most)
 
 

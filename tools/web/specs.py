@@ -48,11 +48,11 @@ def _tools(web: Searching, reading: Reading | None, open: Literal["seen", "any"]
         found, failed = await search_all(web, asked, count)
         return _json({"results": [asdict(hit) for hit in found], "failed": failed})
 
-    async def page(url: str, domains: list[str], blocked: list[str], seen: list[str]) -> str:
+    async def page(url: str, domains: list[str], blocked: list[str], seen: list[str], owner: str = "") -> str:
         assert reading is not None
         if open == "seen":
             require_seen(url, frozenset(seen))
-        return _json(asdict(await reading.page(url, _bare(domains), _bare(blocked))))
+        return _json(asdict(await reading.page(url, _bare(domains), _bare(blocked), owner)))
 
     specs = [
         ToolSpec(
@@ -67,7 +67,7 @@ def _tools(web: Searching, reading: Reading | None, open: Literal["seen", "any"]
             ToolSpec(
                 PAGE,
                 "Reads a page of the web.",
-                _object(url=_TEXT, domains=_TEXTS, blocked=_TEXTS, seen=_TEXTS),
+                _object(url=_TEXT, domains=_TEXTS, blocked=_TEXTS, seen=_TEXTS, owner=_TEXT),
                 page,
             )
         )

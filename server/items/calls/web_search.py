@@ -199,7 +199,7 @@ def _refers(item: Item, arguments: str, sources: Sources) -> None:
 def _read(arguments: str) -> Mapping[str, Any]:
     try:
         said = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
 
@@ -295,6 +295,7 @@ async def _page(
         "domains": _domains(tool),
         "blocked": _blocked(tool),
         "seen": sorted(_seen(scene, sources, pages)),
+        "owner": scene.owner,
     }
     answer = await execute(registry[PAGE], json.dumps(asked))
     if answer.output is None:

@@ -100,6 +100,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_nothing_around_a_request_changes_a_bit(checkpoint: Find, name: str, dtype: str) -> None:
     folder = checkpoint(name)
@@ -119,6 +120,7 @@ def test_nothing_around_a_request_changes_a_bit(checkpoint: Find, name: str, dty
     assert few.driver.loop.scheduler.counters.preemptions > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_stream_goes_on_the_same_from_every_token(checkpoint: Find, dtype: str) -> None:
     streams = Streams(checkpoint("qwen3"), dtype=dtype)

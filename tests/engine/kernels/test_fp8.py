@@ -104,6 +104,7 @@ def test_what_is_made_so(checkpoint: Find) -> None:
         load(CHECKPOINT, quantization="fp8", dtype="float32")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [1, 9])
 def test_a_step_of_kernels_says_what_the_plain_one_says(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows by the product that reads eight bits itself, more by the layout's own."""

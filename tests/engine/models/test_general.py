@@ -32,6 +32,7 @@ COUNT = 10
 FAMILIES = ["gemma2", "olmo2", "phi3", "gpt_neox", "cohere2", "gpt_oss"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_mixed_batch_equals_the_oracle(checkpoint: Find, name: str) -> None:
     folder = checkpoint(name)
@@ -205,6 +206,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -237,6 +239,7 @@ def test_with_adapters_nothing_is_compiled_for_nothing(
     assert "Olmo2ForCausalLM has adapters, so it is not compiled" in caplog.text
 
 
+@pytest.mark.long
 def test_what_cannot_be_compiled_runs_as_it_is(
     checkpoint: Find, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -71,6 +71,7 @@ def mixed_load() -> list[tuple[tuple[int, ...], str | None]]:
     return [(prompt, NAMES[i % len(NAMES)]) for i, prompt in enumerate(several)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llama31", "mistral", "qwen2-windows", "qwen3", *KERNELS])
 def test_a_mixed_batch_equals_the_merged_models(checkpoint: Find, adapters: Made, name: str) -> None:
     base, made = checkpoint(name), adapters(name)
@@ -144,6 +145,7 @@ def test_preemption_changes_nothing(checkpoint: Find, adapters: Made) -> None:
     assert driver.loop.scheduler.counters.preemptions > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_draft_model_knows_no_adapters_and_changes_no_token(
     checkpoint: Find, adapters: Made, monkeypatch: pytest.MonkeyPatch, captured: bool

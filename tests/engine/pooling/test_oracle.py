@@ -81,6 +81,7 @@ def _sentence_transformer(folder: Path) -> Any:
         return SentenceTransformer(str(folder), device="cpu")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EMBEDDERS)
 @pytest.mark.filterwarnings("ignore")
 async def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:

@@ -284,6 +284,7 @@ async def bench(*argv: str) -> int:
 QUICK = ["--input", "300", "--output", "16", "--requests", "4", "--warmup", "1"]
 
 
+@pytest.mark.long
 async def test_two_servers_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, picture = tmp_path / "found.json", tmp_path / "found.png"
     async with live_app(tmp_path / "a") as one, live_app(tmp_path / "b") as other:

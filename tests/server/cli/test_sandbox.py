@@ -26,6 +26,7 @@ async def test_what_was_installed_runs_code(tmp_path: Path, capsys: pytest.Captu
     assert str(python) in (await look_for_sandbox(config)).for_operators
 
 
+@pytest.mark.long
 def test_what_cannot_be_installed_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["sandbox", "install", "--package", "./is-not-there", "--data", str(tmp_path / "data")]
     assert main(argv) == 2

@@ -375,6 +375,7 @@ def test_an_answer_is_stopped_and_tried_again(visit: Visit) -> None:
     assert page.evaluate(stopped) == 2
 
 
+@pytest.mark.long
 def test_a_megabyte_is_shown_while_it_comes(visit: Visit) -> None:
     page = visit.page()
     ask(page, "Tell me a long story.")

@@ -427,6 +427,7 @@ async def test_arguments_that_nobody_asked_for_are_left_out(tmp_path: Path) -> N
     assert "x-antiphon-ignored" not in reply.headers
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", FORCED, ids=names)
 @pytest.mark.parametrize("tool", ["shell", "apply_patch", "local_shell"])
 def test_every_dialect_holds_the_model_to_calls_that_can_be_read(tool: str, row: Dialect) -> None:
@@ -485,6 +486,7 @@ async def test_the_output_of_a_local_shell_is_named_by_its_call(api: Api, engine
         assert text(await api.create([output], **state)) == "The tool said: total 0"
 
 
+@pytest.mark.sampled(2)
 async def test_chat_is_offered_none_of_them(client: httpx.AsyncClient, kind: Kind) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": kind.tools}
     error = (await client.post("/v1/chat/completions", json=body)).json()["error"]

@@ -42,6 +42,7 @@ async def interpreting(client: httpx.AsyncClient, begun: Json) -> None:
                 return
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sandbox", ["monty", "bubblewrap"])
 async def test_code_that_was_cut_short(tmp_path: Path, sandbox: Tier) -> None:
     await require_sandbox(sandbox)

@@ -16,6 +16,7 @@ ORIGINAL = png(3)
 IMAGE = {"type": "input_image", "image_url": f"data:image/png;base64,{encoded(ORIGINAL)}"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("edits", [False, True])
 @pytest.mark.parametrize("idempotent", [False, True])
 async def test_a_killed_call_is_made_again_only_where_it_may_be(

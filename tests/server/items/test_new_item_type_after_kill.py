@@ -115,6 +115,7 @@ def house_with_dice(folder: Path, *, idempotent: bool) -> Path:
     return house
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("idempotent", [True, False], ids=["may run twice", "may not"])
 async def test_a_killed_call_of_an_added_tool_goes_on_after_the_restart(
     tmp_path: Path, idempotent: bool

@@ -13,9 +13,12 @@ import pytest
 from engine import GenerateRequest, Say, ScriptedEngine
 from server.web_settings import WebSettings
 from tests.support.loopback_web import LoopbackWeb, loopback_web
+from tests.support.owners import two_owners
 from tests.support.running import Running, http_client, running_app
 from tests.support.talk import Api, Gate, loose, prompts, saying, text, wrote
 from tests.support.wire import Json
+from tools.documents import Document, DocumentPage
+from tools.web import pages
 
 WEB: Json = {"type": "web_search"}
 SOURCES, RESULTS = "web_search_call.action.sources", "web_search_call.results"
@@ -250,6 +253,25 @@ async def test_what_fails_is_told_to_the_model(tmp_path: Path, web: LoopbackWeb)
         assert "The call is not whole" in prompts(broken)[-1]
 
 
+async def test_owners_take_turns_where_pages_are_read(
+    tmp_path: Path, web: LoopbackWeb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners: list[str] = []
+
+    async def read(*_: Any, owner: str = "", **__: Any) -> Document:
+        owners.append(owner)
+        return Document("html", (DocumentPage(None, "High water"),))
+
+    monkeypatch.setattr(pages, "read_document", read)
+    url = web.url("/p/tides.html")
+    engine = ScriptedEngine(saying(wrote("open_page", url=url), "done"))
+    async with searching(tmp_path, web, engine) as (running, _), two_owners(running) as clients:
+        for client in clients:
+            response = await Api(client).create(f"Look at {url}", tools=[WEB])
+            assert [item["status"] for item in made(response)] == ["completed"]
+    assert owners == ["ann", "bob"]
+
+
 def _says(request: GenerateRequest, prompt: str) -> str:
     if "and now?" in prompt:
         return "so"
@@ -270,6 +292,7 @@ def _says(request: GenerateRequest, prompt: str) -> str:
         ("find_in_page", '{"ref": 7, "pattern": "a"}', {"url": "source:7", "pattern": "a"}),
         ("find_in_page", '{"ref": -1}', {"url": "about:invalid", "pattern": ""}),
         ("find_in_page", "{}", {"url": "about:invalid", "pattern": ""}),
+        ("find_in_page", f'{{"ref": {"[" * 5000}{"]" * 5000}}}', {"url": "about:invalid", "pattern": ""}),
     ],
 )
 async def test_whatever_the_model_writes_becomes_an_item(

@@ -13,6 +13,7 @@ from tests.support.processes import server_process
 from tests.support.wire import Json
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", ["search", "fetch"])
 async def test_a_killed_call_is_made_again(tmp_path: Path, place: str) -> None:
     async with loopback_web() as web:

@@ -213,6 +213,7 @@ async def test_an_engine_that_is_killed_is_waited_for(tmp_path: Path, database: 
         }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_drains_and_ends_all(tmp_path: Path, database: str, number: signal.Signals) -> None:
     async with two(tmp_path, database) as server, server.client() as client:

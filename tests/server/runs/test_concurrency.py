@@ -8,6 +8,8 @@ import os
 import random
 from pathlib import Path
 
+import pytest
+
 from engine import ScriptedEngine
 from tests.support import wire
 from tests.support.running import Running, http_client, live_app
@@ -62,6 +64,7 @@ async def test_many_streams_at_once(tmp_path: Path) -> None:
         await idle(server)
 
 
+@pytest.mark.long
 async def test_clients_that_leave_and_cancel_at_random_moments(tmp_path: Path) -> None:
     seed = int(os.environ.get("ANTIPHON_SEED", random.SystemRandom().randrange(1 << 30)))
     print(f"seed {seed}")

@@ -72,6 +72,7 @@ ENDS: dict[str, Json] = {
 FORMS: dict[str, Json] = {"foreground": {}, "background": {"background": True}, "unstored": {"store": False}}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("end", "form"),
     [(end, form) for end in ENDS for form in FORMS if (end, form) != ("deadline", "unstored")],
@@ -143,6 +144,7 @@ ELSEWHERE = {"conversation", "previous_response_id", "prompt"}  # which need som
 NOT_ECHOED = {"input", "include", "stream", "stream_options", "prompt_cache_options", "context_management"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "field", sorted({*wire.properties(wire.schema("CreateResponse")), "frobnicate"} - ELSEWHERE)
 )

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import httpx
+import pytest
 
 from engine import ScriptedEngine
 from tests.server.runs.test_concurrency import idle
@@ -58,6 +59,7 @@ async def held(server: Running) -> int:
     return sum(each.size for each in taken.statistics("filename"))
 
 
+@pytest.mark.long
 async def test_stored_responses_leave_nothing_in_memory(tmp_path: Path) -> None:
     async with running_app(tmp_path, watched=False) as server, http_client(server) as client:
         await store(client, WARM_UP)

@@ -55,6 +55,7 @@ def refusal(reply: httpx.Response) -> int:
     return int(said)
 
 
+@pytest.mark.long
 async def test_ten_times_too_many_requests_are_answered_or_told_when_to_come(tmp_path: Path) -> None:
     """Every 200 is whole, everything else a 429 at once whose Retry-After is near the truth."""
     lanes, waiting, tick_s = 4, 12, 0.05

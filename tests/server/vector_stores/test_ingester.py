@@ -365,6 +365,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"server.vector_stores.ingester.{name}", value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("verb", ["claim", "add_chunks", "finish"])
 @pytest.mark.parametrize("error", [StorageUnavailable("away"), RuntimeError("a fault of the database")])
 @pytest.mark.parametrize("written", [True, False])

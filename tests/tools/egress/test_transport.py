@@ -8,6 +8,7 @@ import ssl
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -292,13 +293,13 @@ async def test_replies_without_end(reply: Reply, kind: str) -> None:
             assert str(error).startswith("127.0.0.1 ") or str(error).startswith("The ")
 
 
-def events(*sizes: int) -> Reply:
-    """A stream of events of so many bytes."""
+def events(*sizes: int, text: bytes = b"x") -> Reply:
+    """A stream of events of so many bytes, or of so many times another text."""
 
     async def reply(_target: str, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
         for size in sizes:
-            writer.write(b"data: %b\n\n" % (b"x" * size))
+            writer.write(b"data: %b\n\n" % (text * size))
             await writer.drain()
         writer.close()
 
@@ -316,6 +317,52 @@ async def test_of_a_stream_that_lasts_each_event_is_limited() -> None:
         assert len(reply.content) > 12 * MIB
         error = await refused(client, f"http://127.0.0.1:{other}/")
         assert error.kind == "too_large"
+
+
+async def test_what_a_parser_would_have_to_do_is_limited() -> None:
+    nested, text = b"[" + b"[]," * 600 + b"[]]", b'["' + b'\\"' * 5000 + b'"]'
+    caps = Caps(max_values=1000)
+    async with (
+        server(body(nested)) as (port, _),
+        server(body(text)) as (other, _),
+        server(body(gzip.compress(nested), "content-encoding: gzip")) as (packed, _),
+        guarded_client(allowing("127.0.0.1:*"), caps) as client,
+    ):
+        assert (await client.get(f"http://127.0.0.1:{other}/")).content == text
+        for hostile in (port, packed):
+            error = await refused(client, f"http://127.0.0.1:{hostile}/")
+            assert error.kind == "too_large" and "more than 1000 brackets" in str(error)
+
+
+async def test_of_a_stream_that_lasts_the_values_of_each_event_are_limited() -> None:
+    caps = Caps(max_values=100_000, total_s=None, per_event=True)
+    async with (
+        server(events(*[30_000] * 8, text=b"[],")) as (port, _),
+        server(events(30_000, 60_000, text=b"[],")) as (other, _),
+        guarded_client(allowing("127.0.0.1:*"), caps) as client,
+    ):
+        assert len((await client.get(f"http://127.0.0.1:{port}/")).content) > 8 * 90_000
+        error = await refused(client, f"http://127.0.0.1:{other}/")
+        assert error.kind == "too_large"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [events(*[200] * 8, text=b"[],"), events(*[0] * 30), body(bytes(100_000))],
+    ids=["values", "short events", "bytes"],
+)
+async def test_what_comes_faster_than_it_may_be_read_waits(reply: Reply) -> None:
+    clock = asyncio.get_running_loop().time
+    caps = Caps(max_values=1000, total_s=None, per_event=True, values_per_s=5000)
+    async with (
+        server(reply) as (port, _),
+        guarded_client(allowing("127.0.0.1:*"), caps) as client,
+        guarded_client(allowing("127.0.0.1:*"), replace(caps, total_s=0.1)) as hasty,
+    ):
+        began = clock()
+        assert await client.get(f"http://127.0.0.1:{port}/")
+        assert clock() - began >= 0.2
+        assert (await refused(hasty, f"http://127.0.0.1:{port}/")).kind == "too_slow"
 
 
 async def vanishing(_target: str, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

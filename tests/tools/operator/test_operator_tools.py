@@ -84,6 +84,7 @@ async def test_a_program_has_no_variables_of_the_server_but_those_that_its_table
     assert told["PATH"] == os.environ["PATH"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("source", "error"),
     [

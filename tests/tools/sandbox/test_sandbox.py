@@ -618,6 +618,7 @@ for descriptor in range(3, 20):
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FLOODS)
 async def test_what_code_may_use_is_bounded(name: str) -> None:
     await _bounded("bubblewrap", name, *FLOODS[name])
@@ -692,6 +693,7 @@ ON_DISK = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ON_DISK)
 async def test_what_code_may_use_is_bounded_by_landlock(name: str) -> None:
     await _bounded("landlock", name, *ON_DISK[name])
@@ -953,6 +955,7 @@ async def test_images_beyond_the_limit_are_told(tier: Tier) -> None:
         assert (await kept.run("print('next')")).logs == "next\n"
 
 
+@pytest.mark.long
 async def test_figures_beyond_the_limit_are_told() -> None:
     async with box("bubblewrap", replace(LIMITS, cell_s=60, memory_bytes=1024 * MIB)) as kept:
         if "matplotlib" not in kept.sandbox.about:

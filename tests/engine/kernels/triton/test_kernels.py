@@ -345,6 +345,7 @@ def torch_draw(logits: Tensor, own: DrawPlan) -> list[int]:
     return ids
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "given",
     [

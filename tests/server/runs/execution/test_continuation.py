@@ -81,6 +81,7 @@ async def left(
         return live.id, live.raw
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("after", range(0, len(re.findall(r"\s*\S+", MIXED)), 3))
 async def test_a_stream_goes_on_where_it_was_cut(tmp_path: Path, after: int) -> None:
     """Reasoning, text with log probabilities, two calls: the whole is what it would have been."""
@@ -297,6 +298,7 @@ class _Mortal(ScriptedEngine):
             yield chunk
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("after", [0, 3, 40])
 async def test_a_poisonous_run_stops_the_engine_three_times_at_most(tmp_path: Path, after: int) -> None:
     """Those beside it go on, each as if nothing had happened."""

@@ -16,6 +16,7 @@ from tests.support.wire import Json
 TOKEN = "tk-0123456789abcdef"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("repeated", [False, True], ids=["may not run twice", "may run twice"])
 async def test_a_killed_call_is_told_or_repeated(tmp_path: Path, repeated: bool) -> None:
     seen, data = Seen(), tmp_path / "data"

@@ -28,6 +28,7 @@ def holds_token(data: Path) -> bool:
     return any(TOKEN.encode() in file.read_bytes() for file in data.rglob("*") if file.is_file())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("approved", [True, False], ids=["approved", "declined"])
 async def test_an_answer_comes_after_a_kill(tmp_path: Path, approved: bool) -> None:
     """The credentials that the request gave for the MCP server are there as long as the run waits."""

@@ -75,6 +75,7 @@ def refused_at(error: Json, request: Json, *, param: str = "input[0]") -> None:
     assert f"'{request['id']}'" in error["message"] and "stands for another one" in error["message"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

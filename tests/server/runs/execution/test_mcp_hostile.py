@@ -114,9 +114,19 @@ def endless(message: Json) -> Response:
     return StreamingResponse(body(), media_type="text/event-stream")
 
 
+MANY: Json = {"content": [1] * 22_000}
+"""So many faults, each for all types of a part, that nothing else runs while the SDK finds them."""
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
+        pytest.param(
+            {"content": [], "structuredContent": {"a": [[]] * 200_000}},
+            "brackets, commas",
+            id="400,000 values",
+        ),
+        pytest.param(MANY, "more than 20000 members", id="22,000 parts"),
         pytest.param(large, "larger than", id="a gigabyte"),
         pytest.param(endless, "in time", id="endless events"),
         pytest.param(lambda _: Response("no", 503), "HTTP status 503", id="an error"),
@@ -146,15 +156,20 @@ def pages(message: Json) -> Response:
     return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("answers", "told"),
     [
-        pytest.param({"tools_list": tools(10_000)}, "more than 1000 tools", id="10,000 tools"),
+        pytest.param({"tools_list": tools(5_000)}, "more than 1000 tools", id="5,000 tools"),
         pytest.param({"tools_list": pages}, "more than 100 pages", id="endless pages"),
         pytest.param(
             {"tools_list": {"tools": [{**TOOL, "description": "x" * (2 << 20)}]}}, "bytes", id="2 MiB"
         ),
         pytest.param({"tools_list": large}, "larger than", id="a gigabyte"),
+        pytest.param({"tools_list": {"tools": [], "a": [[]] * 200_000}}, "brackets", id="400,000 values"),
+        pytest.param(
+            {"initialize": {"serverInfo": {"icons": [{}] * 22_000}}}, "20000 members", id="a sprawling server"
+        ),
         pytest.param({"tools_list": endless}, "in time", id="endless events"),
         pytest.param({"tools_list": {"tools": 7}}, "understood", id="no list"),
         pytest.param({"initialize": lambda _: Response("", 401)}, "401", id="no credentials"),
@@ -215,6 +230,7 @@ async def test_names_that_are_shown_alike_are_told_apart(tmp_path: Path) -> None
         ),
         pytest.param({"inputSchema": "object"}, "look", "inputSchema: Input should be", id="no schema"),
         pytest.param({"description": 7}, "look", "description: Input should be", id="another fault"),
+        pytest.param({"icons": [{}] * 5000}, "look", "it has 5000 faults", id="many faults"),
         pytest.param(
             {"inputSchema": {"type": "object", "maxProperties": 1 << 64}},
             "look",

@@ -489,6 +489,7 @@ def ended(program: asyncio.subprocess.Process) -> None:
         program.kill()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["stdio", "streamable-http", "sse"])
 @pytest.mark.parametrize("repeatable", [False, True], ids=["may not run twice", "may run twice"])
 async def test_a_call_that_a_server_breaks_off_may_have_had_an_effect(

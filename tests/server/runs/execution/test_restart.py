@@ -321,6 +321,7 @@ async def _check_usage(api: Api) -> None:
     assert check_used([each["usage"] for each in stored], used) == []
 
 
+@pytest.mark.long
 async def test_a_kill_at_a_random_moment_loses_nothing_that_was_seen(tmp_path: Path) -> None:
     seed = int(os.environ.get("ANTIPHON_KILL_SEED", random.SystemRandom().randrange(1 << 30)))
     print(f"seed {seed}")

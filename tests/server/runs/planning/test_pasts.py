@@ -32,6 +32,7 @@ async def past_of(server: Running, pasts: Pasts, response_id: str) -> Any:
     return found.items
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("max_bytes", [1 << 20, 20_000, 1])
 async def test_any_tree_of_turns_has_the_past_that_is_stored(tmp_path: Path, max_bytes: int) -> None:
     """Branches, calls, turns of conversations, deletions, and never more memory than is allowed."""
