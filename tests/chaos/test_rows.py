@@ -17,7 +17,7 @@ from tests.chaos.report import ROWS, Form, carry_out
 SEED = int(os.environ.get("ANTIPHON_CHAOS_SEED", random.SystemRandom().randrange(1 << 30)))
 
 
-LONG = {"1a", "2", "5", "14", "22", "30", "35"}
+LONG = {"1a", "1b", "2", "5", "14", "20c", "22", "30", "35"}
 """Rows whose short form takes ten seconds and more."""
 
 

@@ -18,6 +18,7 @@ HEAVIEST = 20_000
 """Characters of the schemas of a body: those with items are left to `make fuzz`."""
 
 
+@pytest.mark.long
 async def test_replies_are_those_that_the_document_describes(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         found = await asyncio.to_thread(ask_all, server, examples=2, heaviest=HEAVIEST)

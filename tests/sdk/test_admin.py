@@ -166,7 +166,7 @@ async def test_the_audit_log(admin: AsyncOpenAI) -> None:
     within = {"gte": oldest, "lte": newest}
     assert await ids(effective_at=within, event_types=changes) == everything
     assert await ids(effective_at={"gt": newest}, event_types=changes) == []
-    assert await ids(effective_at={"lt": oldest}) == []
+    assert await ids(effective_at={"lt": oldest}, event_types=changes) == []
     before = await organization.audit_logs.list(before=everything[2], event_types=cast(Any, changes))
     assert [log.id for log in before.data] == everything[:2]
     with pytest.raises(NotFoundError):

@@ -29,6 +29,7 @@ def prepared() -> str:
     return node
 
 
+@pytest.mark.long
 def test_the_javascript_sdks_work_unmodified() -> None:
     done = subprocess.run(
         [prepared(), "check.mjs", "scripted"],

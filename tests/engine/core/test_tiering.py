@@ -427,6 +427,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 async def test_what_a_killed_process_left_is_whole_or_not_there(
     make: Make, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

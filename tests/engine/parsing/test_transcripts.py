@@ -112,7 +112,7 @@ def test_reads(case: Case) -> None:
     assert read([case.said], case.row, starts_in=case.starts_in) == case.reads
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_streamed_equals_whole(case: Case) -> None:
     assert read(case.said, case.row, starts_in=case.starts_in) == case.reads
@@ -128,7 +128,7 @@ def test_arguments_of_whole_calls_are_json(case: Case) -> None:
             assert isinstance(json.loads(arguments.text), dict)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_cut_off_anywhere(case: Case) -> None:
     """What is read of a beginning is a beginning of what is read; only what came last may be text yet."""

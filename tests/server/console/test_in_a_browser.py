@@ -633,6 +633,7 @@ def visit_other(browser: Browser, other: Server) -> Iterator[Visit]:
         yield visitor
 
 
+@pytest.mark.long
 def test_older_names_of_events_and_models_on_demand(visit_other: Visit, other: Server) -> None:
     asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
     conversation = other.post("/v1/conversations", {})["id"]
@@ -870,6 +871,7 @@ def test_a_page_that_fails_takes_no_other_page_with_it(visit: Visit) -> None:
     page.wait_for_selector("h1 >> text=Usage")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, server: Server, scheme: str) -> None:
     item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": MARKDOWN}]}

@@ -691,6 +691,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_nothing_is_imported_on_a_requests_way() -> None:
     import subprocess
 

@@ -38,6 +38,7 @@ async def spend(client: httpx.AsyncClient, path: str, body: Json) -> tuple[int, 
     raise AssertionError
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("api", APIS)
 async def test_a_budget_that_is_spent_is_a_403_for_good_until_it_is_raised(tmp_path: Path, api: str) -> None:
     path, body = APIS[api]

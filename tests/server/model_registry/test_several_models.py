@@ -381,6 +381,7 @@ async def test_a_child_that_is_killed_takes_no_other_model_down_and_its_answers_
         assert (await client.post("/admin/models/outside/load")).status_code == 401
 
 
+@pytest.mark.long
 async def test_several_server_processes_share_the_models_of_the_file(
     tmp_path: Path, postgres: Postgres
 ) -> None:

@@ -176,6 +176,7 @@ async def test_calls_shapes_and_the_prefix_cache_are_those_of_one_process(
         assert "x-antiphon-exact-resume" not in header
 
 
+@pytest.mark.long
 async def test_a_server_that_is_killed_is_outlived_by_its_runs(tmp_path: Path, database: str) -> None:
     async with two(tmp_path, database) as server, server.client() as client:
         whole = " ".join(map(str, range(1, 101)))

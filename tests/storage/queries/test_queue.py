@@ -118,7 +118,7 @@ LONG, SHORT = 8_000, 50
 """Tokens of prompts; an answer has a hundred."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", [(1, 1), (1, 3), (3, 1)])
 async def test_long_prompts_and_short_ones_get_tokens_by_weight(pair: Pair, weights: tuple[int, int]) -> None:
     """Places by weight would give the owner of long prompts fifty times as many tokens."""

@@ -35,6 +35,7 @@ async def listed(pool: ConnectionPool, owner: str, server: McpServer) -> None:
     connections.close()
 
 
+@pytest.mark.long
 async def test_a_program_serves_one_run_of_its_owner_after_the_other(tmp_path: Path) -> None:
     pool = ConnectionPool(Egress())
     server = McpServer("desk", command=stdio_command(tmp_path / "log"))

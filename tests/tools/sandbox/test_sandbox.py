@@ -927,6 +927,7 @@ async def test_containers_outlive_the_removal_of_their_folders(tier: Tier) -> No
     assert not root.exists()
 
 
+@pytest.mark.long
 async def test_plots_are_files_of_the_container() -> None:
     async with box("bubblewrap", replace(LIMITS, cell_s=60, memory_bytes=1024 * MIB)) as kept:
         if "matplotlib" not in kept.sandbox.about:

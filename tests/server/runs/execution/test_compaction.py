@@ -331,6 +331,7 @@ async def test_a_limit_of_tokens_is_one_of_the_answer(api: Api) -> None:
     assert per_turn[0] > 100 and per_turn[1] == 16
 
 
+@pytest.mark.long
 async def test_a_kill_in_a_summary_changes_no_byte_of_it(tmp_path: Path) -> None:
     """The default script says back what it is asked, here how to summarise, word by word."""
     data, other = tmp_path / "data", tmp_path / "other"
