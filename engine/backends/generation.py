@@ -26,6 +26,11 @@ LONG_SCORES = 256
 """Scored tokens of a prompt; each takes some 5 us to read, so more are read in a thread."""
 
 
+def takes_long(output: RowOutput) -> bool:
+    """Whether an output has so many scores of its prompt that it is read, and written, in a thread."""
+    return len(output.prompt_logprobs or ()) > LONG_SCORES
+
+
 def end_of_prefix(request: GenerateRequest, info: ModelInfo) -> Done | None:
     """What ended the generation at the last token of its prefix, if a token-level end did.
 

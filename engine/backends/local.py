@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.admission import Admission, Place
-from engine.backends.generation import LONG_SCORES, Generation, Mailbox, end_of_prefix, is_last
+from engine.backends.generation import Generation, Mailbox, end_of_prefix, is_last, takes_long
 from engine.backends.request_checks import LONG_PROMPT, check_request
 from engine.backends.shared_parts import WithTexts
 from engine.config import EngineConfig
@@ -356,8 +356,7 @@ class LocalEngine(WithTexts):
                     arriving.drop()
                 yield chunk
             while (outputs := await arriving.take()) is not None:
-                much = len(outputs[0].prompt_logprobs or ()) > LONG_SCORES
-                read = await self._beside(much, partial(generation.read, outputs))
+                read = await self._beside(takes_long(outputs[0]), partial(generation.read, outputs))
                 if read is not None:
                     if is_last(read):  # before the consumer sees the end: it may never come back
                         arriving.drop()

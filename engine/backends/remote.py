@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.admission import Admission, Place
-from engine.backends.generation import LONG_SCORES, Generation, end_of_prefix, is_last
+from engine.backends.generation import Generation, end_of_prefix, is_last, takes_long
 from engine.backends.remote_line import Begin, EngineLine, LineLost
 from engine.backends.remote_wire import ints_text, merged, request_form
 from engine.backends.request_checks import LONG_PROMPT, check_request
@@ -236,8 +236,7 @@ class RemoteEngine(WithTexts):
                         if is_last(chunk):
                             return
                     while output is not None or (output := await anext(stream, None)) is not None:
-                        much = len(output.prompt_logprobs or ()) > LONG_SCORES
-                        read = await self._beside(much, partial(generation.read, [output]))
+                        read = await self._beside(takes_long(output), partial(generation.read, [output]))
                         output = None
                         if read is None:
                             continue

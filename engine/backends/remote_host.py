@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from engine.admission import Admission, Place
-from engine.backends.generation import LONG_SCORES
+from engine.backends.generation import takes_long
 from engine.backends.remote_wire import (
     error_form,
     floats_text,
@@ -285,8 +285,7 @@ class _Client(asyncio.Protocol):
                             self._host.probation.release()
                         output = merged(outputs)
                         write = partial(output_message, id, output)
-                        much = len(output.prompt_logprobs or ()) > LONG_SCORES
-                        self.send(await asyncio.to_thread(write) if much else write())
+                        self.send(await asyncio.to_thread(write) if takes_long(output) else write())
                         flow.unread += len(output.token_ids)
                         await self._room(flow)
         finally:

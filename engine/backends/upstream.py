@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from engine.admission import Admission, Place
-from engine.backends.generation import LONG_SCORES, Generation, end_of_prefix, is_last
+from engine.backends.generation import LONG_SCORES, Generation, end_of_prefix, is_last, takes_long
 from engine.backends.request_checks import check_request
 from engine.backends.shared_parts import WithoutKV, WithTexts
 from engine.backends.upstream_peers import PROBE_TEXT, Facts, Peer, PeerBusy, PeerDown, Peers
@@ -242,8 +242,7 @@ class UpstreamEngine(WithTexts, WithoutKV):
         try:
             async with aclosing(self._outputs(request, patient=place is not None)) as stream:
                 async for outputs in stream:
-                    much = len(outputs[0].prompt_logprobs or ()) > LONG_SCORES
-                    read = await self._beside(much, partial(generation.read, outputs))
+                    read = await self._beside(takes_long(outputs[0]), partial(generation.read, outputs))
                     if read is None:
                         continue
                     self._waiting -= waits

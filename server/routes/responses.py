@@ -304,9 +304,9 @@ async def _again(request: Request, response_id: str, *, stream: bool, pads: bool
     runs, who = context(request).runs, owner(request)
     if not stream:
         found = await while_connected(request, runs.views.answer(who, response_id))
-        if b'"status":"failed"' in found.body:
+        if short_members(found.body)["status"] == "failed":
             response = orjson.loads(found.body)
-            if response["status"] == "failed" and not response["background"]:
+            if not response["background"]:
                 _require_begun(response)
         _tell_outcome(request, found.body, found.model)
         return await _reply(request, found)

@@ -46,7 +46,7 @@ async def waiting(
     lookups: Lookups, names: list[str], silence: Silence
 ) -> AsyncIterator[list[asyncio.Task[Any]]]:
     """Lookups of names that are not answered before the end."""
-    tasks = [asyncio.create_task(lookups.resolve(name, 80)) for name in names]  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(lookups.resolve(name, 80)) for name in names]
     await until(lambda: set(names) <= set(silence.asked))
     yield tasks
     silence.over.set()
