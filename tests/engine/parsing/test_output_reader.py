@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.backends.scripted_tokens import scripted_tokenizer
 from engine.dialects.table import dialect_named
 from engine.parsing.output_reader import Reader, Reading
-from engine.tokenizer.escapes import BREAK
+from engine.tokenizer.escapes import BREAK, QUOTE, QUOTED
 from engine.tokenizer.tokenizer import Tokenizer
 from engine.types import (
     CallArgs,
@@ -305,6 +305,7 @@ CALLS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(thought=THOUGHTS, content=CONTENTS, calls=CALLS, size=st.integers(1, 5))
+@example(thought=None, content="", calls=[("f", {"<": {BREAK: [QUOTE, QUOTE + "0"]}})], size=1)
 def test_the_next_prompt_begins_with_this_turn_s_tokens(
     thought: str | None, content: str, calls: list[tuple[str, dict[str, Any]]], size: int
 ) -> None:
@@ -334,8 +335,12 @@ def test_the_next_prompt_begins_with_this_turn_s_tokens(
         elif isinstance(delta, CallArgs):
             message["tool_calls"][-1]["function"]["arguments"] = delta.text
     again = tokenizer.render(RenderInput([user, message, {"role": "user", "content": "more"}]))
-    # The text that the model wrote is escaped where it could be taken for a part of a control token.
-    assert again.replace(BREAK, "").startswith(prompt + said + "<|im_end|>\n")
+    # The text that the model wrote is escaped where it could be taken for a part of a control token, and so
+    # are the characters of escapes.
+    seen = again.replace(BREAK, "")
+    for quoted, char in QUOTED.items():
+        seen = seen.replace(quoted, char)
+    assert seen.startswith(prompt + said + "<|im_end|>\n")
     assert tokenizer.encode_rendered([again])[0][: len(turn)] == turn
 
 

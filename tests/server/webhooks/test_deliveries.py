@@ -283,7 +283,8 @@ class Sending:
 
     def skip(self, seconds: float) -> None:
         """Move the clock, and have it looked at."""
-        self.clock.now += int(seconds * 1e6)
+        # Rounded: a microsecond less, and what is due then would never be.
+        self.clock.now += round(seconds * 1e6)
         self.storage.announced.set()
 
 
