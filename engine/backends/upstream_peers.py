@@ -400,7 +400,7 @@ def _refusal(reply: httpx.Response) -> Exception:
         message = error_message(orjson.loads(reply.content))
     except ValueError:
         message = reply.reason_phrase
-    if reply.status_code in (400, 413, 422):
+    if reply.status_code in (400, 413, 422, 431):  # 431: a client's trace headers are handed on
         return RequestError(f"the upstream refused the request: {message}")
     return PeerDown(f"HTTP {reply.status_code}: {message}")
 

@@ -275,20 +275,28 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
     if events is not None:
         body = terminal_response(events.bodies[-1])
         if events.bodies[-1].startswith(b'{"type":"response.failed"'):
-            _require_begun(orjson.loads(body), started.failure())
+            _require_begun(body, started.failure())
         return body
     if who is not None:
         await here.runs.views.get(who, started.response_id)  # raises NotFound when it was deleted
     raise interrupted(started.response_id)
 
 
-def _require_begun(response: Mapping[str, Any], failure: ApiError | None = None) -> None:
+LISTS_TOOLS = b'"mcp_list_tools"'
+
+
+def _require_begun(body: bytes, failure: ApiError | None = None) -> None:
     """Raise ApiError where a response has failed before its model was asked, by what other servers said of
     their tools: 424 where one could not list them, 400 for a request that does not fit them. Had this been
     known at once, the request would have been refused, and there would be no response.
 
-    failure: why it has failed, where this process knows more than the response tells.
+    body: the response. failure: why it has failed, where this process knows more than the response tells.
     """
+    if LISTS_TOOLS not in body:  # parsing a long answer would hold up everybody
+        return
+    response = orjson.loads(body)
+    if response["background"]:  # acknowledged before anybody was asked
+        return
     output, error = response["output"], response["error"]
     require_servers(output)
     if not output or output[-1]["type"] != "mcp_list_tools":
@@ -305,9 +313,7 @@ async def _again(request: Request, response_id: str, *, stream: bool, pads: bool
     if not stream:
         found = await while_connected(request, runs.views.answer(who, response_id))
         if short_members(found.body)["status"] == "failed":
-            response = orjson.loads(found.body)
-            if not response["background"]:
-                _require_begun(response)
+            _require_begun(found.body)
         _tell_outcome(request, found.body, found.model)
         return await _reply(request, found)
     profile = _profile(request)  # refused before there is a reader

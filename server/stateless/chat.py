@@ -459,6 +459,7 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
     text: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
+    written: list[list[str]] = []  # what each call was given, piece by piece
     made: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     cited: list[dict[str, Any]] = []
@@ -473,13 +474,16 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
             if "id" in call:
                 kind = call["type"]
                 calls.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
+                written.append([call[kind][CONTENT[kind]]])
             else:
                 kind = calls[-1]["type"]
-                calls[-1][kind][CONTENT[kind]] += call[kind][CONTENT[kind]]
+                written[-1].append(call[kind][CONTENT[kind]])
         made += ({key: each[key] for key in each if key != "index"} for each in delta.get(MADE, ()))
         annotations += delta.get("annotations", ())
         cited += delta.get(FILES_CITED, ())
         scored += (part["logprobs"] or {}).get("content", ())
+    for call, pieces in zip(calls, written, strict=True):
+        call[call["type"]][CONTENT[call["type"]]] = "".join(pieces)
     content = "".join(text)
     message: dict[str, Any] = {
         "role": role,

@@ -740,37 +740,57 @@ def fold(events: Iterable[Mapping[str, Any]]) -> tuple[list[Item], set[int]]:
     """
     output: list[Item] = []
     unfinished: set[int] = set()
+    # What deltas add, by the index of its item and of its part (None: the item's own text). Joined once: a
+    # long response has many deltas.
+    growing: dict[tuple[int, int | None], _Growing] = {}
     for event in events:
+        index: int = event.get("output_index", -1)
         match event["type"].removeprefix("response."):
             case "output_item.added":
                 output.append(json.loads(json.dumps(event["item"])))
-                unfinished.add(event["output_index"])
+                unfinished.add(index)
             case "output_item.done":
-                output[event["output_index"]] = dict(event["item"])
-                unfinished.discard(event["output_index"])
+                output[index] = dict(event["item"])
+                unfinished.discard(index)
+                growing = {place: grown for place, grown in growing.items() if place[0] != index}
             case "content_part.added" | "content_part.done":
-                content = output[event["output_index"]]["content"]
-                content[event["content_index"] :] = [dict(event["part"])]
+                at = event["content_index"]
+                output[index]["content"][at:] = [dict(event["part"])]
+                growing[index, at] = _Growing(output[index]["content"][at], "text")
             case "output_text.delta" | "reasoning_text.delta":
-                part = output[event["output_index"]]["content"][event["content_index"]]
-                part["text"] += event["delta"]
-                if event.get("logprobs"):
-                    part["logprobs"] = [*part["logprobs"], *map(_with_bytes, event["logprobs"])]
+                grown = growing[index, event["content_index"]]
+                grown.texts.append(event["delta"])
+                grown.logprobs.extend(map(_with_bytes, event.get("logprobs") or ()))
             case "output_text.annotation.added":
-                part = output[event["output_index"]]["content"][event["content_index"]]
+                part = output[index]["content"][event["content_index"]]
                 part["annotations"] = [*part["annotations"], event["annotation"]]
-            case _ if "output_index" in event:
-                _fold_call(output[event["output_index"]], event)
+            case _ if index >= 0 and (call := call_of(item := output[index])) is not None:
+                if call.stream is not None and event["type"] == f"{call.stream.event}.delta":
+                    grown = growing.setdefault((index, None), _Growing(item, call.stream.field))
+                    grown.texts.append(event["delta"])
+                _fold_call(item, call, event)
+    for grown in growing.values():
+        grown.settle()
     return output, unfinished
 
 
-def _fold_call(item: Item, event: Mapping[str, Any]) -> None:
-    """What an event says of a call that is not done."""
-    call = call_of(item)
-    if call is None:
-        return
-    if call.stream is not None and event["type"] == f"{call.stream.event}.delta":
-        item[call.stream.field] += event["delta"]
+@dataclass(frozen=True, slots=True)
+class _Growing:
+    """What deltas have added to a field of a part or item that was not done."""
+
+    of: dict[str, Any]
+    name: str
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def settle(self) -> None:
+        self.of[self.name] += "".join(self.texts)
+        if self.logprobs:
+            self.of["logprobs"] = [*self.of["logprobs"], *self.logprobs]
+
+
+def _fold_call(item: Item, call: Call, event: Mapping[str, Any]) -> None:
+    """What an event says of a call that is not done, beside its text."""
     if call.whole is not None:
         call.whole.fold(item, event)
     if call.execution is not None and event["type"] == call.last_event:

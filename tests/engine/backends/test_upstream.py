@@ -404,6 +404,15 @@ async def test_a_header_that_cannot_be_sent_fails_its_request_and_no_server(fold
         assert all_up(engine) and not any(server.asked for server in servers)
 
 
+async def test_a_header_that_a_server_finds_too_large_fails_its_request_and_no_server(folder: Path) -> None:
+    async with breakable(TEXT, 2) as servers, over(folder, *servers) as engine:
+        for server in servers:
+            server.plans.append(Plan(431))
+        with pytest.raises(RequestError, match="upstream refused"):
+            await chunks(engine, asked(trace_headers=(("tracestate", "a=" + "b" * 500),)))
+        assert all_up(engine) and sum(len(server.asked) for server in servers) == 1
+
+
 def event(part: str, reason: str | None = None) -> bytes:
     choice = {"token_ids": TOKENIZER.encode(part), "finish_reason": reason}
     return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()

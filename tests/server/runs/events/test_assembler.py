@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from hypothesis import given
@@ -59,6 +60,15 @@ def test_fold_of_the_events_equals_the_snapshot(
     output, unfinished = fold(drafts)
     assert output == assembler.output
     assert unfinished == set()
+
+
+def test_folding_a_long_text_copies_it_once() -> None:
+    """Deltas are as many as tokens: copying what came before at each took over a minute here."""
+    _, [added, opened, first, *_] = _drafts([Text("a" * 10)], [])
+    began = time.process_time()
+    output, _ = fold([added, opened, *[{**first, "delta": "a" * 100}] * 40_000])
+    assert time.process_time() - began < 2
+    assert output[0]["content"][0]["text"] == "a" * 4_000_000
 
 
 @given(turns, ends, st.integers(0, 40))
