@@ -66,7 +66,7 @@ class Everyday:
         """Turns that each begin a conversation, and the tools that all of them are offered."""
         rng = self.rng
         table = rng.choice(self.tables)
-        chains = rng.sample(table.chains, rng.choice((0, 1, 1, 2)))
+        chains = rng.sample(table.chains, rng.choice((0, 1, 1, 2, 2)))
         made_up = {one.first.name: one for one in (lookup(rng, table), lookup(rng, table))}
         chains += list(made_up.values())[: rng.choice((0, 1, 2, 2))]
         tools = {tool.name: tool for chain in chains for tool in (chain.first, chain.second)}

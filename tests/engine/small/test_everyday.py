@@ -19,8 +19,8 @@ def test_everything_in_the_tables_can_be_drawn() -> None:
         for text, draw in attempts(table):
             assert draw(rng), text
             drawn += 1
-    assert len(TABLES) == 16
-    assert drawn > 16_000
+    assert len(TABLES) == 24
+    assert drawn > 27_000
 
 
 def test_answers_tell_the_result_and_leave_no_slot() -> None:
