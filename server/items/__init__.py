@@ -58,7 +58,7 @@ from server.items.compaction import (
     is_trigger,
     is_unfinished_compaction,
 )
-from server.items.file_texts import FILE_PARTS, input_files_of, told_of, with_file_texts
+from server.items.file_texts import FILE_PARTS, file_texts, input_files_of, told_of, with_file_texts
 from server.items.images import READ_IMAGES, images_of
 from server.items.item_type import (
     Approval,
@@ -162,6 +162,7 @@ __all__ = [
     "dump_private",
     "each_tool",
     "execution_of",
+    "file_texts",
     "filled",
     "filled_body",
     "function_name",

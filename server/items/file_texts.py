@@ -30,7 +30,7 @@ def input_files_of(item: AnyItem) -> list[tuple[int, dict[str, Any]]]:
     parts = item.get(FILE_PARTS.get(item["type"], ""))
     if not isinstance(parts, list):
         return []
-    read = texts_of(item)
+    read = file_texts(item)
     return [
         (position, part)
         for position, part in enumerate(parts)
@@ -40,14 +40,14 @@ def input_files_of(item: AnyItem) -> list[tuple[int, dict[str, Any]]]:
 
 def with_file_texts(item: AnyItem, texts: Mapping[int, str]) -> dict[str, Any]:
     """An item that holds what its files say, by the positions of their parts."""
-    found = {**texts_of(item), **{str(position): text for position, text in texts.items()}}
+    found = {**file_texts(item), **{str(position): text for position, text in texts.items()}}
     return with_private(dict(item), {**(private_of(item) or {}), _FILES: found})
 
 
 def told_of(item: AnyItem, image: Callable[[], str] | None = None) -> str:
     """The text of an item's parts, and of its files where these have been read. image: says the next image;
     without it nothing is said of one."""
-    parts, texts = item[FILE_PARTS[item["type"]]], texts_of(item)
+    parts, texts = item[FILE_PARTS[item["type"]]], file_texts(item)
     if isinstance(parts, str):
         return parts
     told = []
@@ -61,7 +61,7 @@ def told_of(item: AnyItem, image: Callable[[], str] | None = None) -> str:
     return text_of(told)
 
 
-def texts_of(item: AnyItem) -> Mapping[str, str]:
+def file_texts(item: AnyItem) -> Mapping[str, str]:
     """What the files of an item say, by the positions of their parts."""
     texts: Mapping[str, str] = (private_of(item) or {}).get(_FILES, {})
     return texts

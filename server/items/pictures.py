@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from engine import Picture
-from server.items.file_texts import FILE_PARTS, texts_of
+from server.items.file_texts import FILE_PARTS, file_texts
 from server.items.images import is_image
 from server.items.private_half import Private, private_of, with_private
 
@@ -91,7 +91,7 @@ def shown_parts(item: AnyItem, told: Callable[[int], str]) -> list[dict[str, Any
     pictures = pictures_of(item)
     if not pictures:
         return None
-    texts, shown, number = texts_of(item), list[Picture | str](), 0
+    texts, shown, number = file_texts(item), list[Picture | str](), 0
     for position, part in enumerate(item[SEEN[item["type"]]]):
         if is_image(part):
             picture = pictures.get(position)

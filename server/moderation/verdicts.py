@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from server.items import file_texts
+
 Verdict = dict[str, Any]
 """An official moderation result, or the error that stands in its place."""
 
@@ -35,8 +37,9 @@ def blocks(mode: str, verdict: Verdict) -> bool:
 
 
 def said_in(items: Iterable[Mapping[str, Any]]) -> str:
-    """All that items say: texts, thoughts, refusals, what calls are given and what comes of them."""
-    return GAP.join(text for item in items for text in _texts(item) if text)
+    """All that items say: texts, thoughts, refusals, what calls are given and what comes of them, and what
+    their files say."""
+    return GAP.join(text for item in items for text in (*_texts(item), *file_texts(item).values()) if text)
 
 
 def asked_in(items: Sequence[Mapping[str, Any]], added: Iterable[Mapping[str, Any]] = ()) -> str:

@@ -3,6 +3,7 @@ POST /v1/moderations."""
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from engine import ScriptedEngine
 from server.errors import ApiError
+from server.items import with_file_texts
 from server.moderation import asked_in, said_in
 from server.pooling import Moderator, work
 from server.pooling.own_use import OFFICIAL_NAMES
@@ -179,6 +181,27 @@ def test_what_is_said() -> None:
     assert asked_in(items) == "42\n\nnew"
     assert said_in(items[:2]) == "old\n\n{}"
     assert asked_in(items[-1:], items[:3]) == "new\n\nold\n\n42"
+
+
+def test_a_file_says_what_was_read_of_it() -> None:
+    part = {"type": "input_file", "filename": "a.txt", "file_id": "file_1"}
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "read"}, part]}
+    assert asked_in([with_file_texts(item, {1: "its words"})]) == "read\n\nits words"
+
+
+@pytest.mark.parametrize("api", ["responses", "chat/completions"])
+async def test_a_file_of_a_message_is_judged(http: httpx.AsyncClient, running: Running, api: str) -> None:
+    judged = use(running)
+    data = "data:text/plain;base64," + base64.b64encode(b"a bad word").decode()
+    if api == "responses":
+        parts = [{"type": "input_text", "text": "say hi"}, {"type": "input_file", "filename": "a.txt"}]
+        asked: Json = {"input": [{"role": "user", "content": [parts[0], {**parts[1], "file_data": data}]}]}
+    else:
+        file = {"type": "file", "file": {"filename": "a.txt", "file_data": data}}
+        asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "say hi"}, file]}]}
+    reply = await http.post(f"/v1/{api}", json={**asked, **wanting(input="block")})
+    assert reply.status_code == 200 and "a bad word" in judged[0]
+    assert "content_filter" in reply.text
 
 
 @pytest.mark.parametrize(
