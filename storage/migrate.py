@@ -16,7 +16,7 @@ from storage.records import SchemaTooNew
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0029"
+HEAD = "0030"
 """The revision that this code is written for; the newest in `alembic/versions`."""
 
 

@@ -84,7 +84,26 @@ responses = Table(
         postgresql_where=text("deleted_at IS NOT NULL"),
     ),
     Index("responses_by_parent", "previous_response_id"),
-    Index("responses_by_conversation", "conversation_id"),
+    Index(
+        "responses_by_conversation",
+        *("conversation_id", "created_at", "id"),
+        sqlite_where=text("conversation_id IS NOT NULL"),
+        postgresql_where=text("conversation_id IS NOT NULL"),
+    ),
+    # A filtered list walks what it shows, and not its owner's history. The last column is that of the other
+    # filter: where both are given, the rows themselves are read of those alone that pass both.
+    Index(
+        "responses_by_status",
+        *("owner", "status", "created_at", "id", "model"),
+        sqlite_where=text("deleted_at IS NULL"),
+        postgresql_where=text("deleted_at IS NULL"),
+    ),
+    Index(
+        "responses_by_model",
+        *("owner", "model", "created_at", "id", "status"),
+        sqlite_where=text("deleted_at IS NULL"),
+        postgresql_where=text("deleted_at IS NULL"),
+    ),
     Index(
         "responses_by_fork",
         "fork_of",

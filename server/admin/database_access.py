@@ -1,7 +1,8 @@
 """How an operator's command reaches the database, whether or not a server runs.
 
-It opens the database itself when no server holds it. Otherwise it asks that server, with a token that the
-server has left in a file that only this user can read.
+It opens the database itself when no server holds it, and only with this version's schema: `antiphon migrate`
+and a start bring it to that, lest a look change it beneath older servers that share it. Otherwise it asks the
+server that holds it, with a token that the server has left in a file that only this user can read.
 """
 
 from __future__ import annotations
@@ -62,23 +63,24 @@ def carry_out(
     database where there is none, by default what a POST may; what looks or removes must not.
     """
 
-    async def run() -> dict[str, Any]:
-        if not (method == "POST" if makes is None else makes):
-            await require_database(config)
-        async with opened(config) as storage:
-            return await in_database(storage)
+    async def here() -> dict[str, Any] | None:
+        try:
+            async with opened(config, makes=method == "POST" if makes is None else makes) as storage:
+                return await in_database(storage)
+        except FolderHeld:
+            return None
 
     try:
-        done = asyncio.run(run())
-        _warn_of_models((body or {}).get("limits"))
-        return done
-    except FolderHeld:
-        with asking(config) as http:
-            return answer_of(http.request(method, path, json=body))
+        done = asyncio.run(here())
+        if done is None:
+            with asking(config) as http:
+                return answer_of(http.request(method, path, json=body))
     except NotFound as exc:
         raise AdminError(f"there is no {exc.kind} with id {exc.id!r}") from None
     except (StorageError, ValueError) as exc:
         raise AdminError(exc) from None
+    _warn_of_models((body or {}).get("limits"))
+    return done
 
 
 def _warn_of_models(limits: Mapping[str, Any] | None) -> None:
@@ -108,19 +110,26 @@ def answer_of(reply: httpx.Response) -> dict[str, Any]:
     raise refusal
 
 
-async def require_database(config: Config) -> None:
-    """AdminError where there is no database yet; nothing is made."""
-    state = await inspect_database(config.db)
-    if state.schema == "absent" and state.holder is None:
-        raise AdminError(
-            f"there is no database at {state.shown}: give --data (or --db) as the server has it; the first "
-            "`antiphon serve` or `antiphon keys create` makes one"
-        )
-
-
 @asynccontextmanager
-async def opened(config: Config) -> AsyncIterator[Storage]:
-    """The database itself. Raises FolderHeld where a server holds it, and other StorageErrors."""
+async def opened(config: Config, *, makes: bool) -> AsyncIterator[Storage]:
+    """The database itself, whose schema is this version's. makes: one is made where there is none.
+
+    Raises AdminError for every other one, FolderHeld where a server holds it, and other StorageErrors.
+    """
+    state = await inspect_database(config.db)
+    if state.holder is None:
+        if state.schema == "absent" and not makes:
+            raise AdminError(
+                f"there is no database at {state.shown}: give --data (or --db) as the server has it; the "
+                "first `antiphon serve` or `antiphon keys create` makes one"
+            )
+        if state.schema == "older":
+            raise AdminError(
+                f"{state.shown} has the schema of an older version: stop the servers of that version, and "
+                f"run `antiphon migrate{config.flags}`"
+            )
+        if state.schema == "newer":
+            raise AdminError(f"{state.shown} was written by a newer version")
     storage = await open_storage(config.db, runner="admin")
     try:
         yield storage
@@ -130,22 +139,24 @@ async def opened(config: Config) -> AsyncIterator[Storage]:
 
 @contextmanager
 def asking(config: Config) -> Iterator[httpx.Client]:
-    """A client of the server that holds the database. Raises AdminError where it cannot be reached."""
+    """A client of the server that holds the database. Raises AdminError where it cannot be reached; what
+    else fails in its block is not the server's."""
     import httpx
 
     try:
         address = orjson.loads(address_file(config).read_bytes())
+        verify = _pinned(Path(address["certificate"])) if address["certificate"] else True
     except (OSError, ValueError) as exc:
-        raise Unreachable(f"the database is in use, and its server's address cannot be read: {exc}") from None
+        told = f"the database is in use, and its server's address or certificate cannot be read: {exc}"
+        raise Unreachable(told) from None
     headers = {"authorization": f"Bearer {address['token']}"}
     try:
-        verify = _pinned(Path(address["certificate"])) if address["certificate"] else True
         # Not by a proxy that the environment names: the token is for this server alone.
         with httpx.Client(
             base_url=address["url"], headers=headers, timeout=TIMEOUT_S, verify=verify, trust_env=False
         ) as http:
             yield http
-    except (OSError, httpx.HTTPError) as exc:
+    except httpx.HTTPError as exc:
         raise Unreachable(f"the server at {address['url']} does not answer: {exc}") from None
 
 

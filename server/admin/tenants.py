@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any, BinaryIO
 
 from server.access import LOCAL_OWNER, OPERATOR, Actor
@@ -17,7 +17,6 @@ from server.admin.database_access import (
     asking,
     carry_out,
     opened,
-    require_database,
 )
 from server.admin.exports import exported
 from server.admin.owner_names import owner_id
@@ -49,29 +48,50 @@ async def require_owner(storage: Storage, owner: str) -> None:
 
 
 def export(config: Config, owner: str, out: BinaryIO) -> None:
-    """Carry out `antiphon export`. Raises AdminError."""
+    """Carry out `antiphon export`. Raises AdminError, and BrokenPipeError where nobody reads `out`."""
     owner = owner_id(config, owner)
     try:
-        asyncio.run(_export_database(config, owner, out))
-    except FolderHeld:
-        with asking(config) as http, http.stream("GET", "/admin/export", params={"owner": owner}) as reply:
-            if reply.status_code != 200:
-                reply.read()
-                answer_of(reply)  # which raises it
-            for piece in reply.iter_bytes():
-                out.write(piece)
+        if not asyncio.run(_export_database(config, owner, out)):
+            _export_served(config, owner, out)
     except (StorageError, ValueError) as exc:
         raise AdminError(exc) from None
-    out.flush()
+    with _writing():
+        out.flush()
 
 
-async def _export_database(config: Config, owner: str, out: BinaryIO) -> None:
-    await require_database(config)
-    async with opened(config) as storage:
-        await require_owner(storage, owner)
-        async with aclosing(exported(storage, owner, OPERATOR)) as pieces:
-            async for piece in pieces:
+async def _export_database(config: Config, owner: str, out: BinaryIO) -> bool:
+    """False where a server holds the database."""
+    try:
+        async with opened(config, makes=False) as storage:
+            await require_owner(storage, owner)
+            async with aclosing(exported(storage, owner, OPERATOR)) as pieces:
+                async for piece in pieces:
+                    with _writing():
+                        out.write(piece)
+    except FolderHeld:
+        return False
+    return True
+
+
+def _export_served(config: Config, owner: str, out: BinaryIO) -> None:
+    with asking(config) as http, http.stream("GET", "/admin/export", params={"owner": owner}) as reply:
+        if reply.status_code != 200:
+            reply.read()
+            answer_of(reply)  # which raises it
+        for piece in reply.iter_bytes():
+            with _writing():
                 out.write(piece)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Around what is written of an export. Raises AdminError where there is no room for it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise AdminError(f"the export cannot be written: {exc.strerror or exc}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ What can be done is here as functions of the storage, which the command line and
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -101,8 +102,16 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     yield f"{id}: {' '.join(told) or 'nothing is set'}"
 
 
+def _number(text: str) -> float:
+    """ValueError for what no JSON has a number for, too."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
 READ: Mapping[str, Callable[[str], Any]] = {
-    "weight": float,
+    "weight": _number,
     "service_tiers": lambda text: text.split(","),
     "max_priority": int,
 }

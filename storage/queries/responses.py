@@ -13,12 +13,11 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
-    and_,
     delete,
+    exists,
     func,
     insert,
     literal,
-    or_,
     select,
     tuple_,
     update,
@@ -93,21 +92,19 @@ def list_(
     created_after and created_before are exclusive, in microseconds.
     """
     created, id = responses.c.created_at, responses.c.id
-    query = select(id, _SIZE).join_from(responses, runs, runs.c.response_id == id, isouter=True)
-    query = query.where(*visible(owner))
+    place = tuple_(created, id)
+    query = select(id, _SIZE).where(*visible(owner))
     if after is not None:
         cursor = conn.execute(select(created).where(id == after, *visible(owner))).first()
         if cursor is None:
             raise NotFound("response", after)
-        at = cursor[0]
-        if order == "asc":
-            query = query.where(or_(created > at, and_(created == at, id > after)))
-        else:
-            query = query.where(or_(created < at, and_(created == at, id < after)))
+        at = tuple_(cursor[0], after)
+        query = query.where(place > at if order == "asc" else place < at)
     if status is not None:
         # A run that waits is still in progress; one that has been given all outputs is queued, not waiting.
-        of_run = runs.c.state == "waiting"
-        query = query.where(of_run if status == "waiting" else responses.c.status == status)
+        query = query.where(responses.c.status == ("in_progress" if status == "waiting" else status))
+    if status == "waiting":
+        query = query.where(exists().where(runs.c.response_id == id, runs.c.state == "waiting"))
     if created_after is not None:
         query = query.where(created > created_after)
     if created_before is not None:
@@ -116,6 +113,8 @@ def list_(
         query = query.where(responses.c.conversation_id == conversation_id)
     if model is not None:
         query = query.where(responses.c.model == model)
+    if (index := _walked(status, conversation_id, model)) is not None:
+        query = query.with_hint(responses, f"INDEXED BY {index}", "sqlite")
     keys = (created.asc(), id.asc()) if order == "asc" else (created.desc(), id.desc())
     listed = conn.execute(query.order_by(*keys).limit(limit + 1)).all()
     length = page_length([size for _, size in listed], limit)
@@ -123,6 +122,16 @@ def list_(
     rows = {row.id: row for row in conn.execute(_SELECT.where(id.in_(ids))).all()}
     outputs, places = _outputs(conn, ids), _places(conn, list(rows.values()))
     return Page(tuple(_stored(rows[id], outputs[id], places) for id in ids), len(listed) > length)
+
+
+def _walked(status: str | None, conversation_id: str | None, model: str | None) -> str | None:
+    """The index of which the fewest rows do not pass the filters: nearly every response is completed, and
+    SQLite, which has no statistics, would not know."""
+    if conversation_id is not None:
+        return "responses_by_conversation"
+    if model is not None and status in (None, "completed"):
+        return "responses_by_model"
+    return None if status is None else "responses_by_status"
 
 
 _SIZE = (

@@ -135,8 +135,17 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
     await storage.close()
 
 
+def back_to_0029(database_url: str) -> None:
+    """Take away what revisions after 0029 added."""
+    for index in ("status", "model", "conversation"):
+        query(database_url, f"DROP INDEX responses_by_{index}")
+    query(database_url, "CREATE INDEX responses_by_conversation ON responses (conversation_id)")
+    query(database_url, "UPDATE alembic_version SET version_num = '0029'")
+
+
 def back_to_0028(database_url: str) -> None:
     """Take away what revisions after 0028 added."""
+    back_to_0029(database_url)
     query(database_url, "DROP INDEX conversations_deleted")
     query(database_url, "UPDATE alembic_version SET version_num = '0028'")
 

@@ -183,7 +183,7 @@ async def _import(
     config: Config, owner: str, name: str, source: BinaryIO, size: int
 ) -> Counter[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
-    async with opened(config) as storage:
+    async with opened(config, makes=True) as storage:
         await _ensure_owner(storage, owner, name)
         await storage.add_audit(OPERATOR.did("project.imported", owner, owner))
         with Progress("importing", total=size, unit="B") as progress:

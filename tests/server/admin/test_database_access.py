@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import pytest
 
 from engine import ScriptedEngine
 from server.admin import AdminError, answer_of, asking, leave_address
+from server.admin.database_access import carry_out
+from server.admin.exports.exporting import COUNTED
 from server.cli.commands import main
 from server.config import Config
+from storage import Storage
 from tests.support.running import live_app
 
 
@@ -54,3 +59,52 @@ async def test_a_reply_of_another_server_is_told_as_that(tmp_path: Path, body: b
         leave_address(config, f"http://127.0.0.1:{found.sockets[0].getsockname()[1]}", "token")
         with pytest.raises(AdminError, match="does not speak this API: status 502"):
             await asyncio.to_thread(owners, config)
+
+
+async def test_what_cannot_be_said_to_a_server_is_refused(tmp_path: Path) -> None:
+    async def here(_storage: Storage) -> dict[str, Any]:
+        raise AssertionError("a server holds the database")
+
+    async with live_app(tmp_path, ScriptedEngine()) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        said = (server.life.config, here, "POST", "/admin/tiers/local", {"weight": float("nan")})
+        with pytest.raises(AdminError, match="not JSON compliant"):
+            await asyncio.to_thread(carry_out, *said)
+
+
+FIRST_RELEASE = Path(__file__).parents[2] / "storage" / "first_release.sql"
+
+
+@pytest.mark.parametrize("revision, told", [("0001", "run `antiphon migrate"), ("9999", "a newer version")])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["keys", "list"],
+        ["keys", "create"],
+        ["usage"],
+        ["audit", "verify"],
+        ["runs"],
+        ["tiers", "local", "--weight", "2"],
+        ["export", "--owner", "local"],
+        ["import"],
+        ["purge", "--owner", "local", "--yes"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_changes_no_schema(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], revision: str, told: str
+) -> None:
+    """Older servers may be at work on the same database."""
+    with closing(sqlite3.connect(tmp_path / "antiphon.db")) as first:
+        first.executescript(FIRST_RELEASE.read_text())
+        first.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        first.commit()
+        before = list(first.iterdump())
+        if argv == ["import"]:
+            argv = ["import", str(tmp_path / "empty.jsonl")]
+            counts = ", ".join(f'"{kind}": 0' for kind in COUNTED)
+            (tmp_path / "empty.jsonl").write_text(f'{{"type": "end", "owner": "local", {counts}}}')
+        assert main([*argv, "--data", str(tmp_path)]) == 2
+        refused = capsys.readouterr()
+        assert not refused.out and told in refused.err
+        assert list(first.iterdump()) == before

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
+import os
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -14,10 +17,11 @@ import httpx
 import pytest
 
 from server.access import OPERATOR
-from server.admin.database_access import leave_address
+from server.admin.database_access import AdminError, leave_address
 from server.admin.exports import exporting
-from server.admin.tenants import purge
+from server.admin.tenants import export, purge
 from server.cli.commands import main
+from server.config import Config
 from storage import AuditFilter
 from tests.support import wire
 from tests.support.making import rows
@@ -105,6 +109,27 @@ async def test_an_export_holds_what_its_owner_reads(
     before = exported[:-7]
     assert await asyncio.to_thread(main, ["export", "--owner", "ann", "--data", str(tmp_path)]) == 0
     assert lines(capsys.readouterr().out)[: len(before)] == before
+
+
+class Full(io.BytesIO):
+    def write(self, _: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_an_export_that_cannot_be_written_is_not_the_servers_fault(tmp_path: Path) -> None:
+    def written(config: Config) -> None:
+        with pytest.raises(AdminError, match="cannot be written: No space left on device"):
+            export(config, "local", Full())
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "wb", buffering=0) as unread, pytest.raises(BrokenPipeError):
+            export(config, "local", unread)
+
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        await Api(http).create("say a")
+        leave_address(running.life.config, running.base_url, running.life.admin_token)
+        await asyncio.to_thread(written, running.life.config)
+    await asyncio.to_thread(written, running.life.config)
 
 
 @with_sandbox

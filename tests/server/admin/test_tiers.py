@@ -63,6 +63,8 @@ async def test_what_a_command_sets_counts_at_once(tmp_path: Path, capsys: pytest
     [
         (("--weight", "0"), "weight: input should be greater"),
         (("--weight", "many"), "--weight: 'many' is no number"),
+        (("--weight", "nan"), "--weight: 'nan' is no number"),
+        (("--weight", "inf"), "--weight: 'inf' is no number"),
         (("--service-tiers", "gold"), "service_tiers: input should be 'default', 'flex' or 'priority'"),
         (("--max-priority", "-2000"), "max_priority: input should be greater"),
     ],

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from storage import ClosedItem, ConversationLocked, NotFound, RunAppend, RunLost, Storage
+import pytest
+from sqlalchemy import Connection
+
+from storage import ClosedItem, ConversationLocked, NotFound, Park, RunAppend, RunLost, Storage, open_storage
+from storage.queries import responses
 from tests.support.making import (
     OTHER,
     OWNER,
+    RUNNER,
     call,
     claim_all,
     counts,
@@ -16,8 +23,10 @@ from tests.support.making import (
     new,
     now,
     output,
+    query,
     record,
     turn,
+    url,
 )
 
 
@@ -40,6 +49,8 @@ async def test_lists(storage: Storage) -> None:
         await storage.start_response(new(id, message(f"{id}.in"), created_at=at, model=f"model-{id}"))
     out = (ClosedItem(0, message("c.out")),)
     assert not await storage.append([RunAppend("c", 1, records=(record(2),), closed=out, finish=finish())])
+    asks = RunAppend("a", 1, closed=(ClosedItem(0, call("fc", "c")),), park=Park(2**62, 0))
+    assert not await storage.append([asks])
     await storage.start_response(new("foreign", owner=OTHER))
     await storage.create_conversation(OWNER, "conv", now(), b"{}")
     await storage.start_response(new("unstored", store=False, conversation="conv"))
@@ -49,6 +60,10 @@ async def test_lists(storage: Storage) -> None:
     assert await ids_of(storage) == ["e", "c", "d", "b", "a"]
     assert await ids_of(storage, order="asc") == ["a", "b", "d", "c", "e"]
     assert await ids_of(storage, status="completed") == ["c"]
+    assert await ids_of(storage, status="waiting") == ["a"]
+    assert await ids_of(storage, status="in_progress", order="asc") == ["a", "b", "d", "e"]
+    assert await ids_of(storage, status="in_progress", created_after=20, model="model-e") == ["e"]
+    assert await ids_of(storage, status="completed", model="model-d") == []
     assert await ids_of(storage, model="model-d") == ["d"]
     assert await ids_of(storage, created_after=10, created_before=40) == ["c", "d", "b"]
     assert await ids_of(storage, conversation_id="conv") == []
@@ -57,6 +72,59 @@ async def test_lists(storage: Storage) -> None:
     for unknown in ("foreign", "unstored", "gone", "nope"):
         with pytest.raises(NotFound):
             await storage.list_responses(OWNER, limit=2, after=unknown)
+
+
+LONG_AGO = f"""
+INSERT INTO responses
+  (id, owner, created_at, completed_at, status, model, background, store, head, echo, plan)
+WITH RECURSIVE ages (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM ages WHERE n < 3000)
+SELECT 'old' || n, '{OWNER}', n, n, 'completed', 'm', 0, 1, x'', x'', x'' FROM ages
+"""
+
+
+async def test_a_list_reads_no_more_of_a_long_history_than_it_shows(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await storage.create_conversation(OWNER, "conv", now(), b"{}")
+    await storage.start_response(new("waits", model="rare"))
+    closed = (ClosedItem(0, call("fc", "c")),)
+    assert not await storage.append([RunAppend("waits", 1, closed=closed, park=Park(2**62, 0))])
+    await storage.start_response(new("queues", runner=None, status="queued"))
+    await turn(storage, "fails", status="failed", conversation="conv")
+    query(storage.url, LONG_AGO)
+
+    def listed(conn: Connection, filters: dict[str, Any]) -> tuple[list[str], int]:
+        """A page's ids, and how many hundreds of instructions SQLite carried out for it."""
+        names = ("after", "status", "created_after", "created_before", "conversation_id", "model")
+        ticks: list[None] = []
+        raw: Any = conn.connection.driver_connection
+        raw.set_progress_handler(lambda: ticks.append(None), 100)
+        try:
+            asked = dict.fromkeys(names) | {"limit": 3, "order": "desc"} | filters
+            page = responses.list_(conn, OWNER, **asked)
+        finally:
+            raw.set_progress_handler(None, 0)
+        return [one.id for one in page.data], len(ticks)
+
+    for filters, expected in (
+        ({"status": "waiting"}, ["waits"]),
+        ({"status": "in_progress"}, ["waits"]),
+        ({"status": "queued"}, ["queues"]),
+        ({"status": "failed"}, ["fails"]),
+        ({"status": "failed", "model": "m"}, ["fails"]),
+        ({"status": "incomplete", "created_after": 5}, []),
+        ({"model": "rare"}, ["waits"]),
+        ({"model": "rare", "status": "waiting"}, ["waits"]),
+        ({"model": "unknown", "created_before": 2000}, []),
+        ({"conversation_id": "conv"}, ["fails"]),
+        ({"conversation_id": "conv", "status": "completed"}, []),
+        ({"after": "old4"}, ["old3", "old2", "old1"]),
+        ({"after": "old2999", "order": "asc"}, ["old3000", "waits", "queues"]),
+        ({"after": "old4", "status": "completed", "model": "m"}, ["old3", "old2", "old1"]),
+    ):
+        found, ticks = await storage._read(partial(listed, filters=filters))
+        assert found == expected, filters
+        assert ticks < 30, (filters, "it is not one instruction for each of the old ones")
+    await storage.close()
 
 
 async def test_input_items_page_both_ways(storage: Storage) -> None:
@@ -135,8 +203,6 @@ async def test_deleting_a_run_in_flight(storage: Storage) -> None:
 
 
 async def test_deleting_a_waiting_run(storage: Storage) -> None:
-    from storage import Park
-
     await storage.start_response(new("r1"))
     closed = (ClosedItem(0, call("fc1", "a")), ClosedItem(1, call("fc2", "b")))
     assert not await storage.append([RunAppend("r1", 1, closed=closed, park=Park(5, 0))])
