@@ -162,13 +162,13 @@ export const get = (path, query, more) => json("GET", path, { query, ...more });
 export const post = (path, body, more) => json("POST", path, { body, ...more });
 export const remove = (path, more) => json("DELETE", path, more);
 
-/** All of a list, page by page, `most` at most. */
-export async function all(path, query = {}, most = 1000) {
-  const found = [];
+/** The first rows of a list, `most` at most, page by page: `data`, and whether it `has_more`. */
+export async function list(path, query, most) {
+  const data = [];
   for (let after; ; ) {
-    const page = await get(path, { limit: 100, ...query, after });
-    found.push(...page.data);
-    if (!page.has_more || found.length >= most) return found;
+    const page = await get(path, { ...query, limit: Math.min(most - data.length, 100), after });
+    data.push(...page.data);
+    if (!page.has_more || data.length >= most) return { data, has_more: page.has_more };
     after = page.last_id;
   }
 }

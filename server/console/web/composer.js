@@ -1,9 +1,9 @@
 // What is said next: the text, its attachments, the model, its tools and how it is to answer.
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
-import { connection, get, key, upload } from "./api.js";
-import { Button, Field, Icon, Popover, size } from "./elements.js";
-import { notify, useKept, useLoaded, useWatched } from "./state.js";
+import { connection, get, key, list, upload } from "./api.js";
+import { Button, Field, Icon, More, Popover, size } from "./elements.js";
+import { notify, useKept, useList, useLoaded, useWatched } from "./state.js";
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
 
@@ -196,7 +196,7 @@ function Tools({ value, change }) {
   const offered = useLoaded(async () => (await get("v1/tools")).data, [owner]);
   const chosen = value.tools ?? [];
   const searches = chosen.some((tool) => tool.type === "file_search");
-  const stores = useLoaded(async () => (searches ? (await get("v1/vector_stores", { limit: 100 })).data : []), [owner, searches]);
+  const stores = useList((most) => (searches ? list("v1/vector_stores", {}, most) : null), [owner, searches]);
   const { tools: functions, error } = functionsOf(value.functions);
   const toggle = (tool) =>
     change("tools", chosen.some((each) => same(each, tool)) ? chosen.filter((each) => !same(each, tool)) : [...chosen, tool]);
@@ -215,11 +215,12 @@ function Tools({ value, change }) {
       )}
       ${searches &&
       html`<fieldset><legend>Stores to search</legend>
-        ${(stores.value ?? []).map((store) => html`<label class="check">
+        ${(stores.value?.data ?? []).map((store) => html`<label class="check">
           <input type="checkbox" checked=${(value.stores ?? []).includes(store.id)} onChange=${() => flip(store.id)} />
             <span>${store.name || store.id}</span>
         </label>`)}
-        ${stores.value?.length === 0 && html`<small class="faint">There is none yet.</small>`}
+        ${stores.value?.data.length === 0 && html`<small class="faint">There is none yet.</small>`}
+        <${More} of=${stores} />
       </fieldset>`}
       <label class="check">
         <input type="checkbox" checked=${Boolean(value.ask)} onChange=${(event) => change("ask", event.target.checked)} />

@@ -175,6 +175,10 @@ export function Loaded({ of, children }) {
   return html`${of.error && html`<${Failure} error=${of.error} />`}${children(of.value)}`;
 }
 
+/** The button at the end of a list of which more can be loaded. of: what `useList` returns. */
+export const More = ({ of, label = "Show more" }) => of.value?.has_more && html`<div class="centre">
+  <${Button} kind="quiet" onClick=${of.more}>${label}<//></div>`;
+
 export function Page({ title, actions, children, note }) {
   return html`<section class="page" aria-labelledby="title">
     <header class="page-head">

@@ -6,7 +6,7 @@ import { Markdown } from "./markdown.js";
 import { Icon, Json, State, pretty } from "./elements.js";
 import { Approval, Answer } from "./answers.js";
 import { isOutput, textOf } from "./fold.js";
-import { notify } from "./state.js";
+import { attempt } from "./state.js";
 
 const NAMES = {
   web_search_call: "Web search",
@@ -91,14 +91,15 @@ const files = new Map(); // id -> what the server says of a file, asked once
 /** A file that is named by its id, with its name as soon as that is known. */
 function Attached({ part }) {
   const id = part.file_id;
+  const path = `v1/files/${encodeURIComponent(id)}`;
   const [name, setName] = useState(part.filename ?? id ?? part.file_url ?? part.image_url ?? "file");
   useEffect(() => {
     if (!id || part.filename) return;
-    if (!files.has(id)) files.set(id, get(`v1/files/${id}`).catch(() => null));
+    if (!files.has(id)) files.set(id, get(path).catch(() => null));
     files.get(id).then((file) => file && setName(file.filename));
   }, [id]);
   if (!id) return html`<span class="chip"><${Icon} name="file" />${name}</span>`;
-  const save = () => download(`v1/files/${id}/content`, name).catch((error) => notify(error.message, "error"));
+  const save = () => attempt(() => download(`${path}/content`, name));
   return html`<button type="button" class="chip" title="Download" onClick=${save}>
     <${Icon} name="file" />${name}</button>`;
 }
@@ -114,8 +115,9 @@ function Sources({ annotations }) {
           </li>`;
       }
       if (each.type === "container_file_citation") {
-        const path = `v1/containers/${each.container_id}/files/${each.file_id}/content`;
-        return html`<li><button type="button" class="chip" onClick=${() => download(path, name)}>
+        const [container, file] = [each.container_id, each.file_id].map(encodeURIComponent);
+        const path = `v1/containers/${container}/files/${file}/content`;
+        return html`<li><button type="button" class="chip" onClick=${() => attempt(() => download(path, name))}>
           <${Icon} name="save" />${name}</button></li>`;
       }
       return html`<li><span class="chip"><${Icon} name="file" />${name}</span></li>`;

@@ -18,6 +18,7 @@ import { Usage } from "./pages/usage.js";
 import { Waiting } from "./pages/waiting.js";
 
 const WAITING_MS = 5000;
+const COUNTED = 9; // of those that wait: each comes whole
 const FIND = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘K" : "Ctrl K";
 const NEEDED = "This server needs a key.";
 
@@ -110,8 +111,9 @@ const commandsOf = ({ open }) => [
 function Navigation({ current, state, open }) {
   const owner = useWatched(key);
   const version = useLoaded(() => get("version"), []);
-  const count = async () => (await get("v1/responses", { status: "waiting", limit: 100 })).data.length;
-  const waiting = useLoaded(count, [owner], WAITING_MS);
+  const waiting = useLoaded(() => get("v1/responses", { status: "waiting", limit: COUNTED }), [owner], WAITING_MS);
+  const { data: found, has_more: more } = waiting.value ?? { data: [] };
+  const count = `${found.length}${more ? "+" : ""}`;
   return html`<nav class="nav" aria-label="Pages">
     <a class="brand" href="#/chat"><img src="console/icon.svg" alt="" width="22" height="22" /><span>Antiphon</span></a>
     <button type="button" class="find" onClick=${() => open("palette")}><${Icon} name="search" /><span>Find</span>
@@ -122,7 +124,7 @@ function Navigation({ current, state, open }) {
         ${PAGES.filter((page) => page.group === group).map((page) => html`<li>
           <a href=${href(page.name)} aria-current=${page.name === current ? "page" : undefined}>
             <${Icon} name=${page.icon} /><span>${page.title}</span>
-            ${page.name === "waiting" && waiting.value > 0 && html`<b class="count" aria-label=${`${waiting.value} waiting`}>${waiting.value}</b>`}
+            ${page.name === "waiting" && found.length > 0 && html`<b class="count" aria-label=${`${count} waiting`}>${count}</b>`}
           </a>
         </li>`)}
       </ul>

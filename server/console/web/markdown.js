@@ -6,8 +6,10 @@ import { Lexer, Parser, getDefaults } from "./vendor/marked.esm.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 
 const MOST_MARKDOWN = 64_000; // characters of one stretch without a break: what is longer is shown as it is
+const MOST_MARKS = 16_000; // of them outside of blocks of code: what lists and tables cost to read grows with the square
 const MOST_INLINE = 4_000; // characters of one paragraph: what its marks cost to read grows with the square, or faster
 const STRETCH = 2_000; // characters after which a break ends a stretch
+const LONG_STRETCH = 8_000; // characters after which the next item of a list begins a stretch
 
 const READING = { ...getDefaults(), gfm: true, breaks: true };
 
@@ -19,7 +21,7 @@ class Reader extends Lexer {
 }
 
 function toMarkup(text) {
-  if (text.length > MOST_MARKDOWN) throw new RangeError("the stretch is too long");
+  if (text.length > MOST_MARKDOWN || marksIn(text) > MOST_MARKS) throw new RangeError("the stretch is too long");
   return Parser.parse(new Reader(READING).lex(text), READING);
 }
 
@@ -120,26 +122,41 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => (button.textContent = "Copy"), 1500);
 });
 
+/** The lines of a text: where each begins and ends, and whether a block of code goes on behind it. */
+function* lines(text) {
+  let fence = null;
+  for (let at = 0, end; at < text.length; at = end + 1) {
+    end = text.indexOf("\n", at);
+    if (end < 0) end = text.length;
+    const mark = /^ {0,3}(`{3,}|~{3,})/.exec(text.slice(at, Math.min(end, at + 200)))?.[1];
+    if (mark && fence === null) fence = mark;
+    else if (mark && mark[0] === fence[0] && mark.length >= fence.length) fence = null;
+    yield { at, end, inCode: fence !== null };
+  }
+}
+
+/** How many characters of a text are in no block of code. */
+function marksIn(text) {
+  let count = 0;
+  for (const { at, end, inCode } of lines(text)) if (!inCode) count += end + 1 - at;
+  return count;
+}
+
 /** A text cut where blocks end, so that only the last stretch of a growing text is read anew. */
 export function stretches(text) {
   const found = [];
   let from = 0;
-  let fence = null;
-  let at = 0;
-  while (at < text.length) {
-    let end = text.indexOf("\n", at);
-    if (end < 0) end = text.length;
-    const line = text.slice(at, Math.min(end, at + 200));
-    const mark = /^ {0,3}(`{3,}|~{3,})/.exec(line)?.[1];
-    if (mark && fence === null) fence = mark;
-    else if (mark && mark[0] === fence[0] && mark.length >= fence.length) fence = null;
-    const next = text.slice(end + 1, end + 8);
+  for (const { at, end, inCode } of lines(text)) {
+    if (inCode || end - from <= STRETCH) continue;
+    const next = text.slice(end + 1, end + 12);
     const goesOn = /^(\s|[-*+>|]|\d+[.)])/.test(next); // a list, a quote or a table may go on behind a blank line
-    if (fence === null && line.trim() === "" && end - from > STRETCH && next && !goesOn) {
+    const isBlank = !text.slice(at, Math.min(end, at + 200)).trim();
+    // A list whose items are all numbered 1 would begin anew with each stretch.
+    const isItem = end - from > LONG_STRETCH && /^([-*+]|(?!1\D)\d+[.)])\s/.test(next);
+    if ((isBlank && next && !goesOn) || isItem) {
       found.push(text.slice(from, end));
       from = end + 1;
     }
-    at = end + 1;
   }
   found.push(text.slice(from));
   return found;

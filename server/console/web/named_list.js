@@ -1,9 +1,9 @@
 // A list of things that have a name, a page of their own, and a dialog that makes one.
 
 import { html, useState } from "./vendor/standalone.module.js";
-import { get, key, post } from "./api.js";
-import { Ago, Button, Dialog, Empty, Field, Id, Loaded, Page, State } from "./elements.js";
-import { attempt, go, href, useLoaded, useWatched } from "./state.js";
+import { key, list, post } from "./api.js";
+import { Ago, Button, Dialog, Empty, Field, Id, Loaded, More, Page, State } from "./elements.js";
+import { attempt, go, href, useList, useWatched } from "./state.js";
 
 const EVERY_MS = 4000;
 
@@ -12,7 +12,7 @@ const EVERY_MS = 4000;
 export function NamedList({ page, path, title, noun, note, columns, empty }) {
   const owner = useWatched(key);
   const [making, make] = useState(false);
-  const loaded = useLoaded(async () => (await get(path, { limit: 100 })).data, [owner], EVERY_MS);
+  const loaded = useList((most) => list(path, {}, most), [owner], EVERY_MS);
   const submit = async (event) => {
     event.preventDefault();
     const name = new FormData(event.target).get("name").trim();
@@ -26,19 +26,19 @@ export function NamedList({ page, path, title, noun, note, columns, empty }) {
         <footer><button type="submit" class="button primary">Make it</button></footer></form>
     <//>`}
     <${Loaded} of=${loaded}>
-      ${(found) => (found.length
+      ${({ data }) => (data.length
         ? html`<div class="table-frame"><table class="list">
             <thead><tr><th scope="col">Name</th><th scope="col">State</th><th scope="col" class="hide-narrow">Id</th>
               ${columns.map(([heading, style]) => html`<th scope="col" class=${style}>${heading}</th>`)}
               <th scope="col" class="figure">Used</th></tr></thead>
-            <tbody>${found.map((each) => html`<tr key=${each.id}>
+            <tbody>${data.map((each) => html`<tr key=${each.id}>
               <td class="main"><a class="cover clip" href=${href(page, each.id)}>${each.name || "Untitled"}</a></td>
               <td><${State} name=${each.status} /></td>
               <td class="hide-narrow"><${Id} value=${each.id} /></td>
               ${columns.map(([, style, cell]) => html`<td class=${style}>${cell(each)}</td>`)}
               <td class="figure faint"><${Ago} at=${each.last_active_at} /></td>
             </tr>`)}</tbody>
-          </table></div>`
+          </table></div><${More} of=${loaded} />`
         : html`<${Empty} icon=${empty.icon} title=${empty.title}>${empty.text}<//>`)}
     <//>
   <//>`;

@@ -1,6 +1,6 @@
 // What pages share: hooks for watched values, polling and the address, and notices.
 
-import { useCallback, useEffect, useRef, useState } from "./vendor/standalone.module.js";
+import { useCallback, useEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
 import { connection, watched } from "./api.js";
 
 /** The value of something watched, in a component. */
@@ -15,10 +15,13 @@ export function useWatched(source) {
 
 // --- the address: #/page/id?filters
 
+const ID = /^\w[\w-]*$/; // of everything that a page shows: what is none could lead elsewhere in a path of the API
+
 const read = () => {
-  const [path, query = ""] = (location.hash.slice(1) || "/chat").split("?");
-  const [page, ...rest] = path.split("/").filter(Boolean);
-  return { page: page || "chat", id: rest.map(decodeURIComponent).join("/") || null, query: new URLSearchParams(query) };
+  const [path, query = ""] = location.hash.slice(1).split("?");
+  const [page = "chat", ...rest] = path.split("/").filter(Boolean);
+  const id = rest.join("/") || null;
+  return { page: id && !ID.test(id) ? null : page, id, query: new URLSearchParams(query) };
 };
 
 export const route = watched(read());
@@ -26,7 +29,7 @@ window.addEventListener("hashchange", () => route.set(read()));
 
 export const href = (page, id, query) => {
   const text = new URLSearchParams(query ?? {}).toString();
-  return `#/${page}${id ? `/${encodeURIComponent(id)}` : ""}${text ? `?${text}` : ""}`;
+  return `#/${page}${id ? `/${id}` : ""}${text ? `?${text}` : ""}`;
 };
 export const go = (...args) => {
   location.hash = href(...args);
@@ -39,29 +42,35 @@ export const replace = (...args) => {
 
 // --- what a page loads
 
-/** What `load` resolves to: {value, error, loading, reload}; `reload()` tells whether it has worked. every: milliseconds between two loads while the page is
- * seen; 0 loads once. What was loaded stays while it is loaded again; what failed is, once the server can be reached
- * again. */
+/** What `load` resolves to: {value, error, loading, reload}; `reload()` tells whether it has worked. every: milliseconds
+ * between two loads while the page is seen, of which one is left out while another load is under way; 0 loads once.
+ * Such a load is given the value that is shown, every other one null. What was loaded stays while it is loaded again;
+ * what failed is, once the server can be reached again. */
 export function useLoaded(load, inputs, every = 0) {
   const [state, set] = useState({ value: null, error: null, loading: true });
-  const turn = useRef(0);
-  const again = useCallback(async () => {
-    const mine = ++turn.current;
+  const underWay = useRef(null);
+  const shown = useRef(null);
+  shown.current = state.value;
+  const again = useCallback(async (before = null) => {
+    const mine = (underWay.current = {});
+    const isLatest = () => underWay.current === mine;
     try {
-      const value = await load();
-      if (mine !== turn.current) return false;
+      const value = await load(before);
+      if (!isLatest()) return false;
       set({ value, error: null, loading: false });
       return true;
     } catch (error) {
-      if (mine === turn.current) set((before) => ({ value: before.value, error, loading: false }));
+      if (isLatest()) set((now) => ({ value: now.value, error, loading: false }));
       return false;
+    } finally {
+      if (isLatest()) underWay.current = null;
     }
   }, inputs);
   useEffect(() => {
     set({ value: null, error: null, loading: true });
     again();
     return () => {
-      turn.current++;
+      underWay.current = null;
     };
   }, [again]);
   const failed = Boolean(state.error);
@@ -71,16 +80,29 @@ export function useLoaded(load, inputs, every = 0) {
   }, [again, failed]);
   useEffect(() => {
     if (!every) return undefined;
-    const seen = () => document.visibilityState === "visible" && connection.get() === "online";
-    const timer = setInterval(() => seen() && again(), every);
-    const back = () => seen() && again();
+    const due = () => document.visibilityState === "visible" && connection.get() === "online" && !underWay.current;
+    const timer = setInterval(() => due() && again(shown.current), every);
+    const back = () => due() && again();
     document.addEventListener("visibilitychange", back);
     return () => {
       clearInterval(timer);
       document.removeEventListener("visibilitychange", back);
     };
   }, [again, every]);
-  return { ...state, reload: again };
+  return { ...state, reload: () => again() };
+}
+
+/** A list of which the first rows are loaded, as by `useLoaded`, with `more()`, which has `page` rows more loaded. load:
+ * takes how many rows are wanted, and what `useLoaded` gives it; resolves to an object with the rows as `data`, and
+ * `has_more`. */
+export function useList(load, inputs, every = 0, page = 100) {
+  const wanted = useMemo(() => ({ rows: page }), inputs);
+  const loaded = useLoaded((before) => load(wanted.rows, before), inputs, every);
+  const more = () => {
+    wanted.rows += page;
+    return loaded.reload();
+  };
+  return { ...loaded, more };
 }
 
 /** A function that has the component drawn again, once a frame at most. */

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import pytest
@@ -143,7 +144,7 @@ class Visit:
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self._context = context
-        self._url = url
+        self.url = url
         self.problems: list[str] = []
         self.elsewhere: list[str] = []
 
@@ -154,7 +155,7 @@ class Visit:
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", self._hear)
         page.on("request", self._see)
-        page.goto(f"{self._url}/{where}")
+        page.goto(f"{self.url}/{where}")
         page.wait_for_selector(ready)
         return page
 
@@ -164,7 +165,7 @@ class Visit:
             self.problems.append(message.text)
 
     def _see(self, request: Any) -> None:
-        if not request.url.startswith((self._url, "data:", "blob:")):
+        if not request.url.startswith((self.url, "data:", "blob:")):
             self.elsewhere.append(request.url)
 
 
@@ -702,6 +703,163 @@ def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------
+# Lists
+
+
+def test_a_load_that_takes_longer_than_its_interval_is_waited_for(visit: Visit) -> None:
+    page = visit.page("#/usage")
+    page.clock.install()
+    held: list[Route] = []
+    page.route("**/v1/responses?limit=30", lambda route: held.append(route))
+    with page.expect_request("**/v1/responses?limit=30"):
+        page.evaluate("location.hash = '#/runs'")
+    page.clock.run_for(20_000)
+    assert len(held) == 1
+    held[0].continue_()
+    page.wait_for_selector("a.cover, .empty")
+
+
+def test_of_many_runs_the_newest_are_asked_for_again(visit: Visit, server: Server) -> None:
+    for number in range(32):
+        server.post("/v1/responses", {"input": f"say run {number}"})
+    page = visit.page("#/runs", "a.cover >> text='run 2'")
+    assert page.locator("a.cover").count() == 30
+    page.click("text=Show more")
+    page.wait_for_selector("a.cover >> text='run 1'")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/v1/responses?")[2]))
+    server.post("/v1/responses", {"input": "say the newest"})
+    page.wait_for_selector("tbody tr:first-child >> text='the newest'")
+    assert page.locator("a.cover >> text='run 1'").count() == 1
+    runs = {query for query in asked if query and "waiting" not in query}
+    assert runs == {"limit=30"}
+
+
+def test_what_waits_is_counted_from_a_few(visit: Visit, server: Server) -> None:
+    asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [WEATHER], "background": True}
+    made = [server.post("/v1/responses", {**asked, "await_tool_outputs": True})["id"] for _ in range(10)]
+    page = visit.page("#/usage", "nav .count")
+    until(page, "document.querySelector('nav .count').textContent === '9+'")
+    for each in made:
+        server.post(f"/v1/responses/{each}/cancel", {})
+    page.wait_for_selector("nav .count", state="detached")
+
+
+def paged(rows: list[dict[str, Any]]) -> Callable[[Route], None]:
+    """What answers requests for the pages of a list that has these rows."""
+
+    def answer(route: Route) -> None:
+        query = dict(parse_qsl(urlsplit(route.request.url).query))
+        start = next((at + 1 for at, row in enumerate(rows) if row["id"] == query.get("after")), 0)
+        data = rows[start : start + int(query["limit"])]
+        more = start + len(data) < len(rows)
+        route.fulfill(json={"object": "list", "data": data, "last_id": data[-1]["id"], "has_more": more})
+
+    return answer
+
+
+LISTED = {"status": "active", "file_counts": {"total": 1}, "usage_bytes": 1, "memory_limit": "1g", "bytes": 1}
+"""What rows of any list have."""
+
+
+@pytest.mark.parametrize(
+    ("where", "path", "size"),
+    [
+        ("chat", "conversations", 100),
+        ("conversations", "conversations", 500),
+        ("stores", "vector_stores", 100),
+        ("stores/vs_1", "vector_stores/vs_1/files", 100),
+        ("containers", "containers", 100),
+        ("containers/cntr_1", "containers/cntr_1/files", 100),
+    ],
+)
+def test_a_list_goes_on_behind_its_first_page(visit: Visit, where: str, path: str, size: int) -> None:
+    def row(number: int) -> dict[str, Any]:
+        name = f"row {number}"
+        times = dict.fromkeys(("created_at", "updated_at", "last_active_at"), number)
+        return {**LISTED, **times, "id": f"id_{number}", "name": name, "title": name, "path": name}
+
+    page = visit.page("#/usage")
+    page.route(
+        f"**/v1/{path.removesuffix('/files')}", lambda route: route.fulfill(json={**row(0), "name": "whole"})
+    )
+    page.route(f"**/v1/{path}?*", paged([row(number) for number in range(size, -1, -1)]))
+    files_of_a_store = path.startswith("vector_stores/")  # which have no name of their own
+    name = "id_{}" if files_of_a_store else "row {}"
+    page.evaluate("(where) => { location.hash = `#/${where}`; }", where)
+    page.wait_for_selector(f"main >> text='{name.format(1)}'")
+    assert page.locator(f"main >> text='{name.format(0)}'").count() == 0
+    page.click("main >> text=Show more")
+    page.wait_for_selector(f"main >> text='{name.format(0)}'")
+    assert page.locator("main >> text=Show more").count() == 0
+
+
+def test_keys_are_asked_for_owner_by_owner(visit: Visit) -> None:
+    asked: list[str] = []
+    limits = {
+        "message": "Too many requests.",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "rate_limited",
+    }
+
+    def answer(route: Route) -> None:
+        path = urlsplit(route.request.url).path
+        asked.append(path)
+        if "/proj_4/" in path:
+            route.fulfill(status=429, json={"error": limits})
+        elif path.endswith("/limits"):
+            route.fulfill(json={"in_force": {}})
+        else:
+            name = f"key of {path.split('/')[-2]}"
+            made = {"id": "key_1", "name": name, "scopes": ["all"], "limits": {}, "redacted_value": "…"}
+            paged([made])(route)
+
+    page = visit.page("#/usage")
+    owners = [{"id": f"proj_{number}", "name": f"owner {number}"} for number in range(101)]
+    page.route("**/v1/organization/projects?*", paged(owners))
+    page.route("**/v1/organization/projects/*/*", answer)
+    page.evaluate("location.hash = '#/keys'")
+    page.click("button >> text='owner 3'")
+    page.wait_for_selector("td >> text='key of proj_3'")
+    assert len(asked) == 2
+    page.click("button >> text='owner 4'")
+    page.wait_for_selector("section[aria-label='owner 4'] >> text=Too many requests.")
+    assert page.locator("td >> text='key of proj_3'").count() == 1
+    page.click("text=Show more")
+    page.wait_for_selector("text='owner 100'")
+
+
+@pytest.mark.parametrize("where", ["runs/100%", "runs/..%2Fmodels", "stores/..", "chat/a%3Fb"])
+def test_an_address_that_is_none_of_a_page_asks_for_nothing(visit: Visit, where: str) -> None:
+    asked: list[str] = []
+    page = visit.page("#/usage")
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto("about:blank")
+    page.goto(f"{visit.url}/#/{where}")
+    page.wait_for_selector("h1 >> text=There is no such page.")
+    page.wait_for_selector(".version")
+    assert {urlsplit(url).path for url in asked if "/v1/" in url} <= {"/v1/responses"}
+
+
+def test_ids_in_an_answer_lead_to_no_other_path(visit: Visit, server: Server) -> None:
+    cited: dict[str, Any] = {
+        "type": "container_file_citation",
+        "container_id": "../../v1/models?",
+        "file_id": "../x#",
+    }
+    cited |= {"filename": "plot.png", "start_index": 0, "end_index": 1}
+    content = [{"type": "output_text", "text": "a plot", "annotations": [cited]}]
+    item = {"type": "message", "role": "assistant", "content": content}
+    conversation = server.post("/v1/conversations", {"items": [item]})["id"]
+    page = visit.page(f"#/chat/{conversation}", ".sources button")
+    with page.expect_request("**/content") as asked:
+        page.click(".sources >> text=plot.png")
+    path = urlsplit(asked.value.url).path
+    assert path == "/v1/containers/..%2F..%2Fv1%2Fmodels%3F/files/..%2Fx%23/content"
+
+
+# ------------------------------------------------------------------------------------------------------------
 # Text is text
 
 HOSTILE = (
@@ -833,8 +991,43 @@ PAGES = (
 )
 
 
-HEAVY = (">" * 3000, "1. " * 3000, "a" + " " * 60_000 + "b", "a_" * 10_000, "*_a" * 10_000)
-"""Texts by which a reader of Markdown runs out of its stack, or needs seconds."""
+HEAVY = (
+    ">" * 3000,
+    "1. " * 3000,
+    "a" + " " * 60_000 + "b",
+    "a_" * 10_000,
+    "*_a" * 10_000,
+    "|a|b|\n|-|-|" + "\n|a|b|" * 3000,
+    "- a" + "\n  - b" * 3000,
+)
+"""Texts by which a reader of Markdown runs out of its stack, or needs long at every frame."""
+
+LONG = (
+    *("".join(f"{mark} item {number}\n" for number in range(2000)) for mark in "-*"),
+    "".join(f"{number}. item\n" for number in range(1, 2001)),
+    "```\n" + "a line of code\n" * 3000 + "```",
+)
+"""Texts that are long, and read in pieces or fast."""
+
+
+def test_long_lists_are_read_in_pieces_and_long_code_in_one(visit: Visit, server: Server) -> None:
+    items = [
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+        for text in LONG
+    ]
+    conversation = server.post("/v1/conversations", {"items": items})
+    page = visit.page(f"#/chat/{conversation['id']}", ".code-frame")
+    assert page.locator(".stretch.plain").count() == 0
+    assert page.locator(".prose ul > li").count() == 4000
+    assert page.locator(".prose ol > li").count() == 2000
+    # The numbers go on where the piece before has ended.
+    assert page.evaluate(
+        """[...document.querySelectorAll('.prose ol')].every((list, at, all) =>
+          list.start === (at ? all[at - 1].start + all[at - 1].children.length : 1))"""
+    )
+    lists = "[...document.querySelectorAll('.stretch')].filter((each) => each.querySelector('li'))"
+    assert page.evaluate(f"Math.max(...{lists}.map((each) => each.textContent.length))") < 10_000
+    assert page.locator(".code-frame").count() == 1
 
 
 def test_what_is_too_much_to_be_read_as_markdown_is_shown_as_it_is(visit: Visit, server: Server) -> None:

@@ -1,11 +1,11 @@
 // Chat: conversations, the turns of one of them, and what is said next.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { get, idempotencyKey, key, online, post, remove, sleep } from "../api.js";
-import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, Popover, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
+import { get, idempotencyKey, key, list, online, post, remove, sleep } from "../api.js";
+import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, More, Popover, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { textOf } from "../fold.js";
 import { Item, outputsOf, withCards } from "../items.js";
-import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
+import { attempt, go, href, useList, useLoaded, useRedraw, useWatched } from "../state.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { canTryAgain } from "../stream.js";
 import { Composer, isSending, useSettings } from "../composer.js";
@@ -19,11 +19,11 @@ const REFUSED_MS = 1000; // in which the first turn of a conversation is told th
 const WATCH_MS = 3000; // between two looks for what other tabs and clients did
 
 export function Chat({ id }) {
-  const [listed, list] = useState(false);
-  useEffect(() => list(false), [id]);
+  const [listed, setListed] = useState(false);
+  useEffect(() => setListed(false), [id]);
   return html`<div class=${`chat ${listed ? "listed" : ""}`}>
     <${Conversations} id=${id} />
-    <${Thread} key=${id ?? "new"} id=${id} list=${() => list(!listed)} />
+    <${Thread} key=${id ?? "new"} id=${id} showList=${() => setListed(!listed)} />
   </div>`;
 }
 
@@ -32,14 +32,17 @@ export function Chat({ id }) {
 function Conversations({ id }) {
   const owner = useWatched(key);
   const [search, setSearch] = useState("");
-  const load = async () => {
+  const load = async (most) => {
     const [talks, running] = await Promise.all([
-      get("v1/conversations", { limit: 100, status: "active" }),
+      list("v1/conversations", { status: "active" }, most),
       get("v1/responses", { status: "in_progress", limit: 50 }).catch(() => ({ data: [] })),
     ]);
-    return { talks: talks.data, running: new Set(running.data.map((each) => each.conversation?.id)) };
+    return { ...talks, running: new Set(running.data.map((each) => each.conversation?.id)) };
   };
-  const loaded = useLoaded(load, [owner, id], 8000);
+  const loaded = useList(load, [owner], 8000);
+  useEffect(() => {
+    if (loaded.value) loaded.reload();
+  }, [id]);
   const wanted = (each) => `${called(each)} ${each.id}`.toLowerCase().includes(search.toLowerCase());
   const redraw = useRedraw();
   useEffect(() => watchTurns(redraw), []);
@@ -49,7 +52,7 @@ function Conversations({ id }) {
       <input type="search" value=${search} onInput=${(event) => setSearch(event.target.value)} placeholder="Search" aria-label="Search conversations" />
     </div>
     <${Loaded} of=${loaded}>
-      ${({ talks, running }) => html`<ul class="side-list">
+      ${({ data: talks, running }) => html`<ul class="side-list">
         ${talks
           .filter(wanted)
           .sort((one, other) => other.updated_at - one.updated_at)
@@ -64,6 +67,7 @@ function Conversations({ id }) {
               </a>
             </li>`;
           })}
+        ${loaded.value.has_more && html`<li><${More} of=${loaded} label=${search ? "Search older ones" : undefined} /></li>`}
         ${!talks.length && html`<li class="faint side-empty">No conversations yet.</li>`}
       </ul>`}
     <//>
@@ -76,7 +80,7 @@ function Conversations({ id }) {
 const newestOf = (id, numItems, numResponses) =>
   Promise.all([
     get(`v1/conversations/${id}`),
-    get(`v1/conversations/${id}/items`, { limit: numItems, order: "desc" }),
+    list(`v1/conversations/${id}/items`, { order: "desc" }, numItems),
     get("v1/responses", { conversation: id, limit: numResponses }).catch(() => ({ data: [] })),
   ]);
 
@@ -89,23 +93,16 @@ async function inputOf(id) {
 
 /** All that a thread shows of a conversation which is stored. */
 async function history(id, most) {
-  const [conversation, items, responses] = await newestOf(id, Math.min(most, 100), 20);
-  const found = [...items.data];
-  let more = items.has_more;
-  while (more && found.length < most) {
-    const next = await get(`v1/conversations/${id}/items`, { limit: 100, after: found[found.length - 1].id });
-    found.push(...next.data);
-    more = next.has_more;
-  }
+  const [conversation, { data: items, has_more: more }, responses] = await newestOf(id, most, 20);
   const newest = responses.data[0];
-  const ids = new Set(found.map((item) => item.id));
+  const ids = new Set(items.map((item) => item.id));
   // Turns that ended without becoming part of the conversation, unless a later one has taken them along.
   const ended = responses.data.filter(({ status }) => status === "failed" || status === "cancelled").reverse();
   const asked = await Promise.all(ended.map((response) => inputOf(response.id).catch(() => [])));
   const left = ended
     .map((response, index) => ({ response, input: asked[index] }))
     .filter(({ input }) => !input.some((item) => ids.has(item.id)));
-  return { conversation, items: found.reverse(), more, responses: responses.data, newest, left };
+  return { conversation, items: items.reverse(), more, responses: responses.data, newest, left };
 }
 
 /** As much of a conversation as tells whether it has gone on. */
@@ -118,7 +115,7 @@ async function latest(id) {
 const markOf = ({ conversation, items, newest }) =>
   [conversation.updated_at, conversation.title, conversation.status, items.at(-1)?.id, newest?.id, newest?.status].join();
 
-function Thread({ id, list }) {
+function Thread({ id, showList }) {
   const owner = useWatched(key);
   const redraw = useRedraw();
   const [settings, keep] = useSettings();
@@ -197,7 +194,7 @@ function Thread({ id, list }) {
     const before = content ? items[at - 1] : items[at];
     const made = await post(`v1/conversations/${id}/fork`, { after: (before ?? item).id });
     // A fork begins behind an item: one that begins before the first is made behind it, and the item taken out.
-    if (!before) await remove(`v1/conversations/${made.id}/items/${item.id}`);
+    if (!before) await remove(`v1/conversations/${made.id}/items/${encodeURIComponent(item.id)}`);
     // A title that the console has made of the first message is made of the new one.
     if (!before && found.conversation.title === titleOf(item.content)) await post(`v1/conversations/${made.id}`, { title: titleOf(content) });
     begin(made.id, settings.body(), content ? [{ type: "message", role: "user", content }] : []);
@@ -218,7 +215,7 @@ function Thread({ id, list }) {
   const title = found ? html`<${Title} conversation=${found.conversation} />` : id ? "Untitled" : "New chat";
   return html`<section class="thread" aria-labelledby="title">
     <header class="thread-head">
-      <${Button} icon="chat" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${list} />
+      <${Button} icon="chat" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${showList} />
       <h1 id="title" tabindex="-1" class="clip">${title}</h1>
       ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}>
         <${Icon} name="fork" />forked</a>`}

@@ -1,10 +1,10 @@
 // Containers: where models run code, and the files that lie there.
 
 import { html } from "../vendor/standalone.module.js";
-import { download, get, key, remove } from "../api.js";
-import { Ago, Button, Id, Loaded, Page, State, Sure, size } from "../elements.js";
+import { download, get, key, list, remove } from "../api.js";
+import { Ago, Button, Id, Loaded, More, Page, State, Sure, size } from "../elements.js";
 import { NamedList } from "../named_list.js";
-import { attempt, go, useLoaded, useWatched } from "../state.js";
+import { attempt, go, useList, useWatched } from "../state.js";
 
 const LIST = {
   page: "containers",
@@ -26,11 +26,11 @@ export function Containers({ id }) {
 
 function Container({ id }) {
   const owner = useWatched(key);
-  const load = async () => {
-    const [container, files] = await Promise.all([get(`v1/containers/${id}`), get(`v1/containers/${id}/files`, { limit: 100 })]);
-    return { container, files: files.data };
+  const load = async (most) => {
+    const [container, files] = await Promise.all([get(`v1/containers/${id}`), list(`v1/containers/${id}/files`, {}, most)]);
+    return { container, ...files };
   };
-  const loaded = useLoaded(load, [id, owner], 5000);
+  const loaded = useList(load, [id, owner], 5000);
   const erase = () => attempt(() => remove(`v1/containers/${id}`).then(() => go("containers")), "Deleted");
   const take = async (file) => {
     if (await attempt(() => remove(`v1/containers/${id}/files/${file.id}`))) loaded.reload();
@@ -39,7 +39,7 @@ function Container({ id }) {
     actions=${html`<${Id} value=${id} />
       <${Sure} icon="trash" label="Delete container" question="The container is deleted with its files." onYes=${erase} />`}>
     <${Loaded} of=${loaded}>
-      ${({ container, files }) => html`<dl class="facts">
+      ${({ container, data: files }) => html`<dl class="facts">
           <div><dt>State</dt><dd><${State} name=${container.status} /></dd></div>
           <div><dt>Made</dt><dd><${Ago} at=${container.created_at} /></dd></div>
           <div><dt>Used</dt><dd><${Ago} at=${container.last_active_at} /></dd></div>
@@ -63,7 +63,7 @@ function Container({ id }) {
                   <${Sure} icon="trash" label=${`Delete ${file.path}`} question="The file is deleted." onYes=${() => take(file)} />
                 </td>
               </tr>`)}</tbody>
-            </table></div>`
+            </table></div><${More} of=${loaded} />`
           : html`<p class="faint">No files lie in it.</p>`}`}
     <//>
   <//>`;

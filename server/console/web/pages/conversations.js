@@ -1,14 +1,14 @@
 // Conversations as the tree that forks make of them, and the items of one, at each of which it can be forked.
 
 import { html, useMemo, useState } from "../vendor/standalone.module.js";
-import { all, get, key, post, remove } from "../api.js";
-import { Ago, Button, Empty, ForkMark, Icon, Id, Loaded, Page, State, Sure } from "../elements.js";
+import { get, key, list, post, remove } from "../api.js";
+import { Ago, Button, Empty, ForkMark, Icon, Id, Loaded, More, Page, State, Sure } from "../elements.js";
 import { textOf } from "../fold.js";
 import { brief, nameOf } from "../items.js";
-import { attempt, go, href, useLoaded, useWatched } from "../state.js";
+import { attempt, go, href, useList, useWatched } from "../state.js";
 import { Title, called } from "../title.js";
 
-const MOST = 500;
+const PAGE = 500; // conversations, which have to be there with what they were forked from
 
 /** Conversations below those that they were forked from: [{conversation, depth}], the newest tree first. */
 export function tree(found) {
@@ -32,13 +32,13 @@ export function tree(found) {
 export function Conversations({ id }) {
   const owner = useWatched(key);
   const [search, setSearch] = useState("");
-  const loaded = useLoaded(() => all("v1/conversations", {}, MOST), [owner], 10_000);
+  const loaded = useList((most) => list("v1/conversations", {}, most), [owner], 10_000, PAGE);
   return html`<${Page} title="Conversations" note="Each with what was forked from it. At an item a conversation can be rewound: it goes on from there in a fork, and the first one stays."
     actions=${html`<input type="search" placeholder="Search" aria-label="Search conversations" value=${search} onInput=${(event) => setSearch(event.target.value)} />`}>
     <${Loaded} of=${loaded}>
-      ${(found) => (found.length
+      ${({ data }) => (data.length
         ? html`<div class=${`split ${id ? "open" : ""}`}>
-            <${Tree} found=${found} search=${search.toLowerCase()} id=${id} />
+            <${Tree} of=${loaded} search=${search.toLowerCase()} id=${id} />
             ${id && html`<${One} key=${id} id=${id} changed=${loaded.reload} />`}
           </div>`
         : html`<${Empty} icon="tree" title="No conversations yet">A chat begins one, and so does POST /v1/conversations.<//>`)}
@@ -46,8 +46,8 @@ export function Conversations({ id }) {
   <//>`;
 }
 
-function Tree({ found, search, id }) {
-  const rows = useMemo(() => tree(found), [found]);
+function Tree({ of, search, id }) {
+  const rows = useMemo(() => tree(of.value.data), [of.value]);
   const shown = rows.filter(({ conversation }) => `${called(conversation)} ${conversation.id}`.toLowerCase().includes(search));
   return html`<ul class="tree" aria-label="Conversations">
     ${shown.map(({ conversation, depth }) => html`<li key=${conversation.id} style=${{ "--depth": search ? 0 : Math.min(depth, 8) }}>
@@ -58,19 +58,20 @@ function Tree({ found, search, id }) {
         <small class="faint"><${Ago} at=${conversation.updated_at} /></small>
       </a>
     </li>`)}
+    ${of.value.has_more && html`<li><${More} of=${of} label=${search ? "Search older ones" : undefined} /></li>`}
   </ul>`;
 }
 
 function One({ id, changed }) {
   const owner = useWatched(key);
-  const load = async () => {
+  const load = async (most) => {
     const [conversation, items] = await Promise.all([
       get(`v1/conversations/${id}`),
-      all(`v1/conversations/${id}/items`, { order: "asc" }),
+      list(`v1/conversations/${id}/items`, { order: "asc" }, most),
     ]);
-    return { conversation, items };
+    return { conversation, ...items };
   };
-  const loaded = useLoaded(load, [id, owner]);
+  const loaded = useList(load, [id, owner], 0, 1000);
   const fork = (after) =>
     attempt(async () => go("chat", (await post(`v1/conversations/${id}/fork`, after ? { after } : {})).id), "Forked: what you say now is said there alone");
   const archive = async (status) => {
@@ -87,7 +88,7 @@ function One({ id, changed }) {
     }, "Deleted");
   return html`<section class="detail" aria-label="Conversation">
     <${Loaded} of=${loaded}>
-      ${({ conversation, items }) => html`
+      ${({ conversation, data: items, has_more: more }) => html`
         <header class="detail-head">
           <a class="button small quiet only-narrow" href="#/conversations">Back</a>
           <h2 class="clip"><${Title} conversation=${conversation} /></h2>
@@ -99,7 +100,7 @@ function One({ id, changed }) {
           </div>
         </header>
         <p class="faint row wraps"><${Id} value=${id} /> <span>begun <${Ago} at=${conversation.created_at} /></span>
-          <span>${items.length} items</span></p>
+          <span>${items.length}${more ? "+" : ""} items</span></p>
         <ol class="steps">
           ${items.map((item) => html`<li key=${item.id} class=${item.type === "message" ? item.role : "other"}>
             <div class="grow">
@@ -109,7 +110,8 @@ function One({ id, changed }) {
             <${Button} icon="fork" kind="quiet" label="Fork here, without what follows" onClick=${() => fork(item.id)} />
           </li>`)}
           ${!items.length && html`<li class="faint">Nothing has been said here yet.</li>`}
-        </ol>`}
+        </ol>
+        <${More} of=${loaded} />`}
     <//>
   </section>`;
 }

@@ -1,19 +1,16 @@
 // Files: what was uploaded, to be attached to messages, searched, or worked on.
 
 import { html, useRef, useState } from "../vendor/standalone.module.js";
-import { download, get, key, remove, upload } from "../api.js";
-import { Ago, Button, Empty, Id, Loaded, Page, Sure, size } from "../elements.js";
-import { attempt, useLoaded, useWatched } from "../state.js";
-
-const PAGE = 200;
+import { download, key, list, remove, upload } from "../api.js";
+import { Ago, Button, Empty, Id, Loaded, More, Page, Sure, size } from "../elements.js";
+import { attempt, useList, useWatched } from "../state.js";
 
 export function Files() {
   const owner = useWatched(key);
   const [over, setOver] = useState(false);
   const [busy, setBusy] = useState(0);
-  const [most, setMost] = useState(PAGE);
   const picker = useRef();
-  const loaded = useLoaded(() => get("v1/files", { limit: most, order: "desc" }), [owner, most]);
+  const loaded = useList((most) => list("v1/files", { order: "desc" }, most), [owner]);
   const bring = async (files) => {
     setBusy(files.length);
     for (const [index, file] of files.entries()) {
@@ -35,7 +32,7 @@ export function Files() {
       actions=${html`<input ref=${picker} type="file" multiple hidden onChange=${(event) => bring([...event.target.files])} />
         <${Button} icon="plus" kind="primary" disabled=${busy > 0} onClick=${() => picker.current.click()}>${busy ? `Uploading ${busy}…` : "Upload"}<//>`}>
       <${Loaded} of=${loaded}>
-        ${({ data, has_more: more }) => (data.length
+        ${({ data }) => (data.length
           ? html`<div class="table-frame"><table class="list">
                 <thead><tr><th scope="col">Name</th><th scope="col" class="hide-narrow">Id</th>
                   <th scope="col" class="hide-narrow">Purpose</th><th scope="col" class="figure">Size</th>
@@ -52,9 +49,7 @@ export function Files() {
                     <${Sure} icon="trash" label=${`Delete ${file.filename}`} question="The file is deleted, also from the stores that have it." onYes=${() => erase(file)} />
                   </td>
                 </tr>`)}</tbody>
-              </table></div>
-              ${more && html`<div class="centre">
-                <${Button} kind="quiet" onClick=${() => setMost(most + PAGE)}>Show more<//></div>`}`
+              </table></div><${More} of=${loaded} />`
           : html`<${Empty} icon="file" title="No files yet">Attach one to a message, or upload it here.<//>`)}
       <//>
     <//>

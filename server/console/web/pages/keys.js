@@ -1,10 +1,10 @@
 // Keys: those of every owner, for administrators.
 
 import { html, useState } from "../vendor/standalone.module.js";
-import { all, get, key, post, remove } from "../api.js";
-import { Ago, Button, Copy, Dialog, Empty, Failure, Field, Id, Loaded, Page, Sure } from "../elements.js";
+import { get, key, list, post, remove } from "../api.js";
+import { Ago, Button, Copy, Dialog, Empty, Failure, Field, Id, Loaded, More, Page, Sure } from "../elements.js";
 import { limitWords } from "../limit_words.js";
-import { attempt, dialog, useLoaded, useWatched } from "../state.js";
+import { attempt, dialog, useList, useWatched } from "../state.js";
 
 const SCOPES = [
   "all", "all.read", "responses", "conversations", "chat", "models", "files", "vector_stores", "containers", "embeddings", "audio",
@@ -15,22 +15,18 @@ const LIMITS = {
   tokens_per_day: "Tokens a day", concurrent_requests: "Requests at once", total_tokens: "Tokens in all",
 };
 
+const FEW = 5; // owners that are shown with their keys at once: those of each are two requests
+
 export function Keys() {
   const owner = useWatched(key);
   const [made, setMade] = useState(null);
-  const [making, make] = useState(null); // "owner", or the owner of the key
+  const [making, make] = useState(null); // "owner", or the owner of the key and what is done when there is one
   const [refused, refuse] = useState(null);
   const begin = (what) => {
     make(what);
     refuse(null);
   };
-  const load = async () => {
-    const projects = await all("v1/organization/projects", { order: undefined });
-    const of = ({ id }) => Promise.all([all(`v1/organization/projects/${id}/api_keys`), get(`v1/organization/projects/${id}/limits`)]);
-    const found = await Promise.all(projects.map(of));
-    return projects.map((project, index) => ({ project, keys: found[index][0], limits: limitWords(found[index][1].in_force) }));
-  };
-  const loaded = useLoaded(load, [owner]);
+  const loaded = useList((most) => list("v1/organization/projects", {}, most), [owner]);
   const denied = loaded.error && [401, 403].includes(loaded.error.status);
   const create = async (event) => {
     event.preventDefault();
@@ -42,10 +38,10 @@ export function Keys() {
     if (limits.length) body.limits = Object.fromEntries(limits);
     if (days > 0) body.expires_in_seconds = days * 86_400;
     try {
-      const found = await post(`v1/organization/projects/${making.id}/api_keys`, body);
+      const found = await post(`${pathOf(making.project)}/api_keys`, body);
       begin(null);
       setMade(found.value ?? found.key);
-      loaded.reload();
+      making.done();
     } catch (error) {
       refuse(error);
     }
@@ -55,9 +51,6 @@ export function Keys() {
     const name = new FormData(event.target).get("name").trim();
     begin(null);
     if (await attempt(() => post("v1/organization/projects", { name }))) loaded.reload();
-  };
-  const revoke = async (project, each) => {
-    if (await attempt(() => remove(`v1/organization/projects/${project.id}/api_keys/${each.id}`), "Revoked")) loaded.reload();
   };
   if (denied) {
     return html`<${Page} title="Keys">
@@ -73,7 +66,7 @@ export function Keys() {
     ${making === "owner" && html`<${Dialog} title="New owner" close=${() => begin(null)}>
       <form onSubmit=${createOwner}><${Field} label="Name"><input name="name" required maxlength="256" /><//><footer>
         <button type="submit" class="button primary">Make it</button></footer></form><//>`}
-    ${making && making !== "owner" && html`<${Dialog} title=${`New key of ${making.name}`} close=${() => begin(null)}>
+    ${making && making !== "owner" && html`<${Dialog} title=${`New key of ${making.project.name}`} close=${() => begin(null)}>
       <form onSubmit=${create}>
         <${Field} label="Name"><input name="name" required maxlength="256" /><//>
         <fieldset><legend>What it may do</legend>
@@ -91,25 +84,49 @@ export function Keys() {
         <footer><button type="submit" class="button primary">Make it</button></footer>
       </form><//>`}
     <${Loaded} of=${loaded}>
-      ${(found) => (found.length
-        ? found.map(({ project, keys, limits }) => html`<section key=${project.id} aria-label=${project.name}>
-            <div class="section-head"><div><h2>${project.name} <${Id} value=${project.id} /></h2>
-              ${limits.length > 0 && html`<small class="faint">All keys together: ${limits.join(", ")}</small>`}</div>
-              <${Button} icon="plus" kind="quiet" onClick=${() => begin(project)}>New key<//></div>
-            ${keys.length
-              ? html`<div class="table-frame"><table class="list">
-                  <thead><tr><th scope="col">Name</th><th scope="col">Key</th>
-                    <th scope="col" class="hide-narrow">May do</th><th scope="col" class="hide-narrow">Limits</th>
-                    <th scope="col" class="figure hide-narrow">Ends</th><th scope="col" class="figure hide-narrow">Used</th>
-                    <th scope="col" class="figure hide-narrow">Made</th><th scope="col">
-                    <span class="out-of-sight">Actions</span></th></tr></thead>
-                  <tbody>${keys.map((each) => html`<${Row} key=${each.id} of=${each} revoke=${() => revoke(project, each)} />`)}</tbody>
-                </table></div>`
-              : html`<p class="faint">No keys.</p>`}
-          </section>`)
+      ${({ data, has_more: more }) => (data.length
+        ? html`${data.map((project) => html`<${Owner} key=${project.id} project=${project} few=${!more && data.length <= FEW} begin=${begin} />`)}
+            <${More} of=${loaded} />`
         : html`<${Empty} icon="key" title="No owners yet">On a server without keys everybody on this machine is the owner local.<//>`)}
     <//>
   <//>`;
+}
+
+const pathOf = ({ id }) => `v1/organization/projects/${id}`;
+
+/** One owner; the keys are asked for when they are to be seen. few: at once. begin: has a key made. */
+function Owner({ project, few, begin }) {
+  const owner = useWatched(key);
+  const [open, setOpen] = useState(few);
+  const load = async (most) => {
+    if (!open) return null;
+    const [keys, limits] = await Promise.all([list(`${pathOf(project)}/api_keys`, {}, most), get(`${pathOf(project)}/limits`)]);
+    return { ...keys, limits: limitWords(limits.in_force) };
+  };
+  const loaded = useList(load, [project.id, owner, open]);
+  const done = () => (open ? loaded.reload() : setOpen(true));
+  const revoke = async ({ id }) => {
+    if (await attempt(() => remove(`${pathOf(project)}/api_keys/${id}`), "Revoked")) loaded.reload();
+  };
+  return html`<section aria-label=${project.name}>
+    <div class="section-head">
+      <h2 class="row wraps"><${Button} icon=${open ? "down" : "right"} kind="quiet" aria-expanded=${open} onClick=${() => setOpen(!open)}>${project.name}<//>
+        <${Id} value=${project.id} /></h2>
+      <${Button} icon="plus" kind="quiet" onClick=${() => begin({ project, done })}>New key<//></div>
+    ${open && html`<${Loaded} of=${loaded}>
+      ${({ data, limits }) => html`${limits.length > 0 && html`<p class="faint">All keys together: ${limits.join(", ")}</p>`}
+        ${data.length
+          ? html`<div class="table-frame"><table class="list">
+              <thead><tr><th scope="col">Name</th><th scope="col">Key</th>
+                <th scope="col" class="hide-narrow">May do</th><th scope="col" class="hide-narrow">Limits</th>
+                <th scope="col" class="figure hide-narrow">Ends</th><th scope="col" class="figure hide-narrow">Used</th>
+                <th scope="col" class="figure hide-narrow">Made</th><th scope="col">
+                <span class="out-of-sight">Actions</span></th></tr></thead>
+              <tbody>${data.map((each) => html`<${Row} key=${each.id} of=${each} revoke=${() => revoke(each)} />`)}</tbody>
+            </table></div><${More} of=${loaded} />`
+          : html`<p class="faint">No keys.</p>`}`}
+    <//>`}
+  </section>`;
 }
 
 function Row({ of, revoke }) {

@@ -1,11 +1,11 @@
 // One run: its timeline as it is written, its items, what it used, and what can be done to it.
 
 import { html, useEffect, useMemo, useState } from "../vendor/standalone.module.js";
-import { get, key, post, remove } from "../api.js";
-import { Ago, Button, Failure, Id, Json, Loaded, Page, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
+import { get, key, list, post, remove } from "../api.js";
+import { Ago, Button, Failure, Id, Json, Loaded, More, Page, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { Item, outputsOf } from "../items.js";
 import { useEvents, waited } from "../run_events.js";
-import { attempt, go, href, useLoaded, useRedraw, useWatched } from "../state.js";
+import { attempt, go, href, useList, useLoaded, useRedraw, useWatched } from "../state.js";
 import { Timeline } from "../timeline.js";
 import { answer, hasEnded, pendingOf } from "../turns.js";
 
@@ -20,7 +20,7 @@ export function Run({ id }) {
   const loaded = useLoaded(() => get(`v1/responses/${id}`), [id, owner], 0);
   const stored = loaded.value;
   const events = useEvents(stored, after, `${turn} ${owner}`, loaded.reload);
-  const input = useLoaded(async () => (await get(`v1/responses/${id}/input_items`, { order: "asc", limit: 100 })).data, [id, owner]);
+  const input = useList((most) => list(`v1/responses/${id}/input_items`, { order: "asc" }, most), [id, owner]);
   const seen = events.state.response;
   const response = seen && !hasEnded(stored ?? {}) ? { ...stored, ...seen, status: events.state.status, output: events.state.items.filter(Boolean) } : stored;
   const pending = useMemo(() => (response && !hasEnded(response) ? pendingOf(response.output) : new Set()), [response?.status, response?.output.length, events.rows.length]);
@@ -63,7 +63,7 @@ export function Run({ id }) {
             ? html`<p class="notice">A fork was not run, so it has no events of its own.</p>`
             : html`<${Timeline} id=${id} events=${events} replay=${replay} fork=${(seq) => fork({ starting_after: seq })} after=${after} running=${running} />`)}
           ${tab === "items" && html`<${Items} items=${response.output} pending=${pending} tools=${response.tools} busy=${running} answer=${(outputs) => attempt(() => answer(id, outputs))} fork=${(item) => fork({ after: item.id })} />`}
-          ${tab === "input" && html`<${Loaded} of=${input}>${(items) => html`<${Items} items=${items} />`}<//>`}
+          ${tab === "input" && html`<${Loaded} of=${input}>${({ data }) => html`<${Items} items=${data} /><${More} of=${input} />`}<//>`}
           ${tab === "usage" && html`<${Used} usage=${response.forked_from ? null : response.usage} />`}
           ${tab === "raw" && html`<${Json} value=${response} label="the response" />`}
         </div>

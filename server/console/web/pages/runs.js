@@ -1,11 +1,11 @@
 // Runs: the responses of a key's owner, by their state, as they change.
 
 import { html, useEffect, useState } from "../vendor/standalone.module.js";
-import { get, key } from "../api.js";
-import { Ago, Button, Empty, Id, Loaded, Page, State, isNarrow, number, seconds } from "../elements.js";
+import { get, key, list } from "../api.js";
+import { Ago, Empty, Id, Loaded, More, Page, State, isNarrow, number, seconds } from "../elements.js";
 import { textOf } from "../fold.js";
 import { brief, nameOf } from "../items.js";
-import { href, replace, useLoaded, useWatched, route } from "../state.js";
+import { href, replace, useList, useWatched, route } from "../state.js";
 
 const STATUSES = ["", "in_progress", "queued", "waiting", "completed", "incomplete", "failed", "cancelled"];
 const EVERY_MS = 2000;
@@ -15,20 +15,11 @@ export function Runs() {
   const owner = useWatched(key);
   const { query } = useWatched(route);
   const status = STATUSES.includes(query.get("status")) ? query.get("status") : "";
-  const [most, setMost] = useState(PAGE);
-  useEffect(() => setMost(PAGE), [status]);
-  const load = async () => {
-    const page = await get("v1/responses", { status, limit: Math.min(most, 100) });
-    const data = [...page.data];
-    let more = page.has_more;
-    while (more && data.length < most) {
-      const next = await get("v1/responses", { status, limit: 100, after: data[data.length - 1].id });
-      data.push(...next.data);
-      more = next.has_more;
-    }
-    return { data, more };
+  const load = async (most, before) => {
+    const found = before && onTop(await get("v1/responses", { status, limit: PAGE }), before, most);
+    return found ?? list("v1/responses", { status }, most);
   };
-  const loaded = useLoaded(load, [status, most, owner], EVERY_MS);
+  const loaded = useList(load, [status, owner], EVERY_MS, PAGE);
   return html`<${Page} title="Runs" note="Every response that is kept, the newest first.">
     <div class="filters" role="group" aria-label="State">
       ${STATUSES.map((each) => html`<button type="button" class="filter" aria-pressed=${each === status} onClick=${() => replace("runs", null, each ? { status: each } : {})}>
@@ -36,13 +27,21 @@ export function Runs() {
       </button>`)}
     </div>
     <${Loaded} of=${loaded}>
-      ${({ data, more }) => (data.length
-        ? html`<${List} data=${data} />
-            ${more && html`<div class="centre">
-              <${Button} kind="quiet" onClick=${() => setMost(most + 70)}>Show more<//></div>`}`
+      ${({ data }) => (data.length
+        ? html`<${List} data=${data} /><${More} of=${loaded} />`
         : html`<${Empty} icon="runs" title="No runs here">Responses that are made in the chat or by any client of this key appear here.<//>`)}
     <//>
   <//>`;
+}
+
+/** The newest rows of a list before those that were behind them, `most` at most; null where the two do not meet. */
+function onTop(newest, before, most) {
+  if (!newest.has_more) return newest;
+  const at = before.data.findIndex(({ id }) => id === newest.last_id);
+  if (at < 0) return null;
+  const behind = before.data.slice(at + 1);
+  const data = [...newest.data, ...behind];
+  return { data: data.slice(0, most), has_more: before.has_more || !behind.length || data.length > most };
 }
 
 /** What a response came to, in one line. */

@@ -1,12 +1,14 @@
 // Vector stores: what is in them, and a search of one.
 
 import { html, useState } from "../vendor/standalone.module.js";
-import { get, key, post, remove } from "../api.js";
-import { Ago, Icon, Id, Loaded, Page, State, Sure, number, size } from "../elements.js";
+import { get, key, list, post, remove } from "../api.js";
+import { Ago, Icon, Id, Loaded, More, Page, State, Sure, number, size } from "../elements.js";
 import { NamedList } from "../named_list.js";
-import { attempt, go, useLoaded, useWatched } from "../state.js";
+import { attempt, go, useList, useLoaded, useWatched } from "../state.js";
 
 const EVERY_MS = 4000;
+const KNOWN = 500; // files whose names are asked for at once, and that can be added
+const MORE = "more";
 
 const LIST = {
   page: "stores",
@@ -28,16 +30,17 @@ export function Stores({ id }) {
 function Store({ id }) {
   const owner = useWatched(key);
   const store = useLoaded(() => get(`v1/vector_stores/${id}`), [id, owner], EVERY_MS);
-  const files = useLoaded(async () => (await get(`v1/vector_stores/${id}/files`, { limit: 100 })).data, [id, owner], EVERY_MS);
-  const known = useLoaded(async () => (await get("v1/files", { limit: 500, order: "desc" })).data, [owner]);
+  const files = useList((most) => list(`v1/vector_stores/${id}/files`, {}, most), [id, owner], EVERY_MS);
+  const known = useList((most) => list("v1/files", { order: "desc" }, most), [owner], 0, KNOWN);
   const [hits, setHits] = useState(null);
   const [busy, setBusy] = useState(false);
-  const names = Object.fromEntries((known.value ?? []).map((file) => [file.id, file.filename]));
-  const there = new Set((files.value ?? []).map((file) => file.id));
+  const names = Object.fromEntries((known.value?.data ?? []).map((file) => [file.id, file.filename]));
+  const there = new Set((files.value?.data ?? []).map((file) => file.id));
   const add = async (event) => {
     const chosen = event.target.value;
     event.target.value = "";
-    if (chosen && (await attempt(() => post(`v1/vector_stores/${id}/files`, { file_id: chosen })))) files.reload();
+    if (chosen === MORE) known.more();
+    else if (chosen && (await attempt(() => post(`v1/vector_stores/${id}/files`, { file_id: chosen })))) files.reload();
   };
   const take = async (file) => {
     if (await attempt(() => remove(`v1/vector_stores/${id}/files/${file.id}`))) files.reload();
@@ -76,15 +79,16 @@ function Store({ id }) {
     </section>`}
     <div class="section-head"><h2>Files</h2>
       <label><span class="out-of-sight">Add a file</span><select onChange=${add}><option value="">Add a file…</option>
-        ${(known.value ?? []).filter((file) => !there.has(file.id)).map((file) => html`<option value=${file.id}>${file.filename}</option>`)}
+        ${(known.value?.data ?? []).filter((file) => !there.has(file.id)).map((file) => html`<option value=${file.id}>${file.filename}</option>`)}
+        ${known.value?.has_more && html`<option value=${MORE}>Have older files listed…</option>`}
       </select></label></div>
     <${Loaded} of=${files}>
-      ${(found) => (found.length
+      ${({ data }) => (data.length
         ? html`<div class="table-frame"><table class="list">
             <thead><tr><th scope="col">Name</th><th scope="col">State</th>
               <th scope="col" class="figure hide-narrow">Size</th><th scope="col" class="figure hide-narrow">Added</th>
               <th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
-            <tbody>${found.map((file) => html`<tr key=${file.id}>
+            <tbody>${data.map((file) => html`<tr key=${file.id}>
               <td class="main">
                 <span class="clip">${names[file.id] ?? file.id}</span>${file.last_error && html`<small class="bad-text">${file.last_error.message}</small>`}</td>
               <td><${State} name=${file.status} /></td>
@@ -94,7 +98,7 @@ function Store({ id }) {
                 <${Sure} icon="trash" label="Take out of the store" yes="Take out" question="The file leaves this store, and stays among the files." onYes=${() => take(file)} />
                 </td>
             </tr>`)}</tbody>
-          </table></div>`
+          </table></div><${More} of=${files} />`
         : html`<p class="faint">No files are in it yet. Upload them under <a href="#/files">Files</a>, and add them here.</p>`)}
     <//>
   <//>`;

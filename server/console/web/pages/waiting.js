@@ -1,23 +1,25 @@
 // Waiting: calls and approvals that need somebody, with a form for each answer.
 
 import { html, useState } from "../vendor/standalone.module.js";
-import { get, key } from "../api.js";
+import { key, list } from "../api.js";
 import { Answer, Approval, Arguments } from "../answers.js";
-import { Ago, Empty, Icon, Loaded, Page, State } from "../elements.js";
+import { Ago, Empty, Icon, Loaded, More, Page, State } from "../elements.js";
 import { nameOf, outputsOf } from "../items.js";
-import { attempt, href, useLoaded, useWatched } from "../state.js";
+import { attempt, href, useList, useWatched } from "../state.js";
 import { answer, pendingOf } from "../turns.js";
 
 const EVERY_MS = 2000;
+const PAGE = 30;
 
 export function Waiting() {
   const owner = useWatched(key);
-  const load = async () => (await get("v1/responses", { status: "waiting", limit: 100, order: "asc" })).data;
-  const loaded = useLoaded(load, [owner], EVERY_MS);
+  const load = (most) => list("v1/responses", { status: "waiting", order: "asc" }, most);
+  const loaded = useList(load, [owner], EVERY_MS, PAGE);
   return html`<${Page} title="Waiting" note="Answers that need somebody: the output of a tool, or a yes or no. They wait without a connection, also over a restart.">
     <${Loaded} of=${loaded}>
-      ${(found) => (found.length
-        ? html`<ul class="cards" aria-label="What waits">${found.map((each) => html`<${Waits} key=${each.id} response=${each} reload=${loaded.reload} />`)}</ul>`
+      ${({ data }) => (data.length
+        ? html`<ul class="cards" aria-label="What waits">${data.map((each) => html`<${Waits} key=${each.id} response=${each} reload=${loaded.reload} />`)}</ul>
+            <${More} of=${loaded} />`
         : html`<${Empty} icon="check" title="Nothing waits">When a model asks for the output of a tool that is yours, or for leave to use one, it stands here until it is answered.<//>`)}
     <//>
   <//>`;
