@@ -100,7 +100,7 @@ class ReaderParams:
     tools: tuple[ToolShape, ...] = ()  # those tools: layouts without types or tags are read by them
     max_calls: int | None = None  # end the generation after this many calls
     starts_in: Start = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
-    shaped: bool = False  # text, once begun, is a shape: no call may follow, whatever it spells
+    shaped: bool = False  # text, once begun, is a shape: no call or message may follow, whatever it spells
     special_tokens: bool = False  # everything is text, and special tokens are written out in it
 
 

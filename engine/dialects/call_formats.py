@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from engine.dialects.spec import CallMarks, ParameterMarks
 
-# A function's name as models write it without quotes.
-NAME = r"""([^\s<>{}()\[\]"'`|｜:,=]+)"""
+# A function's name as models write it without quotes. Repetitions in these regexes are possessive: whatever a
+# model writes, no match goes back and tries again.
+NAME = r"""([^\s<>{}()\[\]"'`|｜:,=]++)"""
 
 HERMES = CallMarks(open="<tool_call>", close="</tool_call>", before_name='\n{"name": ', end="}\n")
 LLAMA_JSON = CallMarks(
@@ -40,7 +41,7 @@ MISTRAL_NAMED = CallMarks(
     before_arguments="[ARGS]",
     end="",
     quoted=False,
-    header=rf"\s*{NAME}\s*(?:\[CALL_ID\][^\[{{]*)?(?:\[ARGS\])?\s*",
+    header=rf"\s*+{NAME}\s*+(?:\[CALL_ID\][^\[{{]*+)?(?:\[ARGS\])?\s*+",
     inner=("[CALL_ID]", "[ARGS]"),
 )
 PYTHONIC = CallMarks(
@@ -84,7 +85,8 @@ DEEPSEEK = CallMarks(
     before_arguments="\n```json\n",
     end="\n```<｜tool▁call▁end｜>",
     quoted=False,
-    header=rf"\s*(?:function\s*<｜tool▁sep｜>)?\s*{NAME}\s*(?:<｜tool▁sep｜>)?\s*(?:(?:```)?json|```)?\s*(?:```\s*)?",
+    header=rf"\s*+(?:function\s*+<｜tool▁sep｜>)?\s*+{NAME}\s*+(?:<｜tool▁sep｜>)?"
+    r"\s*+(?:(?:```)?json|```)?\s*+(?:```\s*+)?",
     inner=("<｜tool▁sep｜>",),
 )
 DEEPSEEK_BARE = replace(
@@ -160,7 +162,7 @@ KIMI = CallMarks(
     before_arguments=":0<|tool_call_argument_begin|>",
     end="<|tool_call_end|>",
     quoted=False,
-    header=rf"\s*(?:functions\.)?{NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
-    alias=r"(?:functions[._]?)?(.+?)[:_]?\d+",
+    header=rf"\s*+(?:functions\.)?{NAME}(?::\d++)?\s*+<\|tool_call_argument_begin\|>\s*+",
+    alias=r"(?:functions[._]?)?(.+?)[:_]?\d++",
     inner=("<|tool_call_argument_begin|>",),
 )

@@ -76,7 +76,7 @@ DIALECTS: tuple[Dialect, ...] = (
                 close="</function>",
                 kind="named",
                 each_open="<function=",
-                header=rf'\s*"?{NAME}"?\s*>\s*',
+                header=rf'\s*+"?{NAME}"?\s*+>\s*+',
                 quoted=False,
             ),
         ),

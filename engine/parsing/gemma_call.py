@@ -68,7 +68,7 @@ class KeyedScanner:
     def _read_name(self, text: str, at: int) -> int:
         found = [end for mark in ("{", *self._ends) if (end := text.find(mark, at)) >= 0]
         end = min(found, default=len(text))
-        match = _HEADER.fullmatch(text, at, end) if found else None
+        match = _HEADER.fullmatch(text, at, end) if found and end - at <= MAX_HEADER else None
         if end - at > MAX_HEADER or (found and match is None):
             self.status = "bad"
         elif match is not None:
@@ -244,7 +244,7 @@ def reads_key(key: str) -> bool:
 
 
 # Models put a namespace in front of names.
-_HEADER = re.compile(rf"\s*(?:call\s*:\s*)?(?:[\w.-]+:)*{NAME}\s*")
+_HEADER = re.compile(rf"\s*+(?:call\s*+:\s*+)?(?:[\w.-]++:)*{NAME}\s*+")
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'<>|]+")
 _AFTER_KEY = re.compile(r"[\s:,{}\[\]\"'<>|]")
 _SCALAR = re.compile(r"[^\s:,{}\[\]\"'<>|]")

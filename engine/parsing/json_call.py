@@ -374,7 +374,7 @@ class NamedScanner:
         found = [at for mark in ("{", *self._ends) if (at := text.find(mark)) >= 0]
         at = min(found, default=-1)
         header = text[: at if at >= 0 else len(text)]
-        match = self._header.fullmatch(header) if at >= 0 else None
+        match = self._header.fullmatch(header) if 0 <= at <= MAX_HEADER else None
         if len(header) > MAX_HEADER or (at >= 0 and match is None):
             self.status = "bad"
         elif match is not None:

@@ -46,7 +46,8 @@ class Parser:
     ) -> None:
         """`calls`: call markup means calls, else it is text. `max_calls`: end after this many. `tools`: what
         was offered, for values that need their type and for calls without a tag. `shaped`: a text, once
-        begun, holds no calls. `include_stop`: a stop string is part of the text that it ends."""
+        begun, goes on to the end: what it spells is neither a call nor another message. `include_stop`: a
+        stop string is part of the text that it ends."""
         self._reasoning = dialect.reasoning
         self._channels = dialect.channels
         self._shapes = Shapes(tools)
@@ -343,7 +344,7 @@ class Parser:
             leads = (opening.lead[start:] for start in range(len(opening.lead) + 1))
             if opening.anywhere and not self._shaped:
                 marks += [Mark(lead + opening.string, opening, lead=len(lead)) for lead in leads]
-        if (turns := self._channels) is not None:
+        if (turns := self._channels) is not None and not self._shaped:
             marks += [Mark(tag, "turn") for tag in (turns.start, turns.channel, turns.message, *turns.ends)]
         if self._answer_close:
             marks += [Mark(lead + self._answer_close, "answer", lead=len(lead)) for lead in ("", "\n")]

@@ -49,11 +49,16 @@ class PythonScanner:
             if match is None or match.end() == len(text) or match.end() > MAX_HEADER:
                 self.status = "more" if len(text) <= MAX_HEADER and _MAY_BE.fullmatch(text) else "bad"
                 return 0
-            if self._loose and match[1] not in self._shapes.names and not _EVIDENCE.match(text, match.end()):
-                self.status = "more" if _MAY_COME.fullmatch(text, match.end()) else "bad"
-                return 0
-            self.name = match[1]
             at = match.end()
+            if self._loose and match[1] not in self._shapes.names:
+                found = _EVIDENCE.match(text, at)
+                if (found.end() if found else len(text)) - at > MAX_HEADER:
+                    self.status = "bad"
+                elif found is None:
+                    self.status = "more" if _MAY_COME.fullmatch(text, at) else "bad"
+                if found is None or self.status == "bad":
+                    return 0
+            self.name = match[1]
         used = -1
         while used != at and at < len(text) and self.status == "more":
             used = at
@@ -65,10 +70,12 @@ class PythonScanner:
     def _read_argument(self, text: str, at: int) -> int:
         """The front of an argument, which tells how it is read."""
         match = _STRING.match(text, at)
+        # A front is matched anew with every piece of it, so one that is long is not waited for.
+        too_long = (match.end() if match else len(text)) - at > MAX_HEADER
+        if too_long or (match is None and _MAY_BE_STRING.fullmatch(text, at) is None):
+            self._expects = "source"
+            return self._read_source(text, at)
         if match is None:
-            if _MAY_BE_STRING.fullmatch(text, at) is None:
-                self._expects = "source"
-                return self._read_source(text, at)
             return at
         self._begin(match[1])
         self._arguments.append('"')
@@ -174,7 +181,7 @@ def reads_key(key: str) -> bool:
 _HEADER = re.compile(
     r"\s*(?:print\s*\(\s*)?(?:default_api\.)?(?!print\b)([A-Za-z_][\w.\-]*?)(?:\.call)?\s*\("
 )
-_MAY_BE = re.compile(r"\s*(?:[A-Za-z_][\w.\-]*\s*\(?\s*)?(?:[A-Za-z_][\w.\-]*\s*\(?)?")
+_MAY_BE = re.compile(r"\s*+(?:[A-Za-z_][\w.\-]*+\s*+\(?\s*+)?(?:[A-Za-z_][\w.\-]*+\s*+\(?)?")
 _EVIDENCE = re.compile(r"\s*(?:\)|[A-Za-z_]\w*\s*=[^=])")
 _MAY_COME = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=?)?")
 _STRING = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(['\"])(?!\2)(?=[\s\S])")

@@ -44,6 +44,7 @@ class TaggedScanner:
         self._streams = False  # the value is a string, whatever it reads
         self._may_be_json = False
         self._reads: Literal["text", "json", "string"] = "text"  # in JSON's strings tags are text
+        self._seen = 0  # characters behind a tag in a string that has not ended
         self._begun = False  # the line break in front of the value is dealt with
 
     def take_arguments(self) -> str:
@@ -68,14 +69,17 @@ class TaggedScanner:
 
     def _read_name(self, text: str, at: int) -> int:
         found = first_of(text, (">",) if self._own_tag else (self._tags.open, *self._ends), at)
-        header = text[at : found[0] if found else len(text)]
-        name = (_NAME_IN_TAG if self._own_tag else _NAME).fullmatch(header)
-        if len(header) > MAX_HEADER or (found is not None and name is None):
+        end = found[0] if found else len(text)
+        if end - at > MAX_HEADER:
             self.status = "bad"
-        elif found is not None and name is not None:
-            self.name, self._expects = name[1], "argument"
-            return found[0] + self._own_tag
-        return at
+        if found is None or self.status == "bad":
+            return at
+        name = (_NAME_IN_TAG if self._own_tag else _NAME).fullmatch(text, at, end)
+        if name is None:
+            self.status = "bad"
+            return at
+        self.name, self._expects = name[1], "argument"
+        return end + self._own_tag
 
     def _read_argument(self, text: str, at: int) -> int:
         """The next argument's opening, or the end; whatever else stands there is skipped, but makes no call
@@ -103,9 +107,10 @@ class TaggedScanner:
             self.status = "bad"
         if found is None or self.status == "bad":
             return at
-        match = _KEY.fullmatch(text, at, end)
-        self._key = match[1] if match else text[at:end].strip()
-        kinds = [kind.strip() in text[at:end] for kind in self._tags.kinds or ()]
+        said = text[at:end].strip()
+        match = _KEY.fullmatch(said)
+        self._key = match[1] if match else said
+        kinds = [kind.strip() in said for kind in self._tags.kinds or ()]
         self._is_text = kinds[0] if any(kinds) else None
         self._expects = "opening" if self._tags.value_open else "value"
         self._begin_value()
@@ -165,20 +170,22 @@ class TaggedScanner:
         ends = self._value_ends
         while self._reads != "text":
             if self._reads == "json":
-                quote, end = text.find('"', at), first_of(text, ends, at)
-                if quote < 0 or (end is not None and end[0] < quote):
+                quote, tag = text.find('"', at), first_of(text, ends, at)
+                if quote < 0 or (tag is not None and tag[0] < quote):
                     break
                 at, self._reads = quote + 1, "string"
-            match = _IN_STRING.match(text, at)
+            match = _IN_STRING.match(text, at + self._seen)
             assert match is not None
-            after = text[match.end() :]
-            if after.startswith('"'):
-                at, self._reads = match.end() + 1, "json"
-            elif after not in ("", "\\"):
-                self._reads = "text"
-            else:  # a tag, or the beginning of one, may yet end the value
-                end = first_of(text[: match.end()], ends, at)
-                return end[0] if end is not None else partial(text[: match.end()], ends, at)
+            end, after = match.end(), text[match.end() : match.end() + 2]
+            if after not in ("", "\\"):
+                at, self._reads = (end + 1, "json") if after[0] == '"' else (at, "text")
+                self._seen = 0
+                continue
+            # A tag, or the beginning of one, may yet end the value. What stands behind a tag is held for as
+            # long as the string, and not walked through again with every piece.
+            tag = (at, "") if self._seen else first_of(text[:end], ends, at)
+            self._seen = end - tag[0] if tag else 0
+            return tag[0] if tag else partial(text[:end], ends, at)
         return at
 
     def _begin_value(self) -> None:
@@ -241,13 +248,13 @@ def reads_name(name: str, *, in_tag: bool) -> bool:
 
 def reads_key(key: str) -> bool:
     """Whether an argument of this name can be given."""
-    match = _KEY.fullmatch(key)
+    match = _KEY.fullmatch(key.strip())
     return match is not None and match[1] == key and len(key) < MAX_HEADER // 2
 
 
 # What stands in a string of JSON, of which a line break is no part, up to its end or the text's.
-_IN_STRING = re.compile(r'(?:[^"\\\n]|\\[^\n])*')
-_NAME = re.compile(r"""\s*([^\s<>{}\[\]"']+)\s*""")
-# Models add attributes that nobody asked for.
-_NAME_IN_TAG = re.compile(r"""\s*["']?([^\s<>"']+)["']?[^<>]*""")
-_KEY = re.compile(r"""\s*["']?([^"'<>]+?)["']?(?:\s+\w+=[^>]*)?\s*""")
+_IN_STRING = re.compile(r'(?:[^"\\\n]++|\\[^\n])*+')
+_NAME = re.compile(r"""\s*+([^\s<>{}\[\]"']++)\s*+""")
+# Models add attributes that nobody asked for. Repetitions are possessive: no match may go back and try again.
+_NAME_IN_TAG = re.compile(r"""\s*+["']?([^\s<>"']++)["']?[^<>]*+""")
+_KEY = re.compile(r"""["']?([^"'<>]+?)["']?(?:\s++\w++=[^>]*+)?""")  # without white space around it

@@ -47,11 +47,11 @@ _PART = re.compile(
     r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>(?:\\[pP]\{|\[).*)|\\.|\{\d++,?+\d*+\}|.",
     re.DOTALL,
 )
-# A comment or white space; a string; a regex; the name that a rule begins with; another; anything else.
+# A comment or white space; a string; a regex; the name that a rule begins with; another; anything else. With
+# a string or regex that is not closed that is the rest of the line, lest each quote has it looked through.
 _TOKEN = re.compile(
-    r'(?P<skip>//[^\n]*|#[^\n]*|\s+)|(?P<text>"(?:\\.|[^"\\\n])*"i?)|/(?P<regex>(?:\\.|[^/\\\n])+)/[a-z]*'
-    r"|[?!]?(?P<head>[A-Za-z_][\w-]*)\s*(?:::=|:)|(?P<name>[A-Za-z_][\w-]*)|(?P<mark>.)",
-    re.DOTALL,
+    r'(?P<skip>//.*|#.*|\s+)|(?P<text>"(?:\\.|[^"\\\n])*+"i?)|/(?P<regex>(?:\\.|[^/\\\n])++)/[a-z]*'
+    r"""|[?!]?(?P<head>[A-Za-z_][\w-]*+)\s*+(?:::=|:)|(?P<name>[A-Za-z_][\w-]*+)|(?P<mark>["/].*|.)"""
 )
 
 _Token = tuple[str, str]

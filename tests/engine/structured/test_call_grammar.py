@@ -403,6 +403,20 @@ def test_names_that_python_cannot_call() -> None:
             grammars(row, "bytes").compile(Constraint((ToolShape(name, "{}"),)), ReaderParams())
 
 
+@pytest.mark.parametrize("row", DIALECTS, ids=names)
+def test_an_answer_of_a_shape_may_spell_any_tag(row: Dialect) -> None:
+    reader = ReaderParams(calls=True, shaped=True)
+    shape = Shape("json", '{"type": "object", "properties": {"a": {"type": "string"}}}')
+    text = json.dumps({"a": f"so: {' x '.join(sorted(row.tags))}"}, ensure_ascii=False)
+    head = "" if row.channels is None else f"{row.channels.channel}final{row.channels.message}"
+    state = grammars(row, "bytes").compile(Constraint(answer=shape), reader).matcher(10**6)
+    ids = [*tokenizer("bytes").encode(head), *text.encode()]
+    for token_id in ids:
+        assert state.allows(token_id)
+        state.advance(token_id)
+    assert calls_of(read(row, "bytes", ids, reader)) == ([], text)
+
+
 def test_schemas_that_refer_to_each_other() -> None:
     schema = {
         "$ref": "#/$defs/root",

@@ -79,6 +79,14 @@ def test_a_regex_is_looked_through_once(part: str) -> None:
         assert time.thread_time() - began < 0.1
 
 
+@pytest.mark.parametrize("part", ['"\\', "/\\"])
+def test_a_grammar_is_looked_through_once(part: str) -> None:
+    grammar = "start: " + part * ((MAX_SOURCE - 7) // len(part))
+    began = time.thread_time()
+    assert not is_brief(Shape("lark", grammar))
+    assert time.thread_time() - began < 0.03
+
+
 @pytest.mark.parametrize(
     ("fields", "start"),
     [
