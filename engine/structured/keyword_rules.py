@@ -6,6 +6,7 @@ semantics are those of JSON Schema 2020-12, and of drafts 4 to 7 where these dif
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, permutations
 from math import comb, perm
@@ -22,6 +23,7 @@ from engine.structured.schema_algebra import (
     opposite,
     refused,
     resolved,
+    told,
     values,
 )
 from engine.types import ConstraintError
@@ -85,7 +87,8 @@ def _one_of(schema: Schema, place: Place) -> bool:
         raise refuse("oneOf", place, "it has too many schemas")
     listed = [own for branch in branches if (own := values(branch)) is not None and branch.keys() <= _LISTED]
     if len(listed) == len(branches):
-        once = [each for own in listed for each in own if sum(each in other for other in listed) == 1]
+        fitting = Counter(text for own in listed for text in set(map(told, own)))
+        once = [each for own in listed for each in own if fitting[told(each)] == 1]
         _also(schema, {"enum": once})
         return bool(once)
     exclusive = []
@@ -133,7 +136,9 @@ def _unique(schema: Schema, place: Place) -> bool:
     if schema.pop("uniqueItems") is not True or (isinstance(most, int) and most < 2):
         return True
     if (listed := values(schema)) is not None:
-        schema["enum"] = [each for each in listed if not isinstance(each, list) or _distinct(each) == each]
+        schema["enum"] = [
+            each for each in listed if not isinstance(each, list) or len(_distinct(each)) == len(each)
+        ]
         schema.pop("const", None)
         return bool(schema["enum"])
     items = resolved(schema.get("items"), place.root)
@@ -155,7 +160,10 @@ def _unique(schema: Schema, place: Place) -> bool:
 
 
 def _distinct(listed: list[Any]) -> list[Any]:
-    return [each for index, each in enumerate(listed) if each not in listed[:index]]
+    found: dict[str, Any] = {}
+    for each in listed:
+        found.setdefault(told(each), each)
+    return list(found.values())
 
 
 def _contains(schema: Schema, place: Place) -> bool:

@@ -93,7 +93,7 @@ def unheeded(schema: Any) -> list[Unheeded]:
                 members, target = followed(value, schema)
                 led_through.update(members)
                 todo += target
-            todo += _schemas(keyword, value, here)
+            todo += schemas(keyword, value, here)
     told = ((way, known) for member, (way, known) in found.items() if member not in led_through)
     return [Unheeded(_path(way), known) for way, known in islice(told, MAX_UNHEEDED)]
 
@@ -106,8 +106,8 @@ def _path(way: Way) -> tuple[str | int, ...]:
     return tuple(reversed(steps))
 
 
-def _schemas(keyword: str, value: Any, way: Way) -> Iterator[tuple[Any, Way]]:
-    """The schemas that a keyword holds, and where."""
+def schemas(keyword: str, value: Any, way: Way) -> Iterator[tuple[Any, Way]]:
+    """The schemas that a keyword holds, and where; `way` leads to the keyword's value."""
     if keyword in NAMED and isinstance(value, dict):
         yield from ((each, (way, name)) for name, each in value.items())
     elif (keyword in LISTS or keyword == "items") and isinstance(value, list):

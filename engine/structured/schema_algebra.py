@@ -5,6 +5,7 @@ Answers are certain, or "unknown".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,19 @@ def values(schema: Any) -> list[Any] | None:
         case "integer" if isinstance(low, int) and isinstance(high, int) and high - low < MAX_VALUES:
             return [each for each in range(low, high + 1) if _fits(each, schema)]
     return None
+
+
+def told(value: Any) -> str:
+    """A JSON value as text, the same for those that are equal to JSON Schema: 1 is 1.0, and not true."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _fits(value: int, schema: Schema) -> bool:
@@ -139,7 +153,8 @@ def refused(value: Any, schema: Schema) -> bool:
     if schema.get("type") == "integer" and isinstance(value, float) and not value.is_integer():
         return True
     listed = values(schema)
-    if listed is not None and value not in listed:
+    # Python's own equality costs less, and holds wherever that of JSON Schema does.
+    if listed is not None and (value not in listed or told(value) not in map(told, listed)):
         return True
     exact = {"minimum": value, "maximum": value} if isinstance(value, int | float) else {}
     if isinstance(value, str):
@@ -173,7 +188,8 @@ def opposite(schema: Any, beside: Schema) -> Any:
         unwanted, known = values(schema), values(beside)
         if known is None or unwanted is None:
             return None
-        return {"enum": left} if (left := [value for value in known if value not in unwanted]) else False
+        others = set(map(told, unwanted))
+        return {"enum": left} if (left := [value for value in known if told(value) not in others]) else False
     if keys == {"required"} and len(schema["required"]) == 1:
         return {"type": "object", "properties": {schema["required"][0]: False}}
     if keys <= {"properties", "required", "type"} and len(schema.get("properties", ())) == 1:

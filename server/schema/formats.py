@@ -54,12 +54,10 @@ def parse_format(value: Any, param: str, *, nested: bool = False) -> Format:
     `json_schema`), in the flat form. Raises ApiError 400."""
     mapping(value, param)
     if isinstance(value.get("type"), str) and value["type"] in _BARE_TAGS:
-        _name_unread_of_tags(value, param)
-        return {"type": "structural_tag", "format": dict(value)}
+        return {"type": "structural_tag", "format": dict(_tags(value, param))}
     kind = member(value, "type", _KIND, param)
     if kind == "structural_tag":
-        _name_unread_of_tags(value, param)
-        return dict(value)
+        return dict(_tags(value, param))
     if kind != "json_schema":
         unread(value, ("type",), param)
         return {"type": kind}
@@ -124,10 +122,14 @@ def _bounded(schema: Any, path: str) -> dict[str, Any]:
         written = orjson.dumps(found)
     except orjson.JSONEncodeError as error:
         refuse(path, f"Invalid '{path}': {error}.")
+    _limit(written, path)
+    return found
+
+
+def _limit(written: bytes, path: str) -> None:
     if (size := len(written)) > MAX_SCHEMA_BYTES:
         refuse(path, f"Invalid '{path}': {size} bytes of schema; at most {MAX_SCHEMA_BYTES} are taken.")
     limit_parts(written, path)
-    return found
 
 
 def asked_shape(body: Mapping[str, Any], form: Format | None, param: str) -> tuple[Shape | None, str]:
@@ -160,7 +162,7 @@ def _shape_of(form: Format, param: str) -> Shape | None:
     if kind == "json_schema":
         return Shape("json", closed_schema(form["schema"]))
     if kind == "structural_tag":
-        return _output("structural_tag", form, param)
+        return Shape("tags", json.dumps(form))
     return Shape("json", '{"type": "object"}') if kind == "json_object" else None
 
 
@@ -173,10 +175,7 @@ def _output(kind: str, value: Any, path: str) -> Shape:
         choices = array(text(1), 1, MAX_CHOICES)(value, path)
         return Shape("choice", json.dumps(choices))
     if kind == "structural_tag":
-        tags = _object(value, path)
-        if path.startswith("structured_outputs"):  # those of a format were looked through as it was read
-            _name_unread_of_tags(tags, path)
-        return Shape("tags", json.dumps(tags))
+        return Shape("tags", json.dumps(_tags(_object(value, path), path)))
     if kind == "json":
         schema = _bounded(_object(value, path), path)
         name_unheeded(schema, path, strict=False)
@@ -204,13 +203,14 @@ _BARE_TAGS = frozenset(_TAG_MEMBERS) - {None, "structural_tag", "json_schema"}
 """Formats of structural tags that a request may give as its own; a `json_schema` is the official one then."""
 
 
-def _name_unread_of_tags(tags: Mapping[str, Any], param: str) -> None:
-    """Name the members of a structural tag, and of all formats in it, that nothing reads."""
+def _tags(value: Any, param: str) -> dict[str, Any]:
+    """A structural tag within the bounds of a schema. Its members, and those of all formats in it, that
+    nothing reads are named."""
+    tags = _bounded(value, param)
     todo: list[tuple[Any, str]] = [(tags, param)]
     for form, path in todo:  # no recursion: a client says how deep it goes
         if isinstance(form, list):
-            todo += [(each, f"{path}[{index}]") for index, each in enumerate(form)]
-        if not isinstance(form, dict):
+            todo += [(each, f"{path}[{at}]") for at, each in enumerate(form) if isinstance(each, dict | list)]
             continue
         kind = form.get("type")
         if kind is None and ("format" in form or "structures" in form):
@@ -218,9 +218,11 @@ def _name_unread_of_tags(tags: Mapping[str, Any], param: str) -> None:
         if kind is None or isinstance(kind, str):
             # The engine refuses a kind that is not among these.
             unread(form, ("type", *_TAG_MEMBERS.get(kind, form)), path)
-        todo += [(form.get(name), f"{path}.{name}") for name in _NESTED]
+        nested = ((name, form.get(name)) for name in _NESTED)
+        todo += [(each, f"{path}.{name}") for name, each in nested if isinstance(each, dict | list)]
         for name in _TAG_SCHEMAS & form.keys() if kind in (None, "json_schema") else ():
             name_unheeded(form[name], f"{path}.{name}", strict=False)
+    return tags
 
 
 _TAG_SCHEMAS = frozenset({"schema", "json_schema"})
@@ -229,17 +231,18 @@ _NESTED = ("format", "content", "elements", "tags", "structures")
 
 def as_output(kind: str, source: str) -> dict[str, Any]:
     """A shape in the form of `structured_outputs`."""
-    if kind == "choice":
-        return {"choice": json.loads(source)}
-    return {{"lark": "grammar", "tags": "structural_tag"}.get(kind, kind): source}
+    name = {"lark": "grammar", "tags": "structural_tag"}.get(kind, kind)
+    return {name: json.loads(source) if kind in ("json", "tags", "choice") else source}
 
 
 def _object(value: Any, path: str) -> dict[str, Any]:
-    """An object, or its JSON text."""
+    """An object, or its JSON text, which is read as the same object in the body would be."""
     if isinstance(value, str):
+        written = value.encode(errors="surrogatepass")
+        _limit(written, path)  # the whole of it is parsed at once
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = orjson.loads(written)
+        except orjson.JSONDecodeError:
             refuse(path, f"Invalid '{path}': the text is not JSON.")
     found: dict[str, Any] = mapping(value, path)
     return found

@@ -43,7 +43,8 @@ MASKED = struct.Struct("<dH")
 """Of one row: seconds for its first mask, how many of its masks are right."""
 FORK, REAP = b"f", b"r"
 
-HEADER = 64  # bytes of shared memory in front of the masks: the matcher in work as a number of 64 bits
+HEADER = 64  # bytes of shared memory in front of the masks: `AT_WORK`
+AT_WORK = 2  # numbers of 64 bits: the matcher in work, and the grammar that is compiled meanwhile
 SHARED = 32 << 20  # bytes of shared memory for masks; a step has half, so that two can be under way
 NOBODY = -1
 TOKEN_S = 0.0005  # more time, for each token that a row has to catch up with
@@ -274,7 +275,7 @@ class _Keeper:
         self._channel = channel
         self._opening = socket.socket(fileno=handed[0])
         self._shared = mmap.mmap(handed[1], HEADER + SHARED)
-        self._at_work = np.frombuffer(self._shared, np.int64, 1)
+        self._at_work = np.frombuffer(self._shared, np.int64, AT_WORK)
         self._masks = np.frombuffer(self._shared, np.int32, offset=HEADER)
         self._seconds = seconds
         self._opened: dict[int, Grammar] = {}
@@ -353,11 +354,13 @@ class _Keeper:
             except (EOFError, OSError):
                 os._exit(0)
             error = ""
+            self._at_work[1] = opened.grammar
             try:
                 made = self._grammars.again(opened.source, opened.marked, opened.starts_in)
                 self._opened[opened.grammar] = made
             except BaseException as failure:
                 error = str(failure)[:500] or type(failure).__name__
+            self._at_work[1] = NOBODY
             with contextlib.suppress(OSError):
                 send(self._opening, error.encode())
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from engine.dialects import Dialect
 from engine.structured.isolation.child_process import (
+    AT_WORK,
     HEADER,
     MASKED,
     NOBODY,
@@ -299,15 +300,22 @@ class Constraints:
         """Remember why not."""
         with self._lock:
             self._refused[digest] = error
-            if (grammar := self._kept.pop(digest, None)) is not None:
-                self._size -= grammar.size
+            self._drop(digest)
             while len(self._refused) > REFUSED_COUNT:
                 self._refused.popitem(last=False)
 
+    def _drop(self, digest: bytes) -> None:
+        if (grammar := self._kept.pop(digest, None)) is not None:
+            self._size -= grammar.size
+
     def condemn(self, grammar: Grammar, cause: Cause) -> None:
-        """A grammar ended a process while it was stepped: nobody steps it again."""
+        """A grammar ended a process while it was stepped: nobody steps it again. The same constraint is tried
+        anew after "memory", which others may have taken, and else refused."""
         grammar.failure = f"following the grammar {_REASONS[cause]}"
-        if cause != "memory":  # that may have been others', too
+        if cause == "memory":
+            with self._lock:
+                self._drop(grammar.digest)
+        else:
             self._refuse(grammar.digest, ConstraintError(grammar.failure))
 
     # -- matchers --------------------------------------------------------------------------------------------
@@ -594,7 +602,9 @@ class Stepper:
 
     def _died(self, worker: _Kept, death: Died, moves: list[Move]) -> None:
         """Find out which grammar a process died of."""
-        culprit = int(worker.at_work[0])
+        culprit, opened = worker.at_work.tolist()
+        if death.cause == "memory" and opened != NOBODY:
+            culprit = NOBODY  # it may have been what was compiled beside the rows: these are tried once more
         self._lost(worker)
         for move in moves:
             if move.matcher.number == culprit and not move.done:
@@ -738,8 +748,8 @@ class _Kept:
         self._memory = mmap.mmap(process.shared, HEADER + SHARED)
         os.close(process.shared)
         process.shared = None
-        self.at_work = np.frombuffer(self._memory, np.int64, 1)
-        self.at_work[0] = NOBODY
+        self.at_work = np.frombuffer(self._memory, np.int64, AT_WORK)
+        self.at_work[:] = NOBODY
         self.masks = np.frombuffer(self._memory, np.int32, offset=HEADER)
         self.known: dict[int, int] = {}  # matchers, and how many of their tokens
         self.opened: set[int] = set()  # grammars

@@ -198,6 +198,14 @@ def test_random_schemas_validate() -> None:
         ({"oneOf": [{"type": "integer", "maximum": 3}, {"type": "integer", "minimum": 4}]}, "4", "true"),
         ({"oneOf": [{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 3}]}, '"ab"', "1"),
         ({"oneOf": [{"const": "ab"}, {"type": "string", "pattern": "^c"}]}, '"cd"', '"d"'),
+        # Python takes 1 for true.
+        ({"type": "array", "items": {"enum": [1, True, "a"]}, "uniqueItems": True}, "[1, true]", "[1, 1]"),
+        ({"type": "array", "items": {"enum": [0, False]}, "uniqueItems": True}, "[false, 0]", "[0, 0]"),
+        ({"enum": [[1, True], [1, 1.0]], "uniqueItems": True}, "[1, true]", "[1, 1.0]"),
+        ({"oneOf": [{"const": 1}, {"const": True}]}, "true", "2"),
+        ({"oneOf": [{"enum": [[1], 2]}, {"enum": [[True], 2.0]}]}, "[1]", "2"),
+        ({"oneOf": [{"const": 1}, {"enum": [True, "a"], "minLength": 1}]}, "1", "2"),
+        ({"enum": [0, 1, True], "not": {"const": True}}, "1", "true"),
     ],
 )  # fmt: skip
 def test_keywords_that_are_rewritten(schema: Any, good: str, bad: str) -> None:

@@ -91,6 +91,18 @@ def test_the_last_of_duplicate_keys_wins() -> None:
     assert parse_object(b'{"a": 1, "a": 2}', 8, 9) == {"a": 2}
 
 
+@pytest.mark.parametrize("escapes", [rb"\u005b\u002c", rb"\u005B\u002C", rb"\u007b[", rb"\u007B,"])
+def test_values_in_a_string_count_however_they_are_written(escapes: bytes) -> None:
+    """What is written there may be JSON, such as the arguments of a call, and be parsed later."""
+    raw = b'{"a": "%s"}' % (escapes * 5)
+    assert len(parse_object(raw, 8, 11)["a"]) == 10
+    with pytest.raises(ApiError) as refused:
+        parse_object(raw, 8, 10)
+    assert refused.value.message == "The request's body has more than 10 brackets and commas."
+    others = b'{"a": "%s"}' % (rb"\u00e9\u005d\u007d\u002d\n\"" * 5)
+    assert len(parse_object(others, 8, 1)["a"]) == 30
+
+
 @pytest.mark.parametrize(
     "value",
     [b'{"type":"function"}', b"[]", b"1", b'"x"', b"[[[]]]"],

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from engine import GenerateRequest, LocalEngine, Say, ScriptedEngine
 from engine.tiny import CHECKPOINT
+from server.errors import ApiError
 from server.items import InputReader
+from server.schema.formats import as_output, asked_shape, parse_format
 from tests.engine.structured.test_shapes import PATCH as PATCHES
 from tests.engine.structured.test_shapes import is_patch
 from tests.support import wire
@@ -319,6 +323,78 @@ async def test_a_structural_tag_as_a_format(client: httpx.AsyncClient) -> None:
     assert choice["message"]["content"] == "one <f>12</f> two"
     choice = await chat(client, "say one <f>x", response_format=form)
     assert re.fullmatch(r"one <f>\d+</f>[^<]*", choice["message"]["content"])
+
+
+def shape_of(**fields: Any) -> Any:
+    """The shape that fields of a body ask for."""
+    return asked_shape(fields, None, "text.format")
+
+
+def deep_tag(depth: int, width: int) -> Json:
+    """A structural tag of formats in each other, the innermost one with so many elements that are none."""
+    form: Any = {"type": "sequence", "elements": [0] * width}
+    for _ in range(depth):
+        form = {"type": "sequence", "elements": [form]}
+    return {"type": "structural_tag", "format": form}
+
+
+def bracketed(count: int) -> str:
+    """The text of a schema with so many arrays."""
+    return json.dumps({"enum": [[]] * (count - 1)})
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (bracketed(8_000), "8001 objects and arrays; at most 8000"),
+        (json.dumps({"const": "x" * (1 << 20)}), "bytes of schema; at most"),
+        (deep_tag(0, 600_000), "bytes of schema; at most"),
+        (deep_tag(200, 1), "Recursion limit reached"),
+        (json.dumps(deep_tag(200, 1)), "Recursion limit reached"),
+    ],
+    ids=["parts", "bytes", "bytes of an object", "levels of an object", "levels"],
+)
+def test_every_shape_is_bounded_as_a_schema_is(value: Any, told: str) -> None:
+    for field in ("json", "structural_tag"):
+        with pytest.raises(ApiError, match=told) as refused:
+            shape_of(structured_outputs={field: value})
+        assert (refused.value.status, refused.value.param) == (400, f"structured_outputs.{field}")
+    if isinstance(value, dict):
+        for form in (value, value["format"]):
+            with pytest.raises(ApiError, match=told):
+                parse_format(form, "text.format")
+
+
+def test_a_text_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: Any) -> Any:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr("server.schema.formats.orjson.loads", never)
+    monkeypatch.setattr("server.schema.formats.json.loads", never)
+    for field, value in (("json", bracketed(8_000)), ("structural_tag", " " * (1 << 20) + "{}")):
+        with pytest.raises(ApiError, match="at most"):
+            shape_of(structured_outputs={field: value})
+
+
+def test_a_wide_and_deep_tag_takes_little_memory() -> None:
+    """Its paths are long, and it has many elements."""
+    tag = json.dumps(deep_tag(120, 200_000))
+    tracemalloc.start()
+    try:
+        shape_of(structured_outputs={"structural_tag": tag})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20  # ten times less than the paths of all elements
+
+
+def test_a_text_says_what_its_object_would() -> None:
+    """Numbers among it, which the body's parser reads as it does."""
+    schema = '{"enum": [1, 1.0, 18446744073709551616, "é"]}'
+    for field in ("json", "structural_tag"):
+        shape, _ = shape_of(structured_outputs={field: orjson.loads(schema)})
+        assert shape_of(structured_outputs={field: schema})[0] == shape
+        assert shape_of(structured_outputs=as_output(shape.kind, shape.source))[0] == shape
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from engine import (
 )
 from engine.backends.scripted_tokens import scripted_tokenizer
 from engine.dialects.table import dialect_named
-from engine.structured.isolation.child_process import ANSWER, Load, Trial
+from engine.structured.isolation.child_process import ANSWER, NOBODY, Load, Trial
 from engine.structured.isolation.constraints import Constraints, Matcher, Turns
 from engine.structured.isolation.nursery import Died, Nursery
 from engine.tiny import CHECKPOINT
@@ -266,6 +266,36 @@ def test_no_answer_makes_a_worker_whose_end_would_be_everybodys(
         assert nursery.pid is None
     finally:
         nursery.close()
+
+
+def end_for_memory(constraints: Constraints, matcher: int, *, compiled: int = NOBODY) -> None:
+    """End the process that steps grammars as one ends that has no memory left, while these are in work."""
+    worker = constraints.fast._worker
+    assert worker is not None
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.at_work[:] = matcher, compiled
+
+
+async def test_a_grammar_whose_process_ran_out_of_memory_is_tried_anew(constraints: Constraints) -> None:
+    grammar = await constraints.compile(shaped({"type": "null"}), PLAIN)
+    matcher = grammar.matcher(9)
+    await asyncio.to_thread(matcher.take, b"nu")
+    end_for_memory(constraints, matcher.number)
+    with pytest.raises(ConstraintError, match="takes too much memory"):
+        await asyncio.to_thread(matcher.take, b"l")
+    again = await constraints.compile(shaped({"type": "null"}), PLAIN)
+    assert bytes(await walk(again.matcher(9), 4, max)) == b"null"
+
+
+async def test_memory_that_a_grammar_may_have_taken_while_it_was_compiled_condemns_no_row(
+    constraints: Constraints,
+) -> None:
+    grammar = await constraints.compile(shaped({"type": "null"}), PLAIN)
+    matcher = grammar.matcher(9)
+    await asyncio.to_thread(matcher.take, b"nu")
+    end_for_memory(constraints, matcher.number, compiled=grammar.number + 1)
+    assert await asyncio.to_thread(matcher.take, b"ll") == 2 and matcher.stopped
+    assert await constraints.compile(shaped({"type": "null"}), PLAIN) is grammar
 
 
 async def test_who_serves_has_the_processes_before_a_request(constraints: Constraints) -> None:
