@@ -146,9 +146,12 @@ async def events(
     async with client.stream("POST", path, json=body) as reply:
         if reply.is_error:
             raise RuntimeError((await reply.aread()).decode())
-        async for line in reply.aiter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))
+        rest = b""
+        async for part in reply.aiter_bytes():
+            *lines, rest = (rest + part).split(b"\n")  # `aiter_lines` also splits at U+2028, within an event
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line.removeprefix(b"data: "))
 
 
 async def take_turns(url: str, agents: Sequence[Agent], count: int) -> tuple[list[Turn], float]:

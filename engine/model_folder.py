@@ -29,11 +29,11 @@ def find_folder(model: str | Path, *, weights: bool = True) -> Path:
     name = str(model)
     if shipped := shipped_folder(name):
         return shipped
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):
         return path.resolve()
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        what = "is a file" if path.is_file() else "is not a folder"
+    if os.path.exists(path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        what = "is a file" if os.path.isfile(path) else "is not a folder"
         raise LoadError(f"{name} {what}, nor a hub id of the form owner/name{_instead(path)}")
     from huggingface_hub import snapshot_download
 
@@ -43,14 +43,14 @@ def find_folder(model: str | Path, *, weights: bool = True) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # whatever the hub or the network raises becomes one line that says so
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        near = _instead(path) if path.parent.is_dir() else ""
+        near = _instead(path) if os.path.isdir(path.parent) else ""
         raise LoadError(f"cannot fetch {name} from the hub: {reason[0]}{near}") from error
 
 
 def _instead(path: Path) -> str:
     """What a message ends with that says that `path` is no model: which models lie there, or beside it."""
     whole = path.absolute()
-    where = next((folder for folder in (whole, *whole.parents) if folder.is_dir()), Path("/"))
+    where = next((folder for folder in (whole, *whole.parents) if os.path.isdir(folder)), Path("/"))
     models = _models_in(where)
     if not models:
         return ""

@@ -91,7 +91,10 @@ def _or_none(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _path(value: Any) -> Any:
-    return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
+    try:
+        return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
+    except RuntimeError:
+        raise ValueError(f"there is no home folder for the ~ of {str(value)!r}") from None
 
 
 def _named_paths(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,10 +173,25 @@ def _root_path(value: str) -> str:
     return path
 
 
-def _header_value(value: str) -> str:
+def header_value(value: str) -> str:
+    """The value, where a header can have it. Raises ValueError, which does not repeat it."""
     if not (value.isascii() and value.isprintable() and value == value.strip()):
         raise ValueError("a header's value is printable ASCII")
     return value
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header with a client's key; none without a key. Raises ValueError, which does not repeat the
+    key."""
+    try:
+        said = header_value((key or "").strip())  # a file of Windows leaves a CR at the key's end
+    except ValueError as exc:
+        raise ValueError(f"the API key cannot be sent: {exc}") from None
+    return {"authorization": f"Bearer {said}"} if said else {}
+
+
+def _header_secret(value: SecretStr) -> SecretStr:
+    return SecretStr(header_value(value.get_secret_value().strip()))
 
 
 def _sealing_keys(values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
@@ -210,7 +228,7 @@ def _absolute_database(url: str) -> str:
     path, question_mark, query = rest.partition("?")
     if not path or path == ":memory:" or path.startswith("file:"):
         return url  # names no file; storage refuses it
-    file = os.path.abspath(os.path.expanduser(path))
+    file = os.path.abspath(_path(path))
     return f"sqlite+aiosqlite:///{file}{question_mark}{query}"
 
 
@@ -220,7 +238,8 @@ NamesOrNone = Annotated[Names, AfterValidator(_or_none)]
 HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ...], BeforeValidator(_split)]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
-HeaderValue = Annotated[str, AfterValidator(_header_value)]
+HeaderValue = Annotated[str, AfterValidator(header_value)]
+HeaderSecret = Annotated[SecretStr, AfterValidator(_header_secret)]
 Tiers = Annotated[tuple[ServedTier, ...], BeforeValidator(_split)]
 LimitWords = Annotated[Names, AfterValidator(_limits)]
 EgressRules = Annotated[tuple[Annotated[str, AfterValidator(_egress_rule)], ...], BeforeValidator(_split)]
@@ -235,10 +254,13 @@ TlsFile = Annotated[File | None, AfterValidator(_beside_a_certificate)]
 
 
 def default_data() -> Path:
-    """Where this platform keeps an application's data."""
+    """Where this platform keeps an application's data; the path begins with ~ for a user without a home, who
+    has to name another."""
     if sys.platform == "darwin":
-        return Path("~/Library/Application Support/antiphon").expanduser()
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "antiphon"
+        above = "~/Library/Application Support"
+    else:
+        above = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(os.path.expanduser(above), "antiphon")
 
 
 _LOCAL = ("local",)
@@ -624,7 +646,7 @@ class Config(BaseModel):
     upstream_model: str | None = _setting(
         None, "the model's name there; default: the first that they list", engines=_UPSTREAM
     )
-    upstream_api_key: SecretStr | None = _setting(None, "key to send to them", engines=_UPSTREAM)
+    upstream_api_key: HeaderSecret | None = _setting(None, "key to send to them", engines=_UPSTREAM)
     upstream_timeout_s: Seconds = _setting(
         60.0,
         "an upstream that is silent for this long in an answer counts as down",
@@ -934,12 +956,13 @@ class Config(BaseModel):
         return chosen or not any(entry.use == "text" for entry in self.entries)
 
     def dumped(self) -> dict[str, Any]:
-        """What differs from the defaults and is no secret, as JSON values that `Config` takes back."""
+        """What differs from the defaults, or follows from other settings where it is not given, and is no
+        secret, as JSON values that `Config` takes back."""
         found = {}
-        for name in Config.model_fields:
+        for name, field in Config.model_fields.items():
             value = getattr(self, name)
             secret = name.endswith(("api_key", "sealing_key")) or name == "db" or name in NO_SETTINGS
-            if not secret and (name == "data" or value != getattr(_DEFAULTS, name)):
+            if not secret and value != field.default:
                 found[name] = [*value] if isinstance(value, tuple) else value
         return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 
@@ -1002,8 +1025,6 @@ class Config(BaseModel):
         given = {"trusted_proxy": self.trusted_proxy, "allowed_host": self.allowed_host}
         return next((name for name, value in given.items() if value and self.loopback), None)
 
-
-_DEFAULTS = Config()
 
 ENTRY_SETTINGS = frozenset(
     {
@@ -1160,7 +1181,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
             sources[name] = source[name]
 
     from_env = {row.name: env[row.env] for row in rows if env.get(row.env)}
-    data = _path(given.get("data") or from_env.get("data") or default_data())
+    data = _place("data", given.get("data") or from_env.get("data") or default_data())
     file = data / FILE_NAME
     text = _read_file(file)
     from_file = _parsed(file, text)
@@ -1181,7 +1202,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
         except ValueError as exc:
             place = _line(text, str(exc).partition(":")[0])
             raise ConfigError(f"{file}{place}: {exc}") from None
-    models, listed = _listed(_path(values.get("models")) or entries_beside(data), listed, file)
+    models, listed = _listed(_place("models", values.get("models")) or entries_beside(data), listed, file)
     values["entries"] = _entries(listed, models, env)
     try:
         config = Config(**values)
@@ -1201,13 +1222,21 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
     return Loaded(config, sources, sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known))
 
 
+def _place(name: str, value: Any) -> Any:
+    """The path in a setting that is needed before all are read. Raises ConfigError."""
+    try:
+        return _path(value)
+    except ValueError as exc:
+        raise ConfigError(f"{name}: {exc}") from None
+
+
 def _listed(models: Path | None, listed: Any, file: Path) -> tuple[Path, Any]:
     """The file that lists models, and its list: one of their own, or `file` with what stands in it."""
     if models is None:
         return file, listed
     if listed is not None:
         raise ConfigError(f"both {models} and [[{MODELS_TABLE}]] in {file} list models: keep one of them")
-    if not models.is_file():
+    if not os.path.isfile(models):  # which raises nothing where the folder may not be entered
         raise ConfigError(f"models: there is no file {models}")
     found = _parsed(models, text := _read_file(models))
     if (strangers := found.keys() - {MODELS_TABLE}) or not found:

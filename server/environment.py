@@ -79,7 +79,7 @@ def _database(config: Config) -> Iterator[Sequence[str]]:
     yield "url", without_secrets(config.db)
     if (file := config.db_file) is not None:
         yield "sqlite", sqlite3.sqlite_version
-        yield "file", f"{file.stat().st_size:,} bytes" if file.is_file() else "not there yet"
+        yield "file", f"{file.stat().st_size:,} bytes" if os.path.isfile(file) else "not there yet"
 
 
 def _settings(loaded: Loaded) -> Iterator[Sequence[str]]:

@@ -20,7 +20,7 @@ from server.bench.load import Load, Prompts
 from server.bench.measure import Case, Plan, Target, measure
 from server.bench.outside import APIS, Outside, ServerRefused, base_url, first_model
 from server.bench.report import Pace, as_json, compared, legend, pairs, plot, text
-from server.config import Config
+from server.config import Config, bearer
 from server.environment import without_secrets
 from server.masking import masked
 from server.progress import Progress
@@ -317,11 +317,15 @@ async def _serve(options: argparse.Namespace) -> int:
     clients: list[httpx.AsyncClient] = []
     try:
         for url, model, key, api in asked:
+            try:
+                headers = bearer(key)
+            except ValueError as error:
+                raise BenchError(str(error)) from None
             # A connection a request, as many as the load wants; their time is limited as a whole.
             clients.append(
                 httpx.AsyncClient(
                     base_url=base_url(url),
-                    headers={"authorization": f"Bearer {key}"} if key else {},
+                    headers=headers,
                     timeout=None,
                     limits=httpx.Limits(max_connections=None),
                     trust_env=False,

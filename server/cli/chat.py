@@ -20,6 +20,7 @@ from server.cli.connection import (
     server_client,
     trouble,
 )
+from server.cli.encodings import as_text
 from server.cli.exit_codes import FAILED, REFUSED
 from server.cli.resuming import pick
 from server.cli.session import Session, call_words
@@ -31,10 +32,12 @@ HELP = "/help lists commands, /quit leaves, Ctrl-C stops an answer, Alt-Enter ad
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags; it talks to a server, so the server's settings are none of its business."""
-    parser.add_argument("MODEL", nargs="?", help="a name from /v1/models (default: the server's default)")
+    parser.add_argument(
+        "MODEL", nargs="?", type=as_text, help="a name from /v1/models (default: the server's default)"
+    )
     add_server_arguments(parser)
-    parser.add_argument("--model", default=None, help="the same as MODEL")
-    parser.add_argument("--instructions", default=None, help="a system message for every turn")
+    parser.add_argument("--model", type=as_text, default=None, help="the same as MODEL")
+    parser.add_argument("--instructions", type=as_text, default=None, help="a system message for every turn")
     history = parser.add_mutually_exclusive_group()
     history.add_argument(
         "--resume",

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from server import __version__
+from server.cli.encodings import as_text, replace_what_has_no_character
 from server.cli.exit_codes import FAILED, REFUSED
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Refusal(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    replace_what_has_no_character()
     args = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(
         prog="antiphon",
@@ -422,7 +424,7 @@ def _add_limit(parser: argparse.ArgumentParser, examples: str) -> None:
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="create|list|rotate|update|revoke", required=True)
     create = verbs.add_parser("create", help="make a key and print it, this once")
-    create.add_argument("--name", default="", help="what the key is for")
+    create.add_argument("--name", type=as_text, default="", help="what the key is for")
     create.add_argument(
         "--owner", default=None, help="whose data it may see: an id or a name (default: a new owner)"
     )
@@ -433,7 +435,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         "--grace", default="1d", help="how long the old key is still accepted: 7d, 12h, 0s (default: 1d)"
     )
     update = verbs.add_parser("update", help="change a key's name, scopes, limits or end")
-    update.add_argument("--name", default=None, help="what the key is for")
+    update.add_argument("--name", type=as_text, default=None, help="what the key is for")
     revoke = verbs.add_parser("revoke", help="end a key at once")
     for verb in (create, update):
         verb.add_argument(
@@ -474,7 +476,7 @@ def _add_owners(parser: argparse.ArgumentParser) -> None:
     for verb in (rename, archive, limits):
         verb.add_argument("id", help="the owner's id or name, as `antiphon owners list` shows it")
     for verb in (create, rename):
-        verb.add_argument("name", help="what people call it")
+        verb.add_argument("name", type=as_text, help="what people call it")
     for verb in (create, listing, rename, archive, limits):
         _add_storage_settings(verb)
 

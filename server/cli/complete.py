@@ -7,25 +7,32 @@ import sys
 from typing import Any
 
 import httpx
-import orjson
 
 from server.cli.connection import (
     ChatError,
     add_server_arguments,
+    complaint,
+    read_events,
     read_json,
     server_client,
     trouble,
 )
+from server.cli.encodings import as_text
 from server.cli.exit_codes import FAILED, REFUSED
 from server.masking import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser.add_argument("MODEL", nargs="?", help="a name from /v1/models (default: the server's default)")
+    parser.add_argument(
+        "MODEL", nargs="?", type=as_text, help="a name from /v1/models (default: the server's default)"
+    )
     add_server_arguments(parser)
     parser.add_argument(
-        "--prompt", default="-", help="the text to go on from, or - for standard input (the default)"
+        "--prompt",
+        type=as_text,
+        default="-",
+        help="the text to go on from, or - for standard input (the default)",
     )
     parser.add_argument(
         "--max-tokens", type=int, default=None, metavar="N", help="tokens at most (default: the server's)"
@@ -35,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="draws the same tokens again")
     parser.add_argument(
-        "--stop", action="append", default=None, metavar="TEXT", help="a text that ends it (repeatable)"
+        "--stop",
+        action="append",
+        type=as_text,
+        default=None,
+        metavar="TEXT",
+        help="a text that ends it (repeatable)",
     )
 
 
@@ -70,15 +82,13 @@ def complete(options: argparse.Namespace) -> int:
 
 def _show(reply: httpx.Response) -> None:
     """Print the pieces of a stream. Raises ChatError for one that ends too soon."""
-    for line in reply.iter_lines():
-        if line == "data: [DONE]":
-            print()
-            return
-        if not line.startswith("data: "):
-            continue
-        chunk = orjson.loads(line[6:])
+    whole = False
+    for chunk in read_events(reply):
         if "error" in chunk:
-            raise ChatError(chunk["error"]["message"])
+            raise ChatError(complaint(chunk))
         for choice in chunk["choices"]:
             print(printable(choice["text"]), end="", flush=True)
-    raise ChatError("the stream ended before the completion did")
+            whole = whole or choice.get("finish_reason") is not None
+    if not whole:
+        raise ChatError("the stream ended before the completion did")
+    print()

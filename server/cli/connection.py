@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
-from server.config import is_loopback
+from server.config import bearer, is_loopback
 from server.masking import masked, printable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -39,11 +39,11 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 def server_client(options: argparse.Namespace) -> httpx.Client:
     """A client of the server that the flags name. Raises ValueError, with what to do about it, where its URL
-    is none."""
+    is none, and where its key is none, which is not repeated."""
     if not options.url.lower().startswith(("http://", "https://")):
         told, rest = masked(options.url), masked(options.url.rpartition("://")[2])
         raise ValueError(f"{told!r} is no URL of a server: give --url http://{rest}")
-    headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    headers = bearer(options.api_key)
     try:
         url = httpx.URL(root(options.url))
         # A transport of its own keeps a client from the proxies that the environment names: the key is for
@@ -73,6 +73,8 @@ def trouble(error: Exception, url: str) -> str:
             return f"{told}: start one with `antiphon serve`, or name another with --url"
         case httpx.TimeoutException():
             return f"the server at {at} did not answer in time; `antiphon serve` prints what holds it up"
+        case httpx.LocalProtocolError():  # whose words repeat the header, which may hold a key
+            return f"what is asked of {at} cannot be written as HTTP"
         case httpx.TransportError():
             other = "http" if at.startswith("https") else "https"
             return f"the connection to {at} broke ({error}); does the server speak {other} instead?"
@@ -82,20 +84,53 @@ def trouble(error: Exception, url: str) -> str:
 def read_json(reply: httpx.Response) -> dict[str, Any]:
     """A server's reply. Raises ChatError for one that is no success."""
     try:
-        body: dict[str, Any] = orjson.loads(reply.content)
+        body = _object(reply.content)
     except ValueError:
-        told = f"the server does not speak this API: status {reply.status_code} without JSON"
+        told = f"the server does not speak this API: status {reply.status_code} without a JSON object"
         raise ChatError(told, reply.status_code) from None
     if reply.status_code != 200:
-        told = body.get("error", {}).get("message", f"status {reply.status_code}")
+        told = complaint(body) or f"status {reply.status_code}"
         if reply.status_code == 401:
             told += " Give a key with --api-key or ANTIPHON_CHAT_KEY; `antiphon keys create` makes one."
         raise ChatError(told, reply.status_code)
     return body
 
 
+def complaint(body: dict[str, Any]) -> str:
+    """What a server says is wrong, in the official form or in that of another program; empty for nothing."""
+    error = body.get("error") or ""
+    return str(error.get("message") or error) if isinstance(error, dict) else str(error)
+
+
 def read_events(reply: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The events of a stream; comments and names are skipped, since the data repeats the type."""
-    for line in reply.iter_lines():
-        if line.startswith("data: "):
-            yield orjson.loads(line[6:])
+    """The events of a stream; comments and names are skipped, since the data repeats the type. Raises
+    ChatError for data that are no JSON object."""
+    for line in _lines(reply):
+        if line == b"data: [DONE]":
+            return
+        if line.startswith(b"data: "):
+            try:
+                event = _object(line[6:])
+            except ValueError:
+                raise ChatError("the server does not speak this API: an event is no JSON object") from None
+            yield event
+
+
+def _lines(reply: httpx.Response) -> Iterator[bytes]:
+    """The whole lines of a stream. Only a line feed ends one: httpx and `str.splitlines` also split at
+    characters such as U+2028, which stand in JSON as they are."""
+    held: list[bytes] = []  # of a line that is not whole: an image stands on one of megabytes
+    for part in reply.iter_bytes():
+        first, *others = part.split(b"\n")
+        held.append(first)
+        for start in others:
+            yield b"".join(held).removesuffix(b"\r")
+            held = [start]
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for what is none."""
+    value = orjson.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    return value

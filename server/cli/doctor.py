@@ -82,8 +82,8 @@ async def _python(config: Config) -> Finding:
 
 
 async def _data(config: Config) -> Finding:
-    if not config.data.exists():
-        above = next(folder for folder in config.data.parents if folder.exists())
+    if not os.path.exists(config.data):
+        above = next(folder for folder in config.data.parents if os.path.exists(folder))
         if not os.access(above, os.W_OK | os.X_OK):
             return "FAIL", f"{config.data} does not exist, and {above} cannot be written"
         return "ok", f"{config.data} does not exist yet; the first start makes it"
@@ -170,17 +170,27 @@ def _openings(config: Config) -> Iterator[Finding]:
         files += sorted(database.parent.glob(f"{glob.escape(database.name)}*"))
     files += [config.models] if config.models is not None and _holds_secrets(config.models) else []
     for file in files:
-        if file.is_file() and file.stat().st_mode & 0o077:
+        if _permissions(file) & 0o077:
             yield "FAIL", f"other users can open {file}: chmod 600 {shlex.quote(str(file))}"
-    if config.tools is not None and config.tools.is_file() and config.tools.stat().st_mode & 0o022:
+    if config.tools is not None and _permissions(config.tools) & 0o022:
         yield "FAIL", f"other users can change {config.tools}: chmod go-w {shlex.quote(str(config.tools))}"
     for folder in sorted({*folders, *(file.parent for file in files)}):
         for place in (folder, *folder.parents):
-            mode = place.stat().st_mode if place.is_dir() else 0
+            mode = _permissions(place, stat.S_IFDIR)
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 yield "FAIL", f"any user can replace what is in {place}: chmod o-w {shlex.quote(str(place))}"
-        if folder in folders and folder.is_dir() and folder.stat().st_mode & 0o077:
+        if folder in folders and _permissions(folder, stat.S_IFDIR) & 0o077:
             yield "note", f"other users can look into {folder}: chmod 700 {shlex.quote(str(folder))}"
+
+
+def _permissions(path: Path, kind: int = stat.S_IFREG) -> int:
+    """Who may do what with a file, or with a folder (S_IFDIR); 0 where there is none, or where this user may
+    not look it up."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return 0
+    return stat.S_IMODE(mode) if stat.S_IFMT(mode) == kind else 0
 
 
 _SECRET = re.compile(
@@ -411,17 +421,17 @@ async def _kv(config: Config) -> Finding:
     """Whether what is computed can be kept on disk, and how much there is room for."""
     folder, limit = config.kv_disk_folder, config.kv_disk_bytes
     if config.engine != "local" or not limit:
-        if folder.exists() and any(folder.rglob("*.kv")):
+        if os.path.exists(folder) and any(folder.rglob("*.kv")):
             told = f"{folder} has what was computed before: remove it, and its room is free"
             return "note", f"nothing that is computed is kept on disk, but {told}"
         return "ok", "nothing that is computed is kept on disk"
-    there = folder if folder.exists() else next(above for above in folder.parents if above.exists())
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
     if not os.access(there, os.W_OK | os.X_OK):
         return "note", f"{there} cannot be written: what is computed is kept in memory alone"
     free = shutil.disk_usage(there).free
-    if folder.exists() and stat.S_IMODE(folder.stat().st_mode) & 0o077:
+    if _permissions(folder, stat.S_IFDIR) & 0o077:
         return "note", f"{folder} can be opened by other users of this machine: chmod 700 it"
-    kept = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.exists() else 0
+    kept = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     told = f"{folder} holds {kept / 2**30:.1f} GiB of at most {limit / 2**30:.1f}"
     if free + kept < limit:
         return "note", f"{told}, and its disk has only {free / 2**30:.1f} GiB more"
@@ -465,8 +475,8 @@ async def _models(config: Config) -> Finding:
         kind = "in a process of its own" if entry.in_child else f"engine {entry.engine}"
         default = ", the default" if entry.default else ""
         told.append(f"{entry.id} ({kind}{default})")
-        where = Path(entry.path or "")
-        if entry.path and (where.is_absolute() or entry.path.startswith((".", "~"))) and not where.is_dir():
+        where = os.path.expanduser(entry.path or "")
+        if where.startswith((".", "/", "~")) and not os.path.isdir(where):
             # The server starts without those that it loads when they are wanted.
             (missing if entry.default or not entry.in_child else away).append(
                 f"{entry.id}: there is no folder {entry.path}"

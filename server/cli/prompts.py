@@ -19,6 +19,7 @@ from server.cli.connection import (
     server_client,
     trouble,
 )
+from server.cli.encodings import as_text
 from server.cli.exit_codes import FAILED, REFUSED
 
 PATH = "/v1/prompts"
@@ -35,11 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     delete = verbs.add_parser("delete", help="remove a prompt, or one version of it")
     for verb in (create, update):
         source = verb.add_mutually_exclusive_group(required=verb is create)
-        source.add_argument("--instructions", help="the template: a text in which {{name}} is a variable")
+        source.add_argument(
+            "--instructions", type=as_text, help="the template: a text in which {{name}} is a variable"
+        )
         source.add_argument(
             "--template", metavar="FILE", help="the template: a file of JSON, or - for standard input"
         )
-        verb.add_argument("--name", default=None, help="what people call it")
+        verb.add_argument("--name", type=as_text, default=None, help="what people call it")
     for verb in (show, update, delete):
         verb.add_argument("id", help="the prompt's id, as `antiphon prompts list` shows it")
     for verb in (show, delete):
@@ -61,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as exc:
         print(f"antiphon: {exc}", file=sys.stderr)
         return REFUSED
+    except BrokenPipeError:  # of who reads our output, which is no file of a template
+        raise
     except OSError as exc:
         print(f"antiphon: {options.template}: {exc.strerror or exc}", file=sys.stderr)
         return REFUSED

@@ -77,8 +77,8 @@ class History:
         kept = self.turns()
         if kept and kept[-1] == turn:
             return
-        lines = b"".join(orjson.dumps(each) + b"\n" for each in [*kept, turn][-MOST_TURNS:])
-        with suppress(OSError):
+        with suppress(OSError, orjson.JSONEncodeError):  # a turn may hold halves of characters
+            lines = b"".join(orjson.dumps(each) + b"\n" for each in [*kept, turn][-MOST_TURNS:])
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             beside = self._file.with_suffix(f".{os.getpid()}")
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -89,7 +89,7 @@ class History:
 
 def _file() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "antiphon" / "chat_history"
+    return Path(os.path.expanduser(state), "antiphon", "chat_history")
 
 
 def _read_together(prompt: str) -> str:

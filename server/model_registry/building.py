@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -280,6 +281,6 @@ def chat_template(config: Config) -> str | None:
     if given is None or "{{" in given or "{%" in given:
         return given
     try:
-        return Path(given).expanduser().read_text("utf-8")
+        return Path(os.path.expanduser(given)).read_text("utf-8")
     except (OSError, ValueError) as error:
         raise LoadError(f"the chat template {config.chat_template} cannot be read: {error}") from None

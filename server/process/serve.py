@@ -464,7 +464,10 @@ def web_server(app: FastAPI, config: Config, tls: Tls | None = None) -> uvicorn.
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket on the first address that `host` resolves to; OSError when it cannot be had."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError:  # of a name such as 127..0.0.1, one label of which is empty
+        raise OSError(errno.EINVAL, "it is no name of a host") from None
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

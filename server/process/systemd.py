@@ -21,6 +21,10 @@ STARTING_S = 5.0
 MORE_S = 60.0
 """How much longer each of these notices asks the manager to wait."""
 
+ROOM_S = 1.0
+"""How long a change of state waits for room in the manager's queue, which holds about ten datagrams and is
+full while the manager is busy. The process does nothing else meanwhile."""
+
 
 class ServiceManager:
     """The manager of this process, if it has one."""
@@ -43,15 +47,16 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Requests are taken; what waits for this service may start."""
-        self._tell("READY=1", f"STATUS={status}")
+        self._tell("READY=1", f"STATUS={status}", wait_s=ROOM_S)
 
     def stopping(self, status: str) -> None:
         """The process takes no new work, and is about to end."""
-        self._tell("STOPPING=1", f"STATUS={status}")
+        self._tell("STOPPING=1", f"STATUS={status}", wait_s=ROOM_S)
 
     def reloading(self) -> None:
         """The settings are read again; `ready` says that this is over."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={now}", wait_s=ROOM_S)
 
     def still_starting(self, status: str) -> None:
         """The start goes on, however long the manager waits for one by default."""
@@ -69,14 +74,18 @@ class ServiceManager:
             self._tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / 3)
 
-    def _tell(self, *lines: str) -> None:
+    def _tell(self, *lines: str, wait_s: float = 0.0) -> None:
+        """Send one datagram. What finds no room within `wait_s` is lost: the next sign of life comes in time,
+        since the manager waits for three. Only where there is no manager is nothing sent any more."""
         if not self.address:
             return
         address = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                sock.setblocking(False)
-                sock.sendto("\n".join(lines).encode(), address)
+                sock.settimeout(wait_s)
+                sock.connect(address)  # only a socket that is connected can wait for room at the other end
+                sock.send("\n".join(lines).encode())
         except OSError as error:
-            log.warning("the service manager at %s cannot be told: %s", self.address, error)
-            self.address = ""
+            log.warning("the service manager at %s was not told %s: %s", self.address, lines[0], error)
+            if isinstance(error, FileNotFoundError | PermissionError):
+                self.address = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -189,6 +190,6 @@ def read_entries(tables: Any, env: Mapping[str, str]) -> ModelsFile:
 
 
 def entries_beside(folder: Path) -> Path | None:
-    """The file of models in a data folder, if it is there."""
+    """The file of models in a data folder, if it is there and the folder may be entered."""
     file = folder / FILE_NAME
-    return file if file.is_file() else None
+    return file if os.path.isfile(file) else None

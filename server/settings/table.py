@@ -7,6 +7,7 @@ file of its own.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,10 @@ def _bytes(value: Any) -> Any:
     if (written := _SIZE.fullmatch(value.strip())) is None:
         raise ValueError(f"{value!r} is no number of bytes, such as 4096, 64K, 2M, 4G or 1T")
     number, suffix = written.groups()
-    return int(float(number) * 1024 ** ("KMGT".index(suffix.upper()) + 1))
+    try:
+        return int(float(number) * 1024 ** ("KMGT".index(suffix.upper()) + 1))
+    except OverflowError:
+        raise ValueError("it is more bytes than can be counted") from None
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes)]
@@ -118,7 +122,7 @@ def _resolved(value: Any, env: Mapping[str, str], path: str) -> Any:
                 raise ValueError(f"{path}: there is no variable {name!r} in the environment")
             return env[name]
         try:
-            return Path(name).expanduser().read_text("utf-8").strip()
+            return Path(os.path.expanduser(name)).read_text("utf-8").strip()
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
     if isinstance(value, dict):

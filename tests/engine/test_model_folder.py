@@ -8,6 +8,7 @@ import pytest
 
 from engine.model_folder import MOST_NEIGHBOURS, find_folder, read_config
 from engine.types import LoadError
+from tests.support.permissions import barred
 
 
 def put_model(folder: Path) -> None:
@@ -43,6 +44,17 @@ def test_a_file_is_told_from_nothing_and_many_models_are_not_all_named(tmp_path:
     with pytest.raises(LoadError, match=r"is a file, nor") as caught:
         find_folder(tmp_path / "weights.safetensors")
     assert str(caught.value).endswith(f"m{MOST_NEIGHBOURS - 1:02}, and others")
+
+
+def test_a_model_in_the_home_of_nobody_is_none() -> None:
+    with pytest.raises(LoadError, match=r"^~nobody-of-this-name/model is not a folder"):
+        find_folder("~nobody-of-this-name/model")
+
+
+def test_a_model_that_may_not_be_looked_up_is_none(tmp_path: Path) -> None:
+    put_model(tmp_path / "one")
+    with barred(tmp_path), pytest.raises(LoadError, match=r"one is not a folder"):
+        find_folder(tmp_path / "one")
 
 
 def test_where_no_model_is_none_is_named(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import pwd
+import re
 from dataclasses import fields
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -12,6 +15,7 @@ from engine import EngineConfig, LoadError
 from server import config as module
 from server.config import Config, ConfigError, is_loopback, load, settings, shown
 from server.model_registry import chat_template
+from tests.support.permissions import barred
 
 
 @pytest.fixture
@@ -43,6 +47,46 @@ def test_the_database_follows_the_data_folder(tmp_path: Path) -> None:
     assert config.db == f"sqlite+aiosqlite:///{tmp_path}/a/antiphon.db"
     assert load({"db": "sqlite+aiosqlite:////b.db"}, {}).config.db == "sqlite+aiosqlite:////b.db"
     assert Config(data=Path("~/x")).data == Path("~/x").expanduser()
+
+
+def test_a_default_folder_that_may_not_be_entered_bars_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with barred(tmp_path):
+        assert str(tmp_path) in next(row.default for row in settings() if row.name == "data")
+        assert load({"data": "/nowhere"}, {}).config.data == Path("/nowhere")
+        with pytest.raises(ConfigError, match=r"antiphon\.toml: .*Permission denied"):
+            load({}, {})
+
+
+def test_a_user_without_a_home_names_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: object) -> NoReturn:
+        raise KeyError
+
+    for name in ("HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("getpwuid", "getpwnam"):
+        monkeypatch.setattr(pwd, name, unknown)
+    assert next(row.default for row in settings() if row.name == "data").startswith("~")
+    assert load({"data": "/nowhere"}, {}).config.flags == " --data /nowhere"
+    for flags, told in (
+        ({}, "data: there is no home folder for the ~ of '~/"),
+        ({"data": "~nouser/x"}, "data: there is no home folder for the ~ of '~nouser/x'"),
+        ({"models": "~/models.toml"}, "models: there is no home folder"),
+        ({"db": "sqlite:///~/x.db"}, "db (flag --db): there is no home folder"),
+        ({"tools": "~/tools.toml"}, "tools (flag --tools): there is no home folder"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(told)}"):
+            load({"data": "/nowhere"} | flags if flags else {}, {})
+
+
+def test_a_file_of_models_that_may_not_be_looked_up_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.touch()
+    with barred(tmp_path), pytest.raises(ConfigError, match=f"models: there is no file {file}"):
+        load({"data": "/nowhere", "models": str(file)}, {})
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite"])
@@ -83,6 +127,11 @@ def test_what_is_no_number_of_bytes_is_refused_with_an_example(env: dict[str, st
         load({"kv_cache_bytes": written}, env)
 
 
+def test_more_bytes_than_can_be_counted_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache_bytes \(flag --kv-cache-bytes\).*can be counted"):
+        load({"kv_cache_bytes": "9" * 309 + "K"}, env)
+
+
 @pytest.mark.parametrize(
     ("written", "seconds"),
     [("90", 90), ("1.5", 1.5), ("30s", 30), ("5m", 300), ("0.5h", 1800), ("1 h", 3600)],
@@ -110,6 +159,14 @@ def test_lists_come_as_repeated_flags_or_with_commas(env: dict[str, str]) -> Non
     assert load({"served_model_name": ["a", "b"]}, env).config.served_model_name == ("a", "b")
     from_env = load({}, {**env, "ANTIPHON_SERVED_MODEL_NAME": "a, b,"}).config
     assert from_env.served_model_name == ("a", "b")
+
+
+def test_the_key_for_an_upstream_is_what_a_header_can_hold(env: dict[str, str]) -> None:
+    key = load({"engine": "upstream", "upstream_api_key": "sk-1\r\n"}, env).config.upstream_api_key
+    assert key is not None and key.get_secret_value() == "sk-1"
+    with pytest.raises(ConfigError) as refused:
+        load({"engine": "upstream", "upstream_api_key": "sk-sec\rret"}, env)
+    assert "printable ASCII" in str(refused.value) and "sk-" not in str(refused.value)
 
 
 def test_secrets_are_never_shown(env: dict[str, str]) -> None:

@@ -358,6 +358,7 @@ async def test_what_cannot_be_measured_is_said_on_one_line(
         url = ["--url", running.base_url]
         assert await bench("serve", *url, "--model", "nobody") == 2
         assert await bench("serve", *url, "--body", '{"background": 7}') == 2
+    assert await bench("serve", "--url", "http://127.0.0.1:9", "--api-key", "sk-\u2026") == 2
     assert await bench("serve", "--url", "http://127.0.0.1:9") == 2
     assert await bench("serve", "--prefix-tokens", "256") == 2
     assert await bench("serve", "--json", "/nowhere/at/all.json") == 2
@@ -368,7 +369,15 @@ async def test_what_cannot_be_measured_is_said_on_one_line(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert await bench("serve", "--plot", str(tmp_path / "x.png")) == 2
     lines = capsys.readouterr().err.splitlines()
-    words = ("model_not_found", "background", "127.0.0.1:9", "--prefix-tokens", "/nowhere/at", "qwen3-0.6b")
+    words = (
+        "model_not_found",
+        "background",
+        "key cannot be sent",
+        "127.0.0.1:9",
+        "--prefix-tokens",
+        "/nowhere/at",
+        "qwen3-0.6b",
+    )
     for line, word in zip(
         lines, (*words, "/nowhere/at", "262144", "nonsense", "pip install matplotlib"), strict=True
     ):

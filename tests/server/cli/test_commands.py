@@ -27,12 +27,14 @@ import pytest
 from server import __version__
 from server.admin import database_access
 from server.cli.commands import COMMANDS, main
+from server.cli.doctor import _openings
 from server.clock import now_us
-from server.config import SUBJECTS, settings
+from server.config import SUBJECTS, Config, settings
 from server.telemetry import end_user
 from storage import StoredFile, open_storage
 from tests.support.forking import READY
 from tests.support.mcp_servers import stdio_command
+from tests.support.permissions import barred
 from tests.support.processes import server_process
 from tools import BUILTIN, ToolSpec, operator
 
@@ -847,6 +849,8 @@ def test_doctor_fails_where_serve_would_be_refused_for_its_address(
     assert (
         code == 1 and line.startswith("FAIL") and "another program listens there. Give another --port" in line
     )
+    code, line = port_line("--host", "127..0.0.1")
+    assert code == 1 and "cannot listen on 127..0.0.1 port 8000: it is no name of a host" in line
     code, line = port_line("--port", "0", "--host", "0.0.0.0")
     assert code == 1 and line.startswith("FAIL") and "antiphon keys create" in line
     assert main(["keys", "create", "--data", str(tmp_path)]) == 0
@@ -923,6 +927,16 @@ def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_
     (data / "antiphon.toml").write_text('api_key = ["sk-hush"]\n')
     told = access()
     assert told.startswith("FAIL") and "antiphon.toml" in told and "sk-hush" not in told
+
+
+def test_doctor_passes_over_what_it_may_not_look_up(tmp_path: Path) -> None:
+    key = tmp_path / "keys" / "key.pem"
+    key.parent.mkdir()
+    key.touch(mode=0o644)
+    config = Config(data=Path("/nowhere"), ssl_certfile=key)
+    assert any(str(key) in words for _, words in _openings(config))
+    with barred(tmp_path):
+        assert list(_openings(config)) == []
 
 
 @pytest.mark.parametrize("headers", ["headers = {a = 'b'}", "headers.a = 'b'", "[tools.x.headers]\na = 'b'"])

@@ -410,3 +410,13 @@ async def test_a_completion_that_cannot_be_had_is_one_line(
     assert "nobody" in capsys.readouterr().err
     assert await asyncio.to_thread(main, ["complete", "--prompt", "x", "--url", "nonsense"]) == 2
     assert "no URL of a server" in capsys.readouterr().err
+
+
+async def test_an_answer_is_shown_whole_whatever_separates_its_lines(
+    live_server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "one\u2028two\u2029three"
+    argv = ["complete", "--prompt", said, "--max-tokens", "99", "--url", live_server.base_url]
+    assert await asyncio.to_thread(main, argv) == 0
+    assert capsys.readouterr().out == f"You said: {said}\n"
+    assert await talk(live_server, said) == f"You said: {said}\n"

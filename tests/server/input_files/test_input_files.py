@@ -13,7 +13,7 @@ import pytest
 from engine import ScriptedEngine
 from server.errors import ApiError
 from server.input_files import InputFiles, InputImages, images, reader
-from server.items.file_texts import texts_of
+from server.items import file_texts
 from tests.support.blocking import until
 from tests.support.documents import docx, docx_paragraph, pdf
 from tests.support.loopback_web import loopback_web
@@ -336,7 +336,7 @@ async def test_uploaded_files_that_wait_to_be_read_are_not_in_memory(
         assert isinstance(refused, ApiError) and refused.status == 429
     go_on.set()
     told = await asyncio.gather(*reads, return_exceptions=True)
-    texts = [texts_of(each[0]) for each in told if not isinstance(each, BaseException)]
+    texts = [file_texts(each[0]) for each in told if not isinstance(each, BaseException)]
     assert texts == [{"0": READ.rstrip()}] * (at_once + 16)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from server.process import systemd
 from server.process.systemd import ServiceManager
+from tests.support.blocking import until
 from tests.support.processes import server_process
 
 
@@ -72,6 +74,64 @@ def test_a_manager_that_has_gone_is_told_nothing_more(
     service.ready("listens")
     service.ready("listens")
     assert len(caplog.messages) == 1 and service.address == ""
+
+
+def filled(address: str) -> int:
+    """Leave no room in a manager's queue, as while it is busy; returns how many datagrams it holds."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.setblocking(False)
+        for num_sent in itertools.count():
+            try:
+                other.sendto(b"OTHER=1", address)
+            except BlockingIOError:
+                return num_sent
+    raise AssertionError("the queue has no end")
+
+
+async def test_signs_of_life_go_on_after_the_manager_was_busy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = str(tmp_path / "notify")
+    with manager(address) as sock:
+        num_queued = filled(address)
+        life = asyncio.create_task(ServiceManager(address, watchdog_s=0.03).alive())
+        await until(lambda: any("WATCHDOG=1" in message for message in caplog.messages))
+        for _ in range(num_queued):
+            assert "OTHER" in told(sock)
+        assert "WATCHDOG" in await asyncio.to_thread(told, sock)
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+async def test_a_change_of_state_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd, "ROOM_S", 30.0)
+    address = str(tmp_path / "notify")
+    with manager(address) as sock:
+        service = ServiceManager(address)
+        for tell, state in (
+            (lambda: service.ready("listens"), "READY"),
+            (service.reloading, "RELOADING"),
+            (lambda: service.stopping("ending"), "STOPPING"),
+        ):
+            num_queued = filled(address)
+            telling = asyncio.create_task(asyncio.to_thread(tell))
+            for _ in range(num_queued):
+                assert "OTHER" in await asyncio.to_thread(told, sock)
+            assert state in await asyncio.to_thread(told, sock)
+            await telling
+
+
+def test_a_manager_that_stays_busy_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd, "ROOM_S", 0.01)
+    address = str(tmp_path / "notify")
+    with manager(address) as sock:
+        service = ServiceManager(address)
+        num_queued = filled(address)
+        service.ready("listens")
+        for _ in range(num_queued):
+            assert "OTHER" in told(sock)
+        service.stopping("ending")
+        assert "STOPPING" in told(sock)
 
 
 async def test_signs_of_life_come_while_the_process_lives(
