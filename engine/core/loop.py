@@ -48,6 +48,7 @@ from engine.core.tiering import Tiering
 from engine.core.token_masks import ask_masks, make_masks, see_taken, take_drawn
 from engine.executor import NO_TOKEN, Forwarded, PoolSizes, Runner, StepResult, size_pools
 from engine.failures import of_device, without
+from engine.kernels import set_threads
 from engine.models import ModelSpec, load_model
 from engine.step import Ints, RowLogprobs, RowOutput, StepPlan
 from engine.structured.isolation import Move
@@ -636,7 +637,7 @@ def build_loop(
     Raises LoadError, or what torch raises.
     """
     if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+        set_threads(config.num_threads)
     # every sequence that decodes has its token in every step, and one that prefills at least one
     config = replace(config, max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens))
     runner, sizes = _open_runner(config, vocab_size)

@@ -30,9 +30,11 @@ from engine.kernels import (
     make_tiles,
     memory_of,
     new_pool,
+    own_threads,
     paged_attention,
     raw,
     sampler,
+    set_threads,
     write_kv,
 )
 from engine.models import Model, ModelSpec
@@ -154,7 +156,7 @@ class Runner:
         self.device = device
         self.progress = Progress()
         self.num_threads = config.num_threads
-        self._most_threads = torch.get_num_threads()
+        self._most_threads = own_threads()
         self.workspace = Workspace()
         self.kv_dtype = sizes.dtype
         self.pools, self.layers = _new_pools(model.spec, sizes, config.block_size, device)
@@ -204,15 +206,16 @@ class Runner:
         if self.device.type == "cpu":
             # torch's sums depend on its threads, so where they must not, the neighbours' lengths do not count
             cached = 0 if self.deterministic else self._bytes_seen(plan)
-            torch.set_num_threads(self.num_threads or self.threads_for(len(plan.token_ids), cached))
+            set_threads(self.num_threads or self.threads_for(len(plan.token_ids), cached))
         if self.model.sight is not None:
             if self.device.type == "cpu" and plan.images:
-                torch.set_num_threads(self.num_threads or self._most_threads)
+                set_threads(self.num_threads or self._most_threads)
             self.model.sight.look(plan, self._moved)
         if self.launcher is not None:
             return self.launcher.compute(plan)[:, : self.vocab_size]
         if self.fused is not None:
             return self.fused(plan, self.progress.cell, self.vocab_size)
+        self._clear_begun(plan)
         if self.model.adapters is not None:
             self.model.adapters.choose(np.repeat(plan.adapters, np.diff(plan.query_start)))
         attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
@@ -299,6 +302,14 @@ class Runner:
         for pool, own in zip(self.pools, blocks, strict=True):
             if own:
                 raw(pool)[torch.tensor(list(own), device=self.device)] = 0
+
+    def _clear_begun(self, plan: StepPlan) -> None:
+        """Zero the blocks that a plan begins and does not fill. Torch's attention reads whole blocks, and the
+        NaN that an earlier owner may have left shows through every mask."""
+        begun, filled = plan.slot_offsets == 0, plan.slot_offsets == self.block_size - 1
+        for pool, blocks in zip(self.pools, plan.slot_blocks, strict=True):
+            for block in np.setdiff1d(blocks[begun], blocks[filled]).tolist():
+                raw(pool)[block].zero_()  # one by one: an index of several goes number by number
 
     def threads_for(self, num_tokens: int, cached: int = 0) -> int:
         """Threads that a step of so many tokens is worth, which see so many bytes of the cache.

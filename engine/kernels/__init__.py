@@ -1,4 +1,4 @@
-"""Arithmetic on tensors: attention, drawing tokens, eight-bit floats, large pages of memory.
+"""Arithmetic on tensors: attention, drawing tokens, eight-bit floats, large pages of memory, threads.
 
 Owns the torch bodies. A GPU's kernels are in `triton`, a CPU's own in `cpu`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from engine.kernels import sampler
 from engine.kernels.fp8 import FP8, computes_fp8, quantize_rows, raw, read_into
 from engine.kernels.large_pages import Reserve, free_memory
+from engine.kernels.threads import own_threads, set_threads
 from engine.kernels.torch_attention import (
     GroupStep,
     Tile,
@@ -35,11 +36,13 @@ __all__ = [
     "memory_of",
     "multiplies_bfloat16",
     "new_pool",
+    "own_threads",
     "paged_attention",
     "pieces_of",
     "quantize_rows",
     "raw",
     "read_into",
     "sampler",
+    "set_threads",
     "write_kv",
 ]

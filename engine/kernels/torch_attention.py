@@ -417,7 +417,9 @@ def _prefill_tiles(
         low = max(0, start + at - window + 1)
         first, end = low // block_size, start + at + num
         key_at = np.arange(low, end)[None]
-        mask = _additive(to_device((key_at <= query_at) & (key_at > query_at - window)), dtype)
+        mask = None  # a lone query sees all of its keys
+        if num > 1:
+            mask = _additive(to_device((key_at <= query_at) & (key_at > query_at - window)), dtype)
         pieces = to_device(pieces_of(table[None, first : -(-end // block_size)], num_kv_heads))
         tokens = slice(token + at, token + at + num)
         tiles.append(Tile(tokens, 1, pieces, low - first * block_size, end - low, mask))

@@ -10,8 +10,10 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,7 @@ from engine.models.compiled import Compiled, Mapped
 from engine.models.interface import Attention, ModelSpec
 from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
-from engine.models.trial_run import TRIAL, Seen, Trial, tolerance
+from engine.models.trial_run import NARROW, TRIAL, Seen, Trial, tolerance
 from engine.step import LayerGroup
 from engine.types import LoadError, RenderError
 from engine.vision import ImageProcessor, Seeing, Sight, largest_image
@@ -285,25 +287,59 @@ def _try(model: Any, config: Any) -> tuple[dict[int, Seen], int]:
     """Run two short sequences flattened, and each by the model's own eager attention: the logits must agree.
 
     That is how a layer that mixes tokens by anything but this attention (a convolution, a recurrent state,
-    another mask) is found out.
+    another mask) is found out. The sliding window is narrowed for it, so that it hides some of so few tokens:
+    the logits also tell whether a layer that hands none to its attention has one in its mask.
     """
 
     trial = Trial()
-    logits = _run(model, trial).float()
+    vocab_size = _run(model, trial).shape[-1]
     if sorted(trial.seen) != list(range(config.num_hidden_layers)):
         missing = min(set(range(config.num_hidden_layers)) - set(trial.seen), default=0)
         raise LoadError(f"layer {missing} does not attend through the attention interface")
-    model.set_attn_implementation("eager")
+    window = _window(config)
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    handed = {layer: own.window for layer, own in trial.seen.items()}
+    masked = {
+        layer: own or (window if types[layer] == "sliding_attention" else None)
+        for layer, own in handed.items()
+    }
     inputs = [torch.tensor([ids], device=model.device) for ids in TRIAL]
-    expected = [model(input_ids=ids, use_cache=False).logits[0] for ids in inputs]
-    model.set_attn_implementation(IMPLEMENTATION)
-    # of the token that is furthest off: the furthest of all its logits is mostly rounding
-    difference = (logits - torch.cat(expected).float()).square().mean(dim=-1).sqrt().max().item()
-    if not difference <= tolerance(logits, model.dtype):
+    found: list[tuple[float, dict[int, int | None]]] = []
+    with _narrowed(model, window):
+        model.set_attn_implementation("eager")
+        expected = torch.cat([model(input_ids=ids, use_cache=False).logits[0] for ids in inputs]).float()
+        model.set_attn_implementation(IMPLEMENTATION)
+        for windows in (handed,) if handed == masked else (handed, masked):
+            narrow = {layer: NARROW if own and own == window else own for layer, own in windows.items()}
+            logits = _run(model, Trial(windows=narrow)).float()
+            # of the token that is furthest off: the furthest of all its logits is mostly rounding
+            found.append(((logits - expected).square().mean(dim=-1).sqrt().max().item(), windows))
+    difference, windows = min(found, key=itemgetter(0))
+    if not difference <= tolerance(expected, model.dtype):
         raise LoadError(
             f"its layers mix tokens in a way that is not served (logits differ by {difference:.2g})"
         )
-    return trial.seen, logits.shape[-1]
+    return {layer: replace(own, window=windows[layer]) for layer, own in trial.seen.items()}, vocab_size
+
+
+def _window(config: Any) -> int | None:
+    """The sliding window of a configuration, where it hides anything of the served positions."""
+    window = getattr(config, "sliding_window", None)
+    return window if isinstance(window, int) and 0 < window < _max_positions(config) else None
+
+
+@contextmanager
+def _narrowed(model: Any, window: int | None) -> Iterator[None]:
+    """A model whose masks are made with `NARROW` in the place of this window."""
+    configs = [each.config for each in model.modules() if hasattr(each, "config")] if window else []
+    configs = [own for own in configs if getattr(own, "sliding_window", None) == window]
+    try:
+        for own in configs:
+            own.sliding_window = NARROW
+        yield
+    finally:
+        for own in configs:
+            own.sliding_window = window
 
 
 def _run(model: Any, trial: Trial) -> Tensor:

@@ -6,7 +6,7 @@ for an attention that is not served. It also says how much two sets of logits ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
+NARROW = 3  # a window that hides some of either sequence
 TRIAL = ((5, 3, 7, 1, 4, 2, 6, 8), (2, 9, 4, 4, 1))  # two sequences of token ids, short enough for any window
 LENGTHS = tuple(len(ids) for ids in TRIAL)
 
@@ -44,12 +45,15 @@ class Seen:
 
 class Trial:
     """A stand-in for the paged cache: attends densely, sequence by sequence (those of `TRIAL`, or others of
-    `lengths`), and notes what it saw.
+    `lengths`), and notes what it saw. windows: by layer; a layer without one sees all tokens before its own.
     """
 
-    def __init__(self, lengths: Sequence[int] = LENGTHS) -> None:
+    def __init__(
+        self, lengths: Sequence[int] = LENGTHS, windows: Mapping[int, int | None] | None = None
+    ) -> None:
         self.seen: dict[int, Seen] = {}
         self._lengths = list(lengths)
+        self._windows = windows or {}
 
     def note(
         self,
@@ -86,16 +90,27 @@ class Trial:
     ) -> Tensor:
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
         parts = zip(*(torch.split(part, self._lengths) for part in (q, k, v)), strict=True)
-        return torch.cat([_dense(*sequence, scale=scale, softcap=softcap, sinks=sinks) for sequence in parts])
+        window = self._windows.get(layer)
+        return torch.cat([_dense(*sequence, window, scale, softcap, sinks) for sequence in parts])
 
 
 def _dense(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    everywhere = torch.ones_like(scores, dtype=torch.bool)
+    hidden = everywhere.triu(1)
+    if window is not None:
+        hidden |= everywhere.tril(-window)
+    scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         own = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
         scores = torch.cat((scores, own), dim=-1)

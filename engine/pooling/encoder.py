@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from engine.core import FairShare
 from engine.failures import of_device
+from engine.kernels import own_threads, set_threads
 from engine.models import F32_BELOW, Checkpoint
 from engine.pooling.recipe import Recipe
 from engine.pooling.step_size import StepSize
@@ -74,7 +75,7 @@ class EncoderWorker:
 
     def _threads(self, config: PoolingConfig) -> int:
         """Of torch."""
-        return config.num_threads or torch.get_num_threads()
+        return config.num_threads or own_threads()
 
     @property
     def num_waiting(self) -> int:
@@ -101,7 +102,7 @@ class EncoderWorker:
         """See `Worker.step`."""
         if not self._queues:
             return None
-        torch.set_num_threads(self._num_threads)  # another engine may have said otherwise
+        set_threads(self._num_threads)  # another engine may have said otherwise
         batch = self._next_batch()
         for item in batch:
             self.drop(item.handle)

@@ -112,7 +112,9 @@ class SpeechEngine:
         """The thread's work: read until closed."""
         import torch
 
-        queue, threads = _Queue(), self._config.num_threads or torch.get_num_threads()
+        from engine.kernels import own_threads, set_threads
+
+        queue, threads = _Queue(), self._config.num_threads or own_threads()
         with torch.inference_mode():
             while True:
                 while not queue.jobs or not self._inbox.empty():
@@ -121,7 +123,7 @@ class SpeechEngine:
                     queue.add(job)
                 if (job := queue.take()) is None:
                     continue
-                torch.set_num_threads(threads)  # another engine may have said otherwise
+                set_threads(threads)  # another engine may have said otherwise
                 self._read(model, job)
 
     def _read(self, model: Whisper, job: _Job) -> None:

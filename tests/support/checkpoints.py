@@ -105,6 +105,27 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
         },
     ),
+    # these two have their windows in the masks alone
+    "phimoe": (
+        "phimoe",
+        {
+            "sliding_window": 20,
+            "num_local_experts": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 3,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
 }
 
 

@@ -37,6 +37,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fopenmp", "-fPIC")
 COMPILERS = ("g++", "c++")  # what Clang makes asks for an OpenMP of its own, which torch has not
 COMPILE_S = 120.0
+DIGEST_SIZE = 32  # bytes
 
 PANEL = 64  # as in kernels.cpp
 GROUP = 32
@@ -230,7 +231,7 @@ def open_library() -> Library | None:
         return None
     try:
         return build()
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
         said = " ".join(str(getattr(error, "stderr", None) or error).split())
         log.warning(
             "no kernels for this CPU, which are up to twice as fast as torch's operations; a C++ compiler "
@@ -248,8 +249,8 @@ def worth_building() -> bool:
 def build(march: str = "native") -> Library:
     """The library for a processor of this kind (as compilers name them), from where it is kept if it is.
 
-    Raises OSError or SubprocessError when there is no compiler, or it fails; ValueError for a CXX with a
-    quote that has no end.
+    Raises OSError or SubprocessError when there is no compiler, or it fails; AttributeError when what it made
+    lacks a function; ValueError for a CXX with a quote that has no end.
     """
     compiler = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, COMPILERS)][:1]
     if not compiler:
@@ -260,9 +261,10 @@ def build(march: str = "native") -> Library:
     parts = [path.read_bytes() for path in sources]
     parts.append(repr((command, openmp, sorted(_processor_flags()))).encode())
     name, folder = f"kernels-{hashlib.sha256(b''.join(parts)).hexdigest()[:20]}.so", user_cache()
-    if folder is not None and (folder / name).exists():
-        with suppress(OSError):  # what a fall of the machine has left in pieces is made anew
-            return _load(folder / name)
+    if folder is not None:
+        with suppress(OSError):  # it was never made; what a fall of the machine left in pieces is made anew
+            if _is_whole(folder / name):
+                return _load(folder / name)
     began = time.perf_counter()
     log.info("compiling kernels for this CPU, once for this machine; that takes up to a minute")
     with tempfile.TemporaryDirectory(prefix="antiphon-kernels-", dir=folder) as temporary:
@@ -270,12 +272,26 @@ def build(march: str = "native") -> Library:
         _call([*command, "-c", "-o", str(compiled), str(SOURCE)])
         # with the OpenMP that torch has loaded: of two, each would keep its own threads awake
         _call([*compiler, "-shared", "-o", str(linked), str(compiled), openmp])
+        _seal(linked)
         library = _load(linked)  # what is loaded stays, also without its file
         if folder is not None:
             linked.replace(folder / name)
     where = "not kept" if folder is None else f"kept as {folder / name}"
     log.info("kernels for this CPU compiled in %.1f s, %s", time.perf_counter() - began, where)
     return library
+
+
+def _seal(path: Path) -> None:
+    """Append a library's digest to it, which its loader does not look at."""
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    with path.open("ab") as file:
+        file.write(digest)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is as it was sealed: a part of one ends the process by a signal when it is loaded."""
+    content = path.read_bytes()
+    return hashlib.sha256(content[:-DIGEST_SIZE]).digest() == content[-DIGEST_SIZE:]
 
 
 def _call(command: list[str]) -> None:

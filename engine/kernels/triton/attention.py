@@ -159,9 +159,10 @@ def _attend(
         other=0.0,
     )
 
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(seq_len - num_queries + first - WINDOW + 1, 0) // KEYS * KEYS
+    low = 0
+    if WINDOW > 0:  # blocks before that key may be another sequence's by now
+        low = tl.maximum(seq_len - num_queries + first - WINDOW + 1, 0)
+    begin = low // KEYS * KEYS
     end = tl.minimum(seq_len, seq_len - num_queries + first + QUERIES)
     first_tile, last_tile = _share_of(segment, tl.maximum((end - begin + KEYS - 1) // KEYS, 0), SEGMENTS)
     peak, total = _begin_softmax(sinks, head, is_query, segment, SINKS, ROWS)
@@ -169,7 +170,7 @@ def _attend(
 
     for tile in range(first_tile, last_tile):
         key = begin + tile * KEYS + tl.arange(0, KEYS)
-        is_key = key < end
+        is_key = (key >= low) & (key < end)
         block = tl.load(tables + row.to(tl.int64) * table_row + key // BLOCK_SIZE, mask=is_key, other=0)
         at = block.to(tl.int64) * kv_block + (key % BLOCK_SIZE) * kv_offset + own_head * kv_head
         keys = tl.load(

@@ -458,6 +458,35 @@ def test_a_kept_file_in_pieces_is_made_anew(anew: Path) -> None:
     assert list(anew.iterdir()) == [kept] and kept.stat().st_size == whole
 
 
+def test_a_part_of_a_kept_file_is_not_even_loaded(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load it would end the process, so nothing is compiled or loaded here."""
+    loaded: list[bytes] = []
+
+    def compile(command: list[str]) -> None:
+        Path(command[command.index("-o") + 1]).write_bytes(bytes(range(256)) * 64)
+
+    monkeypatch.setattr(library, "_call", compile)
+    monkeypatch.setattr(library, "_load", lambda path: loaded.append(path.read_bytes()))
+    library.build()
+    (kept,) = anew.iterdir()
+    whole = kept.read_bytes()
+    for torn in (b"", whole[:4096], whole[:-1], whole[:4096] + bytes(len(whole) - 4096)):
+        kept.write_bytes(torn)
+        library.build()
+        assert kept.read_bytes() == whole
+    assert loaded == [whole] * 5
+
+
+def test_a_compiler_that_leaves_out_the_functions_is_none(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.cpp").touch()
+    monkeypatch.setattr(library, "SOURCE", tmp_path / "empty.cpp")
+    assert library.open_library.__wrapped__() is None
+    assert "antiphon_forward" in caplog.text
+    assert not list(anew.iterdir())
+
+
 def test_torch_is_found_in_a_folder_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = "7f00-7f01 r-xp 00000000 fe:00 1234    /home/of me/torch/lib/libgomp.so.1\n"
     monkeypatch.setattr(library, "open", lambda path: io.StringIO(loaded), raising=False)

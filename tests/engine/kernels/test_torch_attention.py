@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.kernels import torch_attention as attention
@@ -200,7 +200,19 @@ def test_keys_may_be_kept_in_eight_bits(window: int | None, block_by_block: bool
 def test_small_tiles_and_masks(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
     monkeypatch.setattr(attention, "TILE_BYTES", 3000)
     monkeypatch.setattr(attention, "MASK_ELEMENTS", 100)
-    check([(30, 1), (7, 1), (0, 40), (12, 40), (3, 1), (50, 1)], window=window)
+    check([(30, 1), (7, 1), (0, 40), (12, 40), (0, 17), (3, 1), (50, 1)], window=window)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 12), st.integers(2, 70), st.integers(1, 24), st.booleans())
+@example(0, 17, 6, False)  # the last piece has one query
+@example(5, 33, 3, True)
+def test_prompts_of_any_length_in_pieces_of_any_window(
+    start: int, count: int, window: int, with_sinks: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "MASK_ELEMENTS", 100)
+        check([(start, count), (3, 1)], window=window, with_sinks=with_sinks)
 
 
 def test_a_row_of_zeros_behind_the_end_of_a_sequence_is_not_seen() -> None:

@@ -49,6 +49,38 @@ def test_a_mixed_batch_equals_the_oracle(checkpoint: Find, name: str) -> None:
     assert driver.loop.scheduler.counters.prefix_hits > 100
 
 
+@pytest.mark.parametrize(("name", "windows"), [("phimoe", [20]), ("qwen2_moe", [None, 20])])
+def test_a_window_in_the_mask_alone_is_kept_to(
+    checkpoint: Find, name: str, windows: list[int | None]
+) -> None:
+    driver = Driver(checkpoint(name), max_num_batched_tokens=48, num_blocks=100)
+    model: Any = driver.loop.runner.model
+    assert [group.window for group in model.spec.groups] == windows
+    assert model._model.config.sliding_window == 20  # as before the trial
+    prompt = max(prompts(), key=len)
+    assert len(prompt) > 40
+    assert driver.generate(prompt, greedy(COUNT)) == oracle_greedy(checkpoint(name), prompt, COUNT)
+
+
+def test_a_window_that_hides_nothing_is_none(tmp_path: Path) -> None:
+    """Of the configuration alone, without a use in the model; or as long as the context."""
+    for model_type, window in (("olmo2", 20), ("phimoe", 512)):
+        folder = build(tmp_path / model_type, model_type, sliding_window=window)
+        assert [group.window for group in loaded(folder, dtype="float32").spec.groups] == [None]
+
+
+def test_another_window_in_the_mask_than_in_the_attention_is_refused(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.gemma2 import modeling_gemma2
+
+    monkeypatch.setattr(
+        modeling_gemma2, "create_sliding_window_causal_mask", modeling_gemma2.create_causal_mask
+    )
+    with pytest.raises(LoadError, match="mix tokens"):
+        loaded(checkpoint("gemma2"), dtype="float32")
+
+
 def build(folder: Path, model_type: str, **fields: Any) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 

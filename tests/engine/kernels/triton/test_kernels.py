@@ -113,6 +113,10 @@ def attends(
     decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
     given: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "sinks": sink}
     expected = reference.paged_attention(q, k_cache, v_cache, step, **given)
+    for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        for position in range(length - count - window + 1 if window else 0):  # another sequence's by now
+            block = int(step.block_tables[row, position // block_size])
+            k_cache[block, position % block_size] = v_cache[block, position % block_size] = float("nan")
     found = attention.paged_attention(q, k_cache, v_cache, step, **given, num_decodes=decodes)
     close(found, expected, dtype)
 
