@@ -28,7 +28,7 @@ from tools.documents import (
 )
 from tools.egress import Caps, Egress, EgressError, guarded_client, prepare_egress, read_rule
 from tools.images import GENERATE, Image, ImageGenerator, Original, Originals, image_kind, image_tools
-from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool
+from tools.mcp import ConnectionPool, Connections, Listing, McpServer, McpTool, prepare_mcp
 from tools.operator import ToolsError, operator_tools, tool
 from tools.ranking import best_matches
 from tools.runtime import UNKNOWN_EFFECT, cut, execute, with_doubt
@@ -139,6 +139,7 @@ __all__ = [
     "prepare_arguments",
     "prepare_documents",
     "prepare_egress",
+    "prepare_mcp",
     "prepare_pages",
     "prepare_sounds",
     "read_document",

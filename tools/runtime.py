@@ -34,12 +34,13 @@ async def execute(spec: ToolSpec, arguments: str) -> ToolResult:
         async with asyncio.timeout(spec.timeout_s):
             output = await spec.run(**given)
     except ToolError as exc:
-        failed = shortened(ToolResult(error=str(exc), uncertain=exc.uncertain))
+        failed = shortened(ToolResult(error=str(exc), uncertain=exc.uncertain, fault=exc.fault))
         return with_doubt(failed, repeatable=spec.idempotent)
     except TimeoutError:
         end = "was stopped" if spec.stops else "may still go on; nobody waits for it any more"
-        late = f"{spec.name} took longer than {spec.timeout_s:g} s and {end}"
-        return with_doubt(ToolResult(error=late, uncertain=True), repeatable=spec.idempotent)
+        late = f"took longer than {spec.timeout_s:g} s"
+        failed = ToolResult(error=f"{spec.name} {late} and {end}", uncertain=True, fault=late)
+        return with_doubt(failed, repeatable=spec.idempotent)
     except Exception as exc:
         _log(spec, exc)
         failed = ToolResult(error=f"{spec.name} failed: {type(exc).__name__}", uncertain=True)

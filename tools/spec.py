@@ -15,7 +15,8 @@ class ToolResult:
     of those two. kept: what is to be kept of the call besides, and shown to nobody, as JSON values.
     uncertain: the call was cut short after it was sent, so that it may have had its effect all the same.
     effects: rows that are to be stored in one transaction with the outcome. settle: told afterwards whether
-    they were.
+    they were. fault: of an error, what the log says of it to the operator, in words that hold nothing of
+    arguments and outputs; None where the model has only used the tool wrongly, or it is in the log already.
     """
 
     output: str | None = None
@@ -26,6 +27,7 @@ class ToolResult:
     uncertain: bool = False
     effects: tuple[Any, ...] = ()
     settle: Callable[[bool], None] | None = None
+    fault: str | None = None
 
 
 Function = Callable[..., Awaitable[str | ToolResult]]
@@ -36,12 +38,13 @@ ToolError to tell the model what went wrong."""
 class ToolError(Exception):
     """The tool cannot do what it was asked; the message is for the model, which may try again.
 
-    uncertain: as in ToolResult.
+    uncertain, fault: as in ToolResult.
     """
 
-    def __init__(self, message: str, *, uncertain: bool = False) -> None:
+    def __init__(self, message: str, *, uncertain: bool = False, fault: str | None = None) -> None:
         super().__init__(message)
         self.uncertain = uncertain
+        self.fault = fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class Trial:
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
         parts = zip(*(torch.split(part, self._lengths) for part in (q, k, v)), strict=True)
         window = self._windows.get(layer)
-        return torch.cat([_dense(*sequence, window, scale, softcap, sinks) for sequence in parts])
+        return torch.cat([_dense(q, k, v, window, scale, softcap, sinks) for q, k, v in parts])
 
 
 def _dense(

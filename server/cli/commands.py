@@ -919,7 +919,12 @@ COMMANDS = {
         "show the models of a running server, or load or unload one",
         _models,
         _add_models,
-        ("antiphon models", "antiphon models load NAME", "antiphon models unload NAME"),
+        (
+            "antiphon models",
+            "antiphon models --data /srv/antiphon   of the server that has this data folder",
+            "antiphon models load NAME",
+            "antiphon models unload NAME",
+        ),
         verb="list",
     ),
     "usage": Command(

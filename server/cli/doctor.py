@@ -45,6 +45,8 @@ from tools import (
     ToolsError,
     UnreadableDocument,
     operator_tools,
+    prepare_egress,
+    prepare_mcp,
     read_document,
     reading_confinement,
     reads_html,
@@ -316,6 +318,9 @@ async def _mcp(config: Config) -> Finding:
         "never": "; no call of an MCP tool needs approval, whatever requests say",
     }[config.mcp.approval]
     verdict: Verdict = "note" if config.mcp.approval == "never" else "ok"
+    if servers:  # what loading takes is not the servers' time
+        await asyncio.to_thread(prepare_egress)
+        await asyncio.to_thread(prepare_mcp)
     found = await asyncio.gather(*(_listed(config, name) for name in config.mcp.servers))
     told = [f"{place}: {each}" for place, (_, each) in zip(places, found, strict=True)]
     if any(each == "note" for each, _ in found):

@@ -107,7 +107,7 @@ from server.items.private_half import (
     with_private,
 )
 from server.items.sources import Source, Sources
-from server.items.transcript import Transcript, seen, text_of
+from server.items.transcript import Transcript, seen, speakable, text_of
 
 __all__ = [
     "ABANDONED",
@@ -200,6 +200,7 @@ __all__ = [
     "server_labelled",
     "shown_name",
     "source_of",
+    "speakable",
     "stores_of",
     "text_of",
     "told_of",

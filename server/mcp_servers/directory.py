@@ -122,9 +122,9 @@ class Directory:
         settings = self._settings.servers.get(name)
         if settings is None or not _allows(settings, owner):
             known = [name for name, each in self._settings.servers.items() if _allows(each, owner)]
-            there = f"There are: {', '.join(known)}." if known else "There is none."
+            there = f" There are: {', '.join(known)}." if known else ""
             message = (
-                f"There is no MCP server 'builtin:{name}' here. {there} The operator adds one as a table "
+                f"There is no MCP server 'builtin:{name}' here.{there} The operator adds one as a table "
                 f"[mcp.servers.{name}] of antiphon.toml."
             )
             raise _refused(f"{path}.server_url", message)

@@ -235,7 +235,8 @@ class RunWriter:
     """One message: the events of a response, or its whole items, to the parts of chunks.
 
     Annotations come in one delta at the end, because clients merge lists in deltas by an `index`, which
-    annotations do not have. A call that the server has made is shown once its outcome is known.
+    annotations do not have. A call that the server has made is shown once its outcome is known, and those of
+    all calls before it: such clients take an index beyond the end of a list for the end.
     """
 
     def __init__(self, *, logprobs: bool, thoughts: bool, role: str) -> None:
@@ -251,6 +252,7 @@ class RunWriter:
         self._kind = ""  # of the client's call at work
         self._num_calls = 0
         self._num_made = 0
+        self._made: dict[str, Item | None] = {}  # the server's, by their ids; None: no outcome yet
         self._whole_call = False
         self._annotations: list[dict[str, Any]] = []
         self._file_citations: list[dict[str, Any]] = []
@@ -310,6 +312,8 @@ class RunWriter:
     def _added(self, item: Item) -> list[Part]:
         self._fresh = True
         self._start = self._num_said + (len(_GAP) if self._num_said else 0)
+        if execution_of(item) is not None:
+            self._made[item["id"]] = None
         if item["type"] not in _KINDS:
             return []
         self._kind = _KINDS[item["type"]]
@@ -358,10 +362,14 @@ class RunWriter:
     def _done(self, item: Item) -> list[Part]:
         if item["type"] in _KINDS:
             self._whole_call |= item["status"] == "completed"
-        if execution_of(item) is None:
-            return []
-        self._num_made += 1
-        return self._part({MADE: [{"index": self._num_made - 1, **item}]})
+        if execution_of(item) is not None:
+            self._made[item["id"]] = item
+        parts: list[Part] = []
+        while self._made and (made := next(iter(self._made.values()))) is not None:
+            del self._made[made["id"]]
+            parts += self._part({MADE: [{"index": self._num_made, **made}]})
+            self._num_made += 1
+        return parts
 
 
 def _with_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,14 +26,14 @@ _KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "g
 
 
 class ImageFailed(ToolError):
-    """A server did not answer with an image. fault: the members of an official error object, as far as the
+    """A server did not answer with an image. told: the members of an official error object, as far as the
     server has said them."""
 
     def __init__(
-        self, message: str, fault: Mapping[str, str] | None = None, *, uncertain: bool = False
+        self, message: str, told: Mapping[str, str] | None = None, *, uncertain: bool = False
     ) -> None:
         super().__init__(message, uncertain=uncertain)
-        self.fault = dict(fault or {})
+        self.told = dict(told or {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def image_tools(generator: ImageGenerator) -> dict[str, ToolSpec]:
         try:
             image = await generator.generate({"prompt": prompt, **wanted}, show, originals)
         except ImageFailed as failure:
-            return ToolResult(error=str(failure), kept={"fault": failure.fault})
+            return ToolResult(error=str(failure), kept={"fault": failure.told})
         kept = {
             "base64": image.base64,
             "facts": dict(image.facts),

@@ -180,7 +180,7 @@ class Connection:
 
     async def _hold(self) -> None:
         """Connect, in one way after the other, and stay until the connection is closed or lost."""
-        await asyncio.to_thread(_load)
+        await asyncio.to_thread(prepare_mcp)
         from mcp import Client
 
         why: BaseException | None = None
@@ -287,8 +287,9 @@ async def _taken_as_it_is(*_: Any) -> None:
     return None
 
 
-def _load() -> None:
-    """Import the SDK, which takes half a second; its own words in the log can hold arguments and replies."""
+def prepare_mcp() -> None:
+    """Import the SDK, which takes from half a second to many on a slow machine; its own words in the log can
+    hold arguments and replies."""
     import_module("mcp.client.sse")
     for name in ("mcp", "httpx2", "httpcore2", "client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -298,9 +299,17 @@ def _load() -> None:
 # Failures
 
 
-def failure(exc: BaseException, status: int | None, *, call: str | None = None) -> ToolResult:
+def failure(
+    exc: BaseException,
+    status: int | None,
+    *,
+    limit_s: float,
+    lead: str = "",
+    call: str | None = None,
+) -> ToolResult:
     """What is told of an exception that a connection ended with, or a call. status: of the HTTP reply to it,
-    or of the last one. call: its id, where there was a connection and it was on its way.
+    or of the last one. limit_s: the seconds that there were. lead: what stands before all but the server's
+    own words. call: its id, where there was a connection and it was on its way.
 
     A call on its way may have had its effect, except where its own request was not sent, or the server
     itself has answered: by an error of the protocol, or by an HTTP status that is not a gateway's.
@@ -313,33 +322,34 @@ def failure(exc: BaseException, status: int | None, *, call: str | None = None) 
         codes = {"too_slow": 504, "refused": 403}
         is_own = cause.extensions.get(CALL_KEY) == call
         code, uncertain = codes.get(cause.kind, 502), begun and (cause.uncertain or not is_own)
-        return ToolResult(error=str(cause), source="http", code=code, uncertain=uncertain)
+        return ToolResult(error=f"{lead}{cause}", source="http", code=code, uncertain=uncertain)
     if isinstance(cause, ToolError):
         return ToolResult(error=str(cause))
     if isinstance(cause, TimeoutError | httpx2.TimeoutException):
-        return ToolResult(error="it did not answer in time", source="http", code=504, uncertain=begun)
+        told = f"{lead}it did not answer within {limit_s:g} s"
+        return ToolResult(error=told, source="http", code=504, uncertain=begun)
     if isinstance(cause, httpx2.HTTPStatusError):
-        return _refusal(cause.response.status_code, begun)
+        return _refusal(lead, cause.response.status_code, begun)
     if isinstance(cause, MCPError):
         code = cause.code if abs(cause.code) < MAX_CODE else 0
         if INVALID.match(cause.message):
-            return ToolResult(error=NOT_UNDERSTOOD, source="protocol", code=code, uncertain=begun)
+            return ToolResult(error=f"{lead}{NOT_UNDERSTOOD}", source="protocol", code=code, uncertain=begun)
         if NO_ANSWER.match(cause.message):  # whatever was answered to a try to read on
-            told = cause.message[:1000]
+            told = f"{lead}{cause.message[:1000]}"
             return ToolResult(error=told, source="protocol", code=code, uncertain=begun)
         if status is not None and status >= 300:
-            return _refusal(status, begun)
+            return _refusal(lead, status, begun)
         return ToolResult(error=cause.message[:1000], source="protocol", code=code)
     if isinstance(cause, httpx2.HTTPError | OSError | EOFError):
         what = "it broke off" if begun else "it could not be reached"
-        return ToolResult(error=f"{what} ({_said(cause)})", source="http", code=502, uncertain=begun)
+        return ToolResult(error=f"{lead}{what} ({_said(cause)})", source="http", code=502, uncertain=begun)
     log.warning("an MCP server failed: %s", first_fault(cause))
-    return ToolResult(error=NOT_UNDERSTOOD, source="protocol", code=-32700, uncertain=begun)
+    return ToolResult(error=f"{lead}{NOT_UNDERSTOOD}", source="protocol", code=-32700, uncertain=begun)
 
 
-def _refusal(status: int, begun: bool) -> ToolResult:
+def _refusal(lead: str, status: int, begun: bool) -> ToolResult:
     """For an HTTP status that is an error. A gateway's own says that the server behind it did not answer."""
-    told = f"it answered with HTTP status {status}"
+    told = f"{lead}it answered with HTTP status {status}"
     return ToolResult(error=told, source="http", code=status, uncertain=begun and status in GATEWAY_STATUSES)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tools.egress import Egress
@@ -24,6 +24,11 @@ log = logging.getLogger("antiphon.mcp")
 
 CALL_S = 60.0
 """Seconds that a call may take; each notice of progress begins them anew."""
+
+CREDENTIALS = (
+    "Its credentials stand in the tool's 'authorization', or the operator gives them in antiphon.toml."
+)
+"""What a client is told where a server does not let it in."""
 
 IDLE_S = 60.0
 """Seconds for which a connection waits for its next run."""
@@ -122,8 +127,11 @@ class Connections:
                 log.warning("the tool '%s' of the MCP server %s is left out: %s", name, server.name, reason)
             return listing
         except Exception as exc:
-            why = failure(exc, connection.status)
-            return Listing(error=f"The MCP server '{label}' could not be asked for its tools: {why.error}")
+            why = failure(exc, connection.status, limit_s=CONNECT_S).error or ""
+            error = f"The MCP server '{label}'{server.told_place} could not be asked for its tools: {why}"
+            if connection.status in (401, 403):
+                error = f"{error.rstrip('.')}. {CREDENTIALS}"
+            return Listing(error=error)
 
     async def call(
         self,
@@ -142,30 +150,37 @@ class Connections:
             return ToolResult(error=str(misfit))
         clock = asyncio.get_running_loop().time
         connection = await self._connection(label, server)
-        begun = False
+        until: float | None = None  # the last moment of the call, once it is on its way
 
         async def make(client: Client) -> ToolResult:
-            nonlocal begun
-            begun = True
-            until = clock() + MOST_CALL_S
+            nonlocal until
+            until = last = clock() + MOST_CALL_S
             async with asyncio.timeout(CALL_S) as limit:
 
                 async def on_progress(progress: float, total: float | None, message: str | None) -> None:
                     if not limit.expired():
-                        limit.reschedule(min(clock() + CALL_S, until))
+                        limit.reschedule(min(clock() + CALL_S, last))
 
                 meta: Any = {CALL_KEY: call_id}
                 result = await client.call_tool(name, given, progress_callback=on_progress, meta=meta)
             return read_result(result)
 
         try:
-            return shortened(await connection.use(make))
+            result = shortened(await connection.use(make))
         except Exception as exc:
-            if not begun:
-                return failure(exc, connection.status)
-            return failure(exc, connection.statuses.get(call_id), call=call_id)
+            lead = f"The MCP server '{label}' failed: "
+            if until is None:
+                result = failure(exc, connection.status, limit_s=CONNECT_S, lead=lead)
+            else:
+                limit_s = CALL_S if clock() < until else MOST_CALL_S
+                status = connection.statuses.get(call_id)
+                result = failure(exc, status, limit_s=limit_s, lead=lead, call=call_id)
         finally:
             connection.statuses.pop(call_id, None)
+        if result.error is None:
+            return result
+        kind = "an error of its own" if result.source == "tool" else f"{result.source} error {result.code}"
+        return replace(result, fault=f"{kind}, at the MCP server {server.name}")
 
     async def _connection(self, label: str, server: McpServer) -> Connection:
         async with self._taking.setdefault(label, asyncio.Lock()):  # parallel calls share one

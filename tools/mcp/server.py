@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +26,12 @@ class McpServer:
     guarded: bool = True
     trusted: bool = False
     idempotent: frozenset[str] = frozenset()
+
+    @property
+    def told_place(self) -> str:
+        """Where a client is told that the server is, in brackets: the address that it gave, without what may
+        be a credential, and nothing of the operator's."""
+        if self.url is None or not self.guarded:
+            return ""
+        parts = urlsplit(self.url)
+        return f" ({parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path})"

@@ -60,14 +60,18 @@ def command_tool(command: Sequence[str], folder: Path, env: Mapping[str, str]) -
                     start_new_session=True,
                 )
             except OSError as exc:
-                raise ToolError(f"the program could not be started: {exc.strerror or exc}") from None
+                told = f"the program could not be started: {exc.strerror or exc}"
+                raise ToolError(told, fault=told) from None
         try:
             output, complaint = await _outputs(process)
         finally:
             if process.returncode is None:
                 await _end(process)
         if process.returncode:
-            raise ToolError(_failure(process.returncode, complaint), uncertain=process.returncode < 0)
+            status, words = process.returncode, complaint.decode("utf-8", "replace").strip()[-MAX_COMPLAINT:]
+            ended = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
+            told = f"the program {ended}"
+            raise ToolError(f"{told}: {words}" if words else told, uncertain=status < 0, fault=told)
         return output.decode("utf-8", "replace").rstrip("\n")
 
     return run
@@ -126,7 +130,7 @@ class _Written:
             self._num_bytes += len(part)
             if self._num_bytes > MAX_WRITTEN:
                 told = f"the program wrote more than {MAX_WRITTEN} bytes and was stopped"
-                raise ToolError(told, uncertain=True)
+                raise ToolError(told, uncertain=True, fault=told)
             self._kept += part[: MAX_KEPT - len(self._kept)]
 
     def kept(self) -> bytes:
@@ -147,9 +151,3 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _failure(status: int, complaint: bytes) -> str:
-    ended = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
-    words = complaint.decode("utf-8", "replace").strip()[-MAX_COMPLAINT:]
-    return f"the program {ended}: {words}" if words else f"the program {ended}"

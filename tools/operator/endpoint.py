@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tools.egress import GATEWAY_STATUSES, Caps, Egress, guarded_client
+from tools.egress import GATEWAY_STATUSES, Caps, Egress, EgressError, guarded_client
 from tools.encodings import read_text
 from tools.spec import Function, ToolError
 
@@ -27,12 +27,19 @@ def endpoint_tool(url: str, headers: Mapping[str, str], timeout_s: float) -> Fun
     caps = Caps(max_bytes=MAX_REPLY, total_s=timeout_s)
 
     async def run(**arguments: Any) -> str:
-        async with guarded_client(egress, caps, headers=headers) as client:
-            reply = await client.post(url, json=arguments)
+        try:
+            async with guarded_client(egress, caps, headers=headers) as client:
+                reply = await client.post(url, json=arguments)
+        except EgressError as exc:
+            exc.fault = f"its endpoint: {exc.kind}"  # the words may repeat what the endpoint sent
+            raise
         text = read_text(reply.content, reply.charset_encoding)
         if not reply.is_success:
-            told = f"the endpoint replied {reply.status_code}: {text[:MAX_COMPLAINT]}"
-            raise ToolError(told, uncertain=reply.status_code in GATEWAY_STATUSES)
+            told = f"the endpoint replied {reply.status_code}"
+            told += ", and redirects are not followed" if reply.is_redirect else ""
+            told += f": {text[:MAX_COMPLAINT]}" if text else ""
+            uncertain, fault = reply.status_code in GATEWAY_STATUSES, f"HTTP status {reply.status_code}"
+            raise ToolError(told, uncertain=uncertain, fault=fault)
         return text
 
     return run

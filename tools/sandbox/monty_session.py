@@ -12,6 +12,7 @@ import asyncio
 import datetime
 import hashlib
 import os
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,9 @@ MAX_DRAWN = 1024 * 1024
 
 _LAST = "__"
 """The name under which the value of a cell's last expression is until it has been shown."""
+
+_KEEPS = f"{_LAST} = "
+"""What stands before that expression in what the interpreter is given."""
 
 _SHOWN = f"None if {_LAST} is None else f'{{{_LAST}!r}}'"
 """That value as a text, by what code cannot name: a `repr` could be its own, and come to anything."""
@@ -137,7 +141,7 @@ class MontyInterpreter:
         )
         error: str | None = None
         value: str | None = None
-        code, shows = _keeping_last(code.removeprefix("\ufeff"))
+        code, last = _keeping_last(code.removeprefix("\ufeff"))
         world = _world(moment)
 
         def feed(code: str) -> Any:
@@ -158,18 +162,20 @@ class MontyInterpreter:
                         session.load_session(state)
                     try:
                         feed(code)
-                        if shows:
+                        if last is not None:
                             value = feed(f"{_SHOWN}[:{limits.log_bytes}]")
                     except (monty.MontyRuntimeError, monty.MontySyntaxError) as fault:
-                        error = fault.display()
+                        error = fault.display() if last is None else _as_written(fault.display(), *last)
                         if _is_flood(fault, limits.log_bytes):
                             error = (
                                 f"[cut: the code printed more than {limits.log_bytes} bytes, and was stopped]"
                             )
+                        if _is_late(fault):
+                            error = f"[the code was stopped: it may run for {limits.cell_s:g} s]"
                         if _is_end(fault):
                             return stopped(error)
                     try:
-                        if shows:
+                        if last is not None:
                             feed(f"{_LAST} = None")
                         kept = session.dump()
                     except monty.MontyRuntimeError as fault:
@@ -213,20 +219,29 @@ class _Held:
                     os.kill(self._process, signal.SIGKILL)
 
 
-def _keeping_last(code: str) -> tuple[str, bool]:
-    """A cell that has no value itself, and has that of its last expression under a name; and whether there is
-    one that is to be shown. What the interpreter made of a value for this process could take any amount of
-    memory and time, whatever the limits of the cell."""
+def _keeping_last(code: str) -> tuple[str, tuple[str, int] | None]:
+    """A cell that has no value itself, and has that of its last expression under a name; and the line in
+    which that expression begins, as it was written, and where in it, None where no value is to be shown. What
+    the interpreter made of a value for this process could take any amount of memory and time, whatever the
+    limits of the cell."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the interpreter says what is wrong
         body = []
     if not body or not isinstance(body[-1], ast.Expr) or code.rstrip().endswith(";"):
-        return f"{code}\nNone", False
+        return f"{code}\nNone", None
     lines = code.encode().splitlines(keepends=True)  # columns are counted in bytes
     row, column = body[-1].lineno - 1, body[-1].col_offset
-    lines[row] = lines[row][:column] + f"{_LAST} = ".encode() + lines[row][column:]
-    return b"".join(lines).decode(), True
+    before, rest = lines[row][:column], lines[row][column:]
+    lines[row] = before + _KEEPS.encode() + rest
+    return b"".join(lines).decode(), ((before + rest).decode().rstrip(), len(before.decode()))
+
+
+def _as_written(told: str, line: str, at: int) -> str:
+    """What an error says, with the line of the last expression as it was written, and the marks below it."""
+    given = re.escape(f"    {line[:at]}{_KEEPS}{line[at:]}")
+    marked = re.compile(rf"^{given}(?:\n( {{{at + 4}}}) {{{len(_KEEPS)}}}( *~+)$|$)", re.MULTILINE)
+    return marked.sub(lambda found: f"    {line}" + (f"\n{found[1]}{found[2]}" if found[2] else ""), told)
 
 
 def _bounded(text: str, most: int) -> str:
@@ -264,6 +279,13 @@ def _world(moment: Moment) -> OsHandler:
 def _is_end(fault: Any) -> bool:
     """Whether a session is in no certain state after an error: a limit stopped it."""
     return isinstance(fault.exception(), TimeoutError | MemoryError)
+
+
+def _is_late(fault: Any) -> bool:
+    """Whether the limit of a cell's time was exceeded."""
+    return isinstance(fault.exception(), TimeoutError) and str(fault.exception()).startswith(
+        "feed time limit exceeded"
+    )
 
 
 def _is_flood(fault: Any, log_bytes: int) -> bool:

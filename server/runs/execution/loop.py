@@ -518,6 +518,10 @@ class Loop:
                 told(result.output, result.error)
         known = name if self._registry.get(name) is not None else call["type"]
         self._telemetry.tool_called(run.plan.model, known, "ok" if result.error is None else "error")
+        if result.fault is not None:
+            said = {"response_id": run.plan.response_id, "model": run.plan.model, "tool": name}
+            words = (name, run.plan.response_id, result.fault)
+            log.warning("tool %s failed in run %s: %s", *words, extra=said)
         counts = self._execution(call).counts
         counted = counts(result) if counts is not None and result.error is None else None
         if counted is not None:
@@ -569,7 +573,7 @@ class Loop:
         if most is None or num_bytes <= most:
             return result
         error = f"The output has {num_bytes} bytes; at most {most} are taken."
-        return replace(result, output=None, error=error)
+        return replace(result, output=None, error=error, fault=error)
 
     def _keep(self, run: Run, seconds: float) -> None:
         """Ask the engine not to forget what it computed of a run that waits for at most so long."""

@@ -20,6 +20,8 @@ from server.items import (
     execution_of,
     is_direct,
     is_loading,
+    shown_name,
+    speakable,
     type_of_calls,
 )
 from server.prompting import tool_shape
@@ -41,8 +43,10 @@ MAX_CHECKED = 64
 class Functions:
     """Flat tools that the model may be offered: functions, and customs that take a text.
 
-    routes: name -> where calls of it lead, for each of them. names: of the tools of other servers, by the
-    server's label and the tool's own name. unlisted: routes to servers whose tools are not known yet.
+    routes: name -> where calls of it lead, for each of them. names: of the tools of other servers, and of
+    those of this one that are shown under another name than their own, by the server's label and the tool's
+    own name. elsewhere: the names of those of other servers. unlisted: routes to servers whose tools are not
+    known yet.
     listings: where they are, what lists them. lacking: types of tools of the request that this server cannot
     run. deferred: what a search may load, and has not loaded yet. loading: the items whose tools are loaded.
     unknown: the path of what asks a server for tools that it does not list, and why it cannot, as a sentence.
@@ -51,6 +55,7 @@ class Functions:
     tools: tuple[Tool, ...]
     routes: Mapping[str, Route]
     names: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()
     unlisted: tuple[Route, ...] = ()
     listings: tuple[Item, ...] = ()
     lacking: frozenset[str] = frozenset()
@@ -59,16 +64,22 @@ class Functions:
     unknown: tuple[str, str] | None = None
 
     def of(self, route: Route) -> list[Tool]:
-        """The tools that lead to a route, whether or not they are loaded."""
-        offered = [tool for tool in self.tools if self.routes[tool["name"]] == route]
-        return offered + [known.function for known in self.deferred if known.route == route]
+        """The tools that lead to a route of `local`, under their own names, loaded or not."""
+        found = [(tool, self.routes[tool["name"]]) for tool in self.tools]
+        found += [(known.function, known.route) for known in self.deferred]
+        return [
+            {**tool, "name": each.fields.get("name", tool["name"])}
+            for tool, each in found
+            if _nameless(each) == route
+        ]
 
     @property
     def local(self) -> list[Route]:
-        """The routes that lead to no other server, each as often as it has functions."""
-        elsewhere = set(self.names.values())
-        offered = [route for name, route in self.routes.items() if name not in elsewhere]
-        return offered + [known.route for known in self.deferred if not known.elsewhere]
+        """The routes that lead to no other server, each as often as it has functions, whose names they do
+        not say."""
+        offered = [route for name, route in self.routes.items() if name not in self.elsewhere]
+        offered += [known.route for known in self.deferred if not known.elsewhere]
+        return list(map(_nameless, offered))
 
     def allow(self, call: Item) -> bool:
         """Whether such a call can be made with these tools, or with those of a server that is not listed
@@ -101,9 +112,9 @@ def functions_of(
     need one. Raises ApiError 400 when two share a name, or when a tool asks for what this server has not.
     """
     found = _Found(registry, approvals, len(tools) - num_added)
-    found.take(tools)
-    found.take_listed(tools, items)
     loading = tuple(item for item in items if is_loading(item))
+    found.take(tools, [entry for item in loading for entry in item["tools"]])
+    found.take_listed(tools, items)
     for item in loading:
         found.load(item["tools"])
         if len(found.loaded) > MAX_LOADED:
@@ -112,6 +123,7 @@ def functions_of(
         tuple(found.tools()),
         found.routes,
         found.names,
+        frozenset(found.elsewhere),
         tuple(found.unlisted),
         tuple(found.listings),
         frozenset(found.lacking),
@@ -134,35 +146,62 @@ class _Found:
         self.loaded: dict[str, Tool] = {}
         self._searches: dict[str, Call] = {}  # by the names of their functions
         self._taken: set[str] = set()  # names, also of what is deferred and no other server's
+        self._behind_mcp: set[tuple[str, str]] = set()  # labels and own names of this server's, as MCP tools
         self._all_deferred: list[Deferred] = []  # also those that are loaded
         self._waiting: dict[tuple[str, str], Deferred] = {}  # by the server's label, if any, and name
         self.routes: dict[str, Route] = {}
         self.names: dict[tuple[str, str], str] = {}
+        self.elsewhere: set[str] = set()
         self.unlisted: list[Route] = []
         self.listings: list[Item] = []
         self.lacking: set[str] = set()
         self.unknown: tuple[str, str] | None = None
 
-    def take(self, tools: Sequence[Tool]) -> None:
-        """The functions of tools that are no other server's."""
-        for path, tool, namespace, call, type_, index in _calls(tools):
-            if call.lacks(tool, self._registry) is not None:
-                self.lacking.add(tool["type"])
+    def take(self, tools: Sequence[Tool], loaded: Sequence[Tool]) -> None:
+        """The functions of tools that are no other server's. loaded: what items make callable besides."""
+        found = [(each, function) for each in _calls(tools) for function in self._offers(*each[:4])]
+        # The tools of an MCP server give way to all others, wherever these stand.
+        for (_, tool, _, call, _, _), function in found:
+            if call.server(tool) is None:
+                self._claim(function["name"])
+        self._taken |= {shown_name(inner) for _, inner, _ in each_tool(loaded) if inner["type"] != "mcp"}
+        for (_, tool, namespace, call, type_, index), function in found:
+            own = function["name"]
+            route = self._route(tool, function, call, type_)
+            shown, route = (function, route) if route.server is None else self._apart(function, route)
+            if tool.get("defer_loading"):
+                self._defer(Deferred(shown, route, *_said(tool, namespace, own)), own)
                 continue
-            for function in call.offers(tool, self._registry, path):
-                name = function["name"]
-                if name in self._taken:
-                    refuse("tools", f"Two tools are named {name!r}.")
-                self._taken.add(name)
-                route = self._route(tool, function, call, type_)
-                if tool.get("defer_loading"):
-                    self._defer(Deferred(function, route, *_said(tool, namespace, name)), name)
-                    continue
-                self.routes[name] = route
-                given = self._clients if _execution(route) is None else self._own
-                (given if index < self._num_given else self._added).append(function)
-                if call.searches is not None:
-                    self._searches[name] = call
+            self.routes[shown["name"]] = route
+            given = self._clients if _execution(route) is None else self._own
+            (given if index < self._num_given else self._added).append(shown)
+            if call.searches is not None:
+                self._searches[own] = call
+
+    def _offers(self, path: str, tool: Tool, _namespace: Tool | None, call: Call) -> Sequence[Tool]:
+        if call.lacks(tool, self._registry) is not None:
+            self.lacking.add(tool["type"])
+            return ()
+        return call.offers(tool, self._registry, path)
+
+    def _claim(self, name: str) -> None:
+        if name in self._taken:
+            refuse("tools", f"Two tools are named {name!r}.")
+        self._taken.add(name)
+
+    def _apart(self, function: Tool, route: Route) -> tuple[Tool, Route]:
+        """A function of this server as one behind MCP, under a name that is free. Under one label it is
+        there once, because its calls say nothing else."""
+        own, label = function["name"], route.fields["server_label"]
+        if (label, own) in self._behind_mcp:
+            refuse("tools", f"Two tools are named {own!r}.")
+        self._behind_mcp.add((label, own))
+        name = _free(own, label, self._taken)
+        self._taken.add(name)
+        if name == own:
+            return function, route
+        self.names[label, own] = name
+        return {**function, "name": name}, replace(route, fields={**route.fields, "name": own})
 
     def take_listed(self, tools: Sequence[Tool], items: Sequence[Item]) -> None:
         """The functions of other servers; after the others, because their names can be changed."""
@@ -247,6 +286,7 @@ class _Found:
         self._taken.add(name)
         self.routes[name] = route
         self.names[said["server_label"], said["name"]] = name
+        self.elsewhere.add(name)
         return {**function, "name": name}
 
     def _route(self, tool: Tool, function: Tool, call: Call, type_: str) -> Route:
@@ -274,6 +314,11 @@ def _said(tool: Tool, namespace: Tool | None, name: str) -> tuple[Tool, str, str
     return {**namespace, "tools": [own]}, namespace["name"], namespace["description"]
 
 
+def _nameless(route: Route) -> Route:
+    """A route without the name that its calls say: the same for all functions of a server."""
+    return replace(route, fields={key: said for key, said in route.fields.items() if key != "name"})
+
+
 def _execution(route: Route) -> Execution | None:
     """How this server carries out the calls that take a route; None where the client does."""
     return execution_of({"type": route.type, **route.fields})
@@ -294,7 +339,7 @@ def _free(name: str, label: str, taken: Collection[str]) -> str:
     """A name that no function has: the given one, or else with the label of its server, and a number."""
     if name not in taken:
         return name
-    longer = f"{label}__{name}"[:60]
+    longer = speakable(f"{label}__{name}")[:60]
     candidates = (longer, *(f"{longer}_{number}" for number in range(2, len(taken) + 3)))
     return next(candidate for candidate in candidates if candidate not in taken)
 
@@ -305,7 +350,7 @@ async def enforced(functions: Functions, served: ServedModel, owner: str) -> Fun
 
     The arguments of the others are only checked once they are written.
     """
-    foreign = {*functions.names.values()}
+    foreign = {*functions.elsewhere}
     foreign |= {tool["name"] for tool in functions.tools if tool.get("strict", False) is None}
     if not foreign or not {"grammar", "calls"} <= served.info.capabilities:
         return functions

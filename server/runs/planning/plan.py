@@ -677,12 +677,24 @@ def _approved(
         if not functions.allow({**request, "type": type_asked_for(request).type}):
             message = (
                 f"The call that '{key}' asks approval for is of a tool that this request does not have: "
-                f"{request['name']!r} of the MCP server {request['server_label']!r}. Send the server in "
-                "'tools' again, with that label, and allow the tool."
+                f"{request['name']!r} of the MCP server {request['server_label']!r}. "
+                f"{_remedy(request, tools)}"
             )
             refuse(f"input[{index}].{name}", message)
         found.append(str(key))
     return found
+
+
+def _remedy(request: Item, tools: Sequence[Item]) -> str:
+    """What a client can do so that a call can be made which these tools do not have, as a sentence."""
+    label = request["server_label"]
+    labelled = [tool for tool in tools if tool.get("server_label") == label]
+    if any(tool.get("allowed_tools") is None and not tool.get("defer_loading") for tool in labelled):
+        return (
+            "The request allows all tools of the server, which has none of this name (any more). Decline "
+            "the call, or leave the request for approval without an answer."
+        )
+    return "Send the server in 'tools' again, with that label, and allow the tool."
 
 
 def _num_kept(items: Sequence[Item], approved: Sequence[str]) -> int:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tests.support.forking import READY
 from tests.support.mcp_servers import stdio_command
 from tests.support.permissions import barred
 from tests.support.processes import server_process
-from tools import BUILTIN, ToolSpec, operator
+from tools import BUILTIN, Connections, Listing, McpServer, ToolSpec, operator
 
 ROOT = Path(__file__).parents[3]
 
@@ -766,6 +767,28 @@ def test_doctor_asks_the_mcp_servers(capsys: pytest.CaptureFixture[str], tmp_pat
     assert line.startswith(f"note  mcp       {good_told}")
     assert "k3y" not in line and "key=***" in line
     assert "dead (http://127.0.0.1:9/mcp): " in line and "accepts no connection" in line
+
+
+def test_doctor_gives_mcp_servers_time_from_when_all_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "antiphon.toml").write_text('[mcp.servers.dead]\nurl = "http://127.0.0.1:9/mcp"\n')
+    done: list[str] = []
+    load, ask = import_module, Connections.list_tools
+
+    def loaded(name: str) -> Any:
+        done.append("loaded")
+        return load(name)
+
+    async def asked(self: Connections, label: str, server: McpServer) -> Listing:
+        done.append("asked")
+        return await ask(self, label, server)
+
+    monkeypatch.setattr("tools.mcp.connection.import_module", loaded)
+    monkeypatch.setattr(Connections, "list_tools", asked)
+    assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "mcp"]
+    assert done[:2] == ["loaded", "asked"] and "127.0.0.1 accepts no connection at port 9" in line
 
 
 def test_doctor_tells_tools_by_where_they_come_from(

@@ -254,6 +254,22 @@ async def test_the_tools_of_this_server_are_deferred_too(tmp_path: Path) -> None
     assert made["output"] == "42"
 
 
+async def test_a_deferred_tool_of_this_server_gives_way_to_a_function(tmp_path: Path) -> None:
+    own: Json = {"type": "mcp", "server_label": "own", "server_url": "builtin:", "defer_loading": True}
+    script = saying(
+        wrote("tool_search", query="multiply"), wrote("own__calculator", expression="6*7"), "done"
+    )
+    engine = ScriptedEngine(script)
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        mine = function("calculator", "Mine.", "sum")
+        response = await Api(client).create("Go.", tools=[own, mine, SEARCH])
+    listing, _, found, made, _ = response["output"]
+    assert {tool["name"] for tool in listing["tools"]} == {"calculator", "save_note"}
+    assert found["tools"] == [{**own, "allowed_tools": ["calculator"]}]
+    assert (made["name"], made["output"]) == ("calculator", "42")
+    assert "These tools can be called now: own__calculator." in prompts(engine)[1]
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Searches of the client
 
@@ -292,6 +308,20 @@ async def test_a_client_searches_itself(tmp_path: Path) -> None:
     (made,) = second["output"]
     assert (made["type"], made["name"]) == ("function_call", "get_shipping_eta")
     assert "order_id" in prompts(other)[0]
+
+
+async def test_what_a_client_loads_keeps_its_name(tmp_path: Path) -> None:
+    own: Json = {"type": "mcp", "server_label": "own", "server_url": "builtin:"}
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        first = await api.create('call tool_search {"goal": "sums"}', tools=[own, CLIENTS])
+        mine = function("calculator", "Mine.", "sum", defer_loading=True)
+        asked = {"role": "user", "content": 'call own__calculator {"expression": "6*7"}'}
+        sent = [loaded(first["output"][-1], mine), asked]
+        second = await api.create(sent, tools=[own, CLIENTS], previous_response_id=first["id"])
+    assert {"calculator", "own__calculator"} <= {shape.name for shape in engine.requests[1].reader.tools}
+    assert second["output"][0]["output"] == "42"
 
 
 async def test_a_run_waits_for_the_clients_search(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,8 @@ from server.errors import ApiError
 from server.mcp_servers import read_mcp_settings
 from server.runs.events import Events, ReaderLagged
 from server.schema import ChatStreamOptions
-from server.stateless.tool_runs import ToolRun
+from server.stateless.choices import Part
+from server.stateless.tool_runs import RunWriter, ToolRun
 from server.web_settings import WebSettings
 from storage import Counts
 from tests.server.runs.test_disconnect import eventually
@@ -213,6 +214,43 @@ async def test_a_turn_may_have_calls_of_both_sides(tmp_path: Path) -> None:
         await whole(client, body)
         assert "home means much" not in prompts(engine)[-1]
     assert seen.called == ["look_up"]
+
+
+async def test_a_function_of_the_client_keeps_its_name(client: httpx.AsyncClient) -> None:
+    """A tool of the server's that has the same name is called by another one, and told by its own."""
+    mine = {"type": "function", "function": {**CLIENTS["function"], "name": "calculator"}}
+    theirs = 'call antiphon__calculator {"expression": "2+3"}'
+    said = await message(client, f'{theirs}\ncall calculator {{"city": "Paris"}}', tools=[BUILTIN, mine])
+    assert [(call["name"], call["output"]) for call in made(said)] == [("calculator", "5")]
+    assert [call["function"]["name"] for call in said["tool_calls"]] == ["calculator"]
+
+
+def test_an_index_is_the_place_among_the_calls() -> None:
+    """In a stream, too, where the second of two calls has its outcome first: a client that folds lists by
+    their indexes, as the SDK does, needs them in order besides."""
+
+    def writer() -> RunWriter:
+        return RunWriter(logprobs=False, thoughts=False, role="assistant")
+
+    def call(number: int) -> Json:
+        fields = {"server_label": "desk", "name": "look_up", "arguments": "{}", "output": "k", "error": None}
+        return {"type": "mcp_call", "id": f"mcp_{number}", "status": "completed", **fields}
+
+    def told(parts: Sequence[Part]) -> list[Json]:
+        return [made for part in parts for made in part["delta"].get("server_tool_calls", ())]
+
+    def done(number: int) -> Json:
+        return {"type": "response.output_item.done", "item": call(number)}
+
+    streaming, whole = writer(), writer()
+    for number in range(3):
+        begun = {**call(number), "status": "in_progress", "output": None}
+        streaming.event({"type": "response.output_item.added", "item": begun})
+    assert told(streaming.event(done(1))) == [], "the first one comes before it"
+    assert told(streaming.event(done(0))) == [{"index": 0, **call(0)}, {"index": 1, **call(1)}]
+    assert told(streaming.event(done(2))) == [{"index": 2, **call(2)}]
+    plain = [made for number in range(3) for made in told(whole.item(call(number)))]
+    assert plain == [{"index": number, **call(number)} for number in range(3)]
 
 
 async def test_calls_are_taken_back_without_such_tools_too(

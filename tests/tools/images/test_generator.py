@@ -153,4 +153,4 @@ async def test_a_stream_shows_earlier_forms(images: LoopbackImages) -> None:
     images.reply = [{"type": "error", "error": {"code": "moderation_blocked", "message": "no"}}]
     with pytest.raises(ImageFailed, match="failed: no") as failed:
         await ImageGenerator(images.url).generate({"prompt": "x", "partial_images": 1}, unseen)
-    assert failed.value.fault["code"] == "moderation_blocked"
+    assert failed.value.told["code"] == "moderation_blocked"

@@ -170,6 +170,7 @@ async def test_a_call_without_an_answer_may_have_had_an_effect(
         await pool.close()
     assert told in str(result.error)
     assert result.uncertain is uncertain
+    assert str(result.error).startswith("The MCP server 'desk' failed: ") is (reply is not own_error)
 
 
 async def test_what_fails_for_one_call_says_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,7 @@ async def test_programs_that_fail(
 ) -> None:
     result = await execute(program(tmp_path, source, "timeout_s = 0.5" if "sleep" in source else ""), "{}")
     assert result.output is None and error in str(result.error)
+    assert result.fault and "city" not in result.fault and result.fault in str(result.error)
     gc.collect()
     assert caplog.records == []
 
@@ -361,20 +362,25 @@ async def test_an_endpoint_is_posted_the_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "error"),
+    ("status", "body", "error", "fault"),
     [
-        ("500 Oh", b"no such city", "the endpoint replied 500: no such city"),
-        ("502 Bad Gateway", b"", UNKNOWN_EFFECT),
-        ("302 Found\r\nlocation: http://127.0.0.1:1/", b"", "the endpoint replied 302: "),
-        ("200 OK", b"x" * (2 << 20), "is larger than 1048576 bytes"),
+        ("500 Oh", b"no such city", "the endpoint replied 500: no such city", "HTTP status 500"),
+        ("502 Bad Gateway", b"", UNKNOWN_EFFECT, "HTTP status 502"),
+        (
+            "302 Found\r\nlocation: http://127.0.0.1:1/",
+            b"",
+            "the endpoint replied 302, and redirects are not followed",
+            "HTTP status 302",
+        ),
+        ("200 OK", b"x" * (2 << 20), "is larger than 1048576 bytes", "its endpoint: too_large"),
     ],
     ids=["error", "gateway", "redirect", "large"],
 )
-async def test_endpoints_that_fail(status: str, body: bytes, error: str, tmp_path: Path) -> None:
+async def test_endpoints_that_fail(status: str, body: bytes, error: str, fault: str, tmp_path: Path) -> None:
     async with endpoint(status, body) as (url, seen):
         result = await execute(posting(tmp_path, url), "{}")
         assert result.output is None and error in str(result.error)
-        assert len(seen) == 1
+        assert result.fault == fault and len(seen) == 1
 
 
 @asynccontextmanager

@@ -220,7 +220,8 @@ async def test_a_stopped_cell_of_monty_leaves_the_variables_of_the_one_before() 
     async with box("monty", replace(LIMITS, cell_s=0.3, memory_bytes=32 * MIB)) as kept:
         await kept.run("x = 1")
         stopped = await kept.run("x = 2\nwhile True: pass")
-        assert not stopped.ok and "time limit" in stopped.logs
+        told = "[the code was stopped: it may run for 0.3 s]\nThe variables are those of the cell before."
+        assert not stopped.ok and stopped.logs == told
         large = await kept.run("x = 3\ny = [0] * 10**8")
         assert not large.ok and "MemoryError" in large.logs
         flood = await kept.run("while True: print('a' * 1000)")
@@ -251,6 +252,23 @@ async def test_what_a_cell_of_monty_shows_is_bounded_and_costs_it_nothing() -> N
         large = await kept.run("z = 'q' * 60_000_000\n1")
         assert not large.ok and large.logs.endswith("The variables are those of the cell before.")
         assert (await kept.run("y;")).logs == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("1/0", "1/0\n    ~~~\n"),
+        ("é = 'é'; 1/0 # é", "é = 'é'; 1/0 # é\n             ~~~\n"),
+        ("1/0; 2", "1/0; 2\n    ~~~\n"),
+        ("(1 +\n 1/0)", "1/0)\n    ~~~\n"),
+        ("[1/0,\n2]", "[1/0,\n     ~~~\n"),
+        ("(1 +\n '')", "(1 +\n"),
+    ],
+)
+async def test_an_error_in_a_cell_of_monty_shows_the_line_as_it_was_written(code: str, shown: str) -> None:
+    async with box("monty") as kept:
+        told = (await kept.run(code)).logs
+    assert f"in <module>\n    {shown}" in told and "__" not in told
 
 
 ESCAPES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from server.config import Config
 from server.model_registry import build_engine
 from server.runs.planning import steps
 from tests.support.running import http_client, live_app, running_app
-from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, loose, prompts, saying, text
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, loose, prompts, saying, text, wrote
 from tests.support.wire import Json
 from tools.runtime import MAX_OUTPUT
 
@@ -77,6 +78,42 @@ async def test_tools_are_listed_once_per_conversation(api: Api) -> None:
     await api.create("say hi", tools=[BUILTIN], conversation=conversation)
     second = await api.create(SUM, tools=[BUILTIN], conversation=conversation)
     assert kinds(second) == ["mcp_call", "message"]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_names_that_collide_are_told_apart(tmp_path: Path, is_last: bool) -> None:
+    """A client's function keeps its name wherever it stands; the server's own tool has its label in front,
+    and so has one that a second label offers too."""
+    mine, other = {**WEATHER, "name": "save_note"}, {**BUILTIN, "server_label": "my own"}
+    offered = [BUILTIN, {**other, "allowed_tools": ["calculator"]}]
+    offered.insert(2 * is_last, mine)
+    asked = (
+        f'call antiphon__save_note {{"note": "five"}}\n{SUM}\ncall my_own__calculator {{"expression": "3+3"}}'
+    )
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        first = await Api(client).create(asked, tools=offered)
+        chosen = {"type": "mcp", "server_label": "antiphon", "name": "save_note"}
+        kept: Json = {"tools": offered, "previous_response_id": first["id"]}
+        second = await Api(client).create(
+            'call antiphon__save_note {"note": "six"}', tool_choice=chosen, **kept
+        )
+        third = await Api(client).create('call save_note {"city": "Bonn"}', **kept)
+    listed = [
+        {item["server_label"]: [tool["name"] for tool in item["tools"]]}
+        for item in first["output"]
+        if item["type"] == "mcp_list_tools"
+    ]
+    assert listed == [{"antiphon": ["calculator", "save_note"]}, {"my own": ["calculator"]}]
+    made = [(item["server_label"], item["name"], item["output"]) for item in first["output"][2:5]]
+    assert made == [
+        ("antiphon", "save_note", "Noted: five"),
+        ("antiphon", "calculator", "5"),
+        ("my own", "calculator", "6"),
+    ]
+    assert '<tool_call>\n{"name": "antiphon__save_note"' in prompts(engine)[-1], "as the model has called it"
+    assert second["output"][0]["output"] == "Noted: six"
+    assert [(item["type"], item["name"]) for item in third["output"]] == [("function_call", "save_note")]
 
 
 @pytest.mark.parametrize(
@@ -281,6 +318,24 @@ async def test_a_call_that_was_broken_may_be_mended(tmp_path: Path) -> None:
     assert (response["status"], text(response)) == ("completed", "enough")
 
 
+async def test_the_log_tells_which_tool_has_failed_and_nothing_that_was_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = [sys.executable, "-c", "import sys; print(sys.stdin.read(), file=sys.stderr); sys.exit(3)"]
+    (tmp_path / "tools.toml").write_text(
+        f'[tools.desk]\ndescription = "A desk."\ncommand = {json.dumps(command)}\n'
+        "parameters = {type = 'object', properties = {word = {type = 'string'}}}\n"
+    )
+    engine = loose(saying(wrote("desk", word="hush"), wrote("calculator", expression="1/0"), "enough"))
+    async with running_app(tmp_path, engine, registry=None) as server, http_client(server) as client:
+        response = (await Api(client).stream("hi", tools=[BUILTIN])).response
+    assert [item["status"] for item in response["output"][1:3]] == ["failed", "failed"]
+    [line] = [record for record in caplog.records if record.levelname == "WARNING"]
+    told = f"tool desk failed in run {response['id']}: the program failed with status 3"
+    assert line.getMessage() == told and "hush" in str(response["output"][1]["error"])
+    assert (line.__dict__["tool"], line.__dict__["response_id"]) == ("desk", response["id"])
+
+
 UNKNOWN = MARKUP.replace("calculator", "productcreate_note")
 
 
@@ -437,8 +492,7 @@ async def test_allowed_tools_are_forced_once_and_allowed_throughout(tmp_path: Pa
 @pytest.mark.parametrize(
     ("offered", "param"),
     [
-        ([BUILTIN, {**WEATHER, "name": "calculator"}], "tools"),
-        ([BUILTIN, {**BUILTIN, "server_label": "again"}], "tools"),
+        ([BUILTIN, {**BUILTIN, "allowed_tools": ["calculator"]}], "tools"),
         (
             [{**BUILTIN, "require_approval": {"never": {"read_only": True}}}],
             "tools[0].require_approval.never.read_only",

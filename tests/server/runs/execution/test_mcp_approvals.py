@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+import tools
 from engine import ScriptedEngine
 from server.mcp_servers import read_mcp_settings
 from server.telemetry import end_user
@@ -20,7 +21,7 @@ from storage import AuditFilter
 from tests.server.runs.execution.test_mcp_servers import DESK, LOOK_UP, kinds, settings
 from tests.support import wire
 from tests.support.mcp_servers import Seen, mcp_server
-from tests.support.running import Running, http_client, live_app
+from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import BUILTIN, WEATHER, Api, Live, answer, call, loose, prompts, saying, text, wrote
 from tests.support.wire import Json
 
@@ -284,6 +285,25 @@ async def test_approvals_of_this_servers_own_tools(tmp_path: Path) -> None:
         )
     assert text(second) == "The tool said: 5"
     assert kinds(first) == ["mcp_list_tools", "mcp_approval_request"]
+
+
+async def test_a_tool_that_the_operator_has_removed_is_told_to_be_gone(tmp_path: Path) -> None:
+    tool = {**BUILTIN, "require_approval": "always"}
+    async with desk(tmp_path) as here:
+        first = await here.api.create('call calculator {"expression": "2+3"}', tools=[tool])
+        [request] = requests(first)
+    sent: Json = {"previous_response_id": first["id"]}
+    left = {name: spec for name, spec in tools.BUILTIN.items() if name != "calculator"}
+    async with running_app(tmp_path, registry=left) as server, http_client(server) as client:
+        api = Api(client)
+        gone = await api.refused(400, [approve(request["id"])], tools=[tool], **sent)
+        narrow = {**tool, "allowed_tools": ["save_note"]}
+        barred = await api.refused(400, [approve(request["id"])], tools=[narrow], **sent)
+        declined = await api.create([decline(request["id"])], tools=[tool], **sent)
+    assert gone["param"] == "input[0].approval_request_id"
+    assert "allows all tools of the server, which has none of this name" in gone["message"]
+    assert "in 'tools' again" not in gone["message"], "it was sent"
+    assert "allow the tool" in barred["message"] and declined["status"] == "completed"
 
 
 @pytest.mark.parametrize(("policy", "asks"), [("always", True), ("never", False)])

@@ -128,7 +128,7 @@ MANY: Json = {"content": [1] * 22_000}
         ),
         pytest.param(MANY, "more than 20000 members", id="22,000 parts"),
         pytest.param(large, "larger than", id="a gigabyte"),
-        pytest.param(endless, "in time", id="endless events"),
+        pytest.param(endless, "did not answer within 2 s", id="endless events"),
         pytest.param(lambda _: Response("no", 503), "HTTP status 503", id="an error"),
         pytest.param(lambda _: RedirectResponse("http://127.0.0.1:1/x", 307), "307", id="a redirect inward"),
         pytest.param(lambda _: Response("<html>", media_type="text/html"), "content type", id="no MCP"),
@@ -170,7 +170,7 @@ def pages(message: Json) -> Response:
         pytest.param(
             {"initialize": {"serverInfo": {"icons": [{}] * 22_000}}}, "20000 members", id="a sprawling server"
         ),
-        pytest.param({"tools_list": endless}, "in time", id="endless events"),
+        pytest.param({"tools_list": endless}, "did not answer within 3 s", id="endless events"),
         pytest.param({"tools_list": {"tools": 7}}, "understood", id="no list"),
         pytest.param({"initialize": lambda _: Response("", 401)}, "401", id="no credentials"),
         pytest.param(

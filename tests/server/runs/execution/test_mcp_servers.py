@@ -11,6 +11,10 @@ from typing import Any, get_args
 
 import pytest
 from mcp.server.mcpserver import MCPServer
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from engine import ScriptedEngine
@@ -302,6 +306,26 @@ async def test_a_server_that_cannot_be_reached_fails_the_response(tmp_path: Path
     assert "'desk'" in error["message"] and refused.headers["x-should-retry"] == "false"
 
 
+@pytest.mark.parametrize("status", [401, 404])
+async def test_a_server_that_lets_nobody_in_is_named_without_its_credentials(
+    tmp_path: Path, status: int
+) -> None:
+    def turn_away(_: Request) -> Response:
+        return Response(status_code=status)
+
+    async with (
+        serving(Starlette(routes=[Route("/mcp", turn_away, methods=["GET", "POST"])])) as url,
+        running_app(tmp_path, egress="any") as server,
+        http_client(server) as client,
+    ):
+        tool = {**ELSE, "server_url": f"{url}/mcp?key=secret", "authorization": "secret"}
+        reply = await client.post("/v1/responses", json={"input": "hi", "tools": [tool]})
+    told = reply.json()["error"]["message"]
+    asked = f"The MCP server 'm' ({url}/mcp) could not be asked for its tools: "
+    assert reply.status_code == 424 and told.startswith(f"{asked}it answered with HTTP status {status}")
+    assert ("the tool's 'authorization'" in told) is (status == 401) and "secret" not in told
+
+
 async def test_a_repeat_of_a_refused_request_is_refused_too(tmp_path: Path) -> None:
     async with (
         mcp_server(Seen()) as url,
@@ -450,19 +474,24 @@ async def test_a_cancelled_response_cancels_its_call(tmp_path: Path, repeatable:
     assert told in prompts(engine)[-1]
 
 
-async def test_an_error_of_a_server_is_told_as_its_own(tmp_path: Path) -> None:
+async def test_an_error_of_a_server_is_told_as_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         mcp_server(Seen()) as url,
-        running_app(tmp_path, **settings(desk={"url": url})) as server,
+        running_app(tmp_path, **settings(front={"url": url})) as server,
         http_client(server) as client,
     ):
+        desk = {**DESK, "server_url": "builtin:front"}
         asked = 'call book {"room": 13}\ncall book {"room": 3}'
-        response = await Api(client).create(asked, tools=[DESK])
-        error = await Api(client).refused(400, "hi", tools=[DESK], tool_choice={"type": "shell"})
+        response = await Api(client).create(asked, tools=[desk])
+        error = await Api(client).refused(400, "hi", tools=[desk], tool_choice={"type": "shell"})
     failed, booked = response["output"][1:3]
     told = {"type": "mcp_protocol_error", "code": -32000, "message": "no room is given this number"}
     assert (failed["error"], booked["output"]) == (told, "booked 3")
     assert error["param"] == "tool_choice"
+    logged = f"tool book failed in run {response['id']}: protocol error -32000, at the MCP server front"
+    assert logged in [record.getMessage() for record in caplog.records]
 
 
 async def test_a_limit_of_time_begins_anew_with_progress(
@@ -480,7 +509,7 @@ async def test_a_limit_of_time_begins_anew_with_progress(
         response = await Api(client).create(asked, tools=[DESK])
     lively, silent = response["output"][1:3]
     assert lively["output"] == "held"
-    told = f"it did not answer in time. {UNKNOWN_EFFECT}"
+    told = f"The MCP server 'desk' failed: it did not answer within 1 s. {UNKNOWN_EFFECT}"
     assert silent["error"] == {"type": "http_error", "code": 504, "message": told}
 
 
