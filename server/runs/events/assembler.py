@@ -190,7 +190,7 @@ class Assembler:
             item["id"]: index for index, item in enumerate(self.output) if is_running(item)
         }
         left = (index for index in unfinished if index not in self._running.values())
-        self._open: _Open | None = next((_reopened(index, self.output[index]) for index in left), None)
+        self._open: _Open | None = next((self._reopened(index) for index in left), None)
         self._closed: list[tuple[int, Item]] = []  # since `take_closed`
 
     # -- what the engine says --------------------------------------------------------------------------------
@@ -599,6 +599,29 @@ class Assembler:
         drafts.append(opened.at("response.content_part.added", content_index=0, part=_part(kind, "")))
         return opened
 
+    def _reopened(self, index: int) -> _Open:
+        """An item that a fold left open, as it was when its last event was made."""
+        item = self.output[index]
+        if (call := call_of(item)) is not None:
+            written = [] if call.stream is None else [item[call.stream.field]]
+            return _Open(index, item, written, call=call, name=self._name_of(item))
+        if (lists := listed_elsewhere(item)) is not None:
+            return _Open(index, item, lists=lists)
+        if is_unfinished_compaction(item):
+            return _Open(index, item)
+        part = item["content"][0]
+        said, noted = list(part.get("logprobs", ())), list(part.get("annotations", ()))
+        return _Open(index, item, [part["text"]], said, noted)
+
+    def _name_of(self, item: Item) -> str | None:
+        """The name by which a model called, which is another than the item's where its tool is shown under
+        another one."""
+        for name, route in (self._routes or {}).items():
+            if route.type == item["type"] and "name" in route.fields and route.fields.items() <= item.items():
+                return name
+        own: str | None = item.get("name")
+        return own
+
     def _close(self, drafts: list[Draft], status: str) -> None:
         opened, self._open = self._open, None
         if opened is None:
@@ -802,17 +825,3 @@ def _with_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
     for a token that holds a part of a character; only an item that a crash cut short ever shows them."""
     tops = [{**top, "bytes": list(top["token"].encode())} for top in entry["top_logprobs"]]
     return {**entry, "bytes": list(entry["token"].encode()), "top_logprobs": tops}
-
-
-def _reopened(index: int, item: Item) -> _Open:
-    """An item that a fold left open, as it was when its last event was made."""
-    if (call := call_of(item)) is not None:
-        written = [] if call.stream is None else [item[call.stream.field]]
-        return _Open(index, item, written, call=call, name=item.get("name"))
-    if (lists := listed_elsewhere(item)) is not None:
-        return _Open(index, item, lists=lists)
-    if is_unfinished_compaction(item):
-        return _Open(index, item)
-    part = item["content"][0]
-    said, noted = list(part.get("logprobs", ())), list(part.get("annotations", ()))
-    return _Open(index, item, [part["text"]], said, noted)

@@ -148,6 +148,19 @@ def test_a_server_call_is_open_until_its_outcome() -> None:
     assert [index for index, _ in assembler.take_closed()] == [0]
 
 
+def test_a_call_that_a_crash_cuts_is_that_of_the_tool_that_was_called() -> None:
+    """A tool may be shown under another name than its item says, which nobody may call then."""
+    desk, office = ({"server_label": label, "name": "read"} for label in ("desk", "office"))
+    routes = {"desk__read": Route("mcp_call", desk), "office__read": Route("mcp_call", office)}
+    cut = Assembler(SECRET, routes=routes).feed([CallStart("office__read"), CallArgs('{"a"')])
+    output, unfinished = fold(cut)
+    assembler = Assembler(SECRET, routes=routes, output=output, unfinished=unfinished)
+    drafts = assembler.feed([CallArgs(": 1}"), CallEnd(), Done("stop")])
+    assert drafts[-1]["type"] == "response.mcp_call_arguments.done"
+    [item] = assembler.output
+    assert item | office | {"status": "calling", "arguments": '{"a": 1}'} == item
+
+
 def test_a_generation_that_says_nothing_leaves_an_empty_message() -> None:
     """A completed response always has an output item; reasoning alone does not count."""
     assembler = Assembler(SECRET)
