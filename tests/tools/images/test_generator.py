@@ -106,7 +106,7 @@ async def test_an_official_error_is_kept(images: LoopbackImages) -> None:
     images.status, images.reply = 400, {"error": fault}
     with pytest.raises(ImageFailed, match="answered with status 400: no") as failed:
         await ImageGenerator(images.url).generate({"prompt": "x"}, unseen)
-    assert failed.value.fault == {name: value for name, value in fault.items() if value is not None}
+    assert failed.value.told == {name: value for name, value in fault.items() if value is not None}
 
 
 async def test_an_image_is_bounded_in_bytes_and_time(images: LoopbackImages) -> None:
