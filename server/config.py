@@ -190,6 +190,12 @@ def bearer(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {said}"} if said else {}
 
 
+def _api_keys(values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    if not all(value.get_secret_value().strip() for value in values):
+        raise ValueError("a key is empty, which nobody could send")
+    return values
+
+
 def _header_secret(value: SecretStr) -> SecretStr:
     return SecretStr(header_value(value.get_secret_value().strip()))
 
@@ -246,6 +252,7 @@ EgressRules = Annotated[tuple[Annotated[str, AfterValidator(_egress_rule)], ...]
 NamedPaths = Annotated[Names, AfterValidator(_named_paths)]
 Prices = Annotated[Names, AfterValidator(_prices)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
+ApiKeys = Annotated[Secrets, AfterValidator(_api_keys)]
 SealingKeys = Annotated[Secrets, AfterValidator(_sealing_keys)]
 Folder = Annotated[Path, BeforeValidator(_path)]
 File = Annotated[Path, BeforeValidator(_path)]
@@ -305,7 +312,7 @@ class Config(BaseModel):
         ge=1,
         le=64,
     )
-    api_key: Secrets = _setting(
+    api_key: ApiKeys = _setting(
         (),
         "a key that clients may use (repeatable); other users of this machine can read flags, so "
         "--api-key-file and `antiphon keys create` are safer",

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.ignored import unread
 from server.schema.responses import check_metadata
-from server.shapes import label, refuse, whole
+from server.shapes import label, refuse, require_spelling, whole
 
 _ITEM_ID = label(1, 512)
 _EVENT = whole(-1, (1 << 63) - 1)
@@ -32,8 +32,14 @@ def parse_fork(body: Mapping[str, Any], *, at_event: bool) -> Fork:
 
     at_event: it is of a response, which has events.
     """
-    unread(body, ("after", "metadata", *(("starting_after",) if at_event else ())))
-    after, event = body.get("after"), body.get("starting_after") if at_event else None
+    known = ("after", "starting_after", "metadata")
+    require_spelling(body, known)
+    unread(body, known)
+    after, event = body.get("after"), body.get("starting_after")
+    if event is not None and not at_event:
+        message = "Unsupported parameter: 'starting_after' is a field of another endpoint. "
+        message += "A conversation has items and no events: fork it 'after' an item, or one of its responses."
+        refuse("starting_after", message, "unsupported_parameter")
     if after is not None and event is not None:
         message = "'starting_after' cannot be used in conjunction with 'after'."
         refuse("starting_after", message, "mutually_exclusive_parameters")

@@ -169,6 +169,13 @@ def test_the_key_for_an_upstream_is_what_a_header_can_hold(env: dict[str, str]) 
     assert "printable ASCII" in str(refused.value) and "sk-" not in str(refused.value)
 
 
+@pytest.mark.parametrize("keys", [[""], ["sk-1", " "]])
+def test_an_empty_key_is_refused(env: dict[str, str], keys: list[str]) -> None:
+    """As `--api-key "$KEY"` gives one where KEY is unset: nobody could send it."""
+    with pytest.raises(ConfigError, match="a key is empty"):
+        load({"api_key": keys}, env)
+
+
 def test_secrets_are_never_shown(env: dict[str, str]) -> None:
     loaded = load({}, {**env, "ANTIPHON_API_KEY": "sk-secret-1,sk-secret-2"})
     assert loaded.config.secrets() == ["sk-secret-1", "sk-secret-2"]

@@ -84,6 +84,7 @@ async def test_a_fork_outlives_what_it_was_forked_from(client: httpx.AsyncClient
         ({"after": 3}, "after"),
         ({"after": ""}, "after"),
         ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"starting_aftr": 3}, "starting_aftr"),
         ({"after": "msg_1", "starting_after": 3}, "starting_after"),
         ({"starting_after": -2}, "starting_after"),
         ({"starting_after": 1 << 70}, "starting_after"),
@@ -112,8 +113,10 @@ async def test_unknown_places(client: httpx.AsyncClient) -> None:
     path = f"/v1/responses/{response['id']}/fork"
     beyond = await api.fails(400, "POST", path, json={"starting_after": 999})
     assert (beyond["code"], beyond["param"]) == ("cursor_beyond_log", "starting_after")
-    ignored = await client.post(f"/v1/conversations/{conversation}/fork", json={"starting_after": 1, "x": 2})
-    assert ignored.headers["x-antiphon-ignored"] == "starting_after,x"
+    path = f"/v1/conversations/{conversation}/fork"
+    refused = await api.fails(400, "POST", path, json={"starting_after": 1})
+    assert (refused["code"], refused["param"]) == ("unsupported_parameter", "starting_after")
+    assert (await client.post(path, json={"x": 2})).headers["x-antiphon-ignored"] == "x"
 
 
 # ------------------------------------------------------------------------------------------------------------
