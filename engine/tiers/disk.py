@@ -395,6 +395,7 @@ class DiskTier:
         path = self._shelf.folder.path / f"probe-{os.getpid()}-{time.monotonic_ns()}.tmp"
         data = np.random.default_rng(0).integers(0, 256, PROBE, np.uint8)
         try:
+            self._shelf.folder.make()
             with open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as descriptor:
                 path.unlink()  # at once, so that no kill leaves it
                 os.pwrite(descriptor, data.data, 0)

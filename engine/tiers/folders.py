@@ -44,7 +44,11 @@ class Folder:
         self.make()
 
     def make(self) -> None:
-        """Make it where it is not there, as when it was taken for one that nobody uses."""
+        """Make it where it is not there, as when it was taken for one that nobody uses, or when somebody has
+        removed all of the root."""
+        if not self.root.is_dir():
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _secret(self.root / "secret", self.secret)
         self.path.mkdir(mode=0o700, exist_ok=True)
 
     def touch(self) -> None:
@@ -160,8 +164,8 @@ def _remove_abandoned(entry: os.DirEntry[str]) -> None:
             os.unlink(entry.path)
 
 
-def _secret(path: Path) -> bytes:
-    """The root's secret; of several processes that begin at once, all get the same."""
+def _secret(path: Path, known: bytes | None = None) -> bytes:
+    """The root's secret; of several processes that begin at once, all get the same. known: what it was."""
     draft = path.with_name(f"{secrets.token_hex(8)}{UNFINISHED}")
     for _ in range(2):
         with suppress(FileNotFoundError), open_private(path, os.O_RDONLY) as descriptor:
@@ -169,7 +173,7 @@ def _secret(path: Path) -> bytes:
                 return found
             path.unlink()  # cut by a crash of the machine: what was saved under it cannot be found any more
         with open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
-            os.write(descriptor, secrets.token_bytes(32))
+            os.write(descriptor, known or secrets.token_bytes(32))
             os.fsync(descriptor)
         try:
             with suppress(FileExistsError):

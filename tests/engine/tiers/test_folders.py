@@ -45,6 +45,14 @@ def test_processes_that_begin_at_once_agree_on_the_secret(tmp_path: Path) -> Non
     assert len(set(made)) == 1
 
 
+def test_a_root_that_was_removed_is_made_again_with_its_secret(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "kv", IDENTITY)
+    shutil.rmtree(tmp_path / "kv")
+    folder.touch()
+    assert folder.path.is_dir()
+    assert Folder(tmp_path / "kv", IDENTITY).secret == folder.secret
+
+
 def test_a_secret_that_was_cut_is_made_anew(tmp_path: Path) -> None:
     before = Folder(tmp_path, IDENTITY).secret
     (tmp_path / "secret").write_bytes(before[:10])
