@@ -14,6 +14,8 @@ they count among what the owner stores.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -39,6 +41,12 @@ HELD_BYTES = {"held_bytes": True}
 
 # SQLite counts up a key only if it is declared INTEGER, which holds 64 bits there.
 _COUNTED = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """Which rows an index has, on either database."""
+    return {f"{database}_where": text(condition) for database in ("sqlite", "postgresql")}
+
 
 # hidden: kept for the repeats of an idempotent request that asked for store=false; no read shows it.
 # completed_at: when it ended, whichever way. log_erased_at: when its events were pruned; the response itself
@@ -74,41 +82,35 @@ responses = Table(
     Index(  # all that retention asks for; SQLite reads what it is limited to from the rows unless it is in it
         "responses_by_end",
         *("owner", "hidden", "completed_at", "id", "num_bytes", "deleted_at"),
-        sqlite_where=text("completed_at IS NOT NULL AND deleted_at IS NULL"),
-        postgresql_where=text("completed_at IS NOT NULL AND deleted_at IS NULL"),
+        **_where("completed_at IS NOT NULL AND deleted_at IS NULL"),
     ),
     Index(
         "responses_deleted",
         *("owner", "num_bytes"),
-        sqlite_where=text("deleted_at IS NOT NULL"),
-        postgresql_where=text("deleted_at IS NOT NULL"),
+        **_where("deleted_at IS NOT NULL"),
     ),
     Index("responses_by_parent", "previous_response_id"),
     Index(
         "responses_by_conversation",
         *("conversation_id", "created_at", "id"),
-        sqlite_where=text("conversation_id IS NOT NULL"),
-        postgresql_where=text("conversation_id IS NOT NULL"),
+        **_where("conversation_id IS NOT NULL"),
     ),
     # A filtered list walks what it shows, and not its owner's history. The last column is that of the other
     # filter: where both are given, the rows themselves are read of those alone that pass both.
     Index(
         "responses_by_status",
         *("owner", "status", "created_at", "id", "model"),
-        sqlite_where=text("deleted_at IS NULL"),
-        postgresql_where=text("deleted_at IS NULL"),
+        **_where("deleted_at IS NULL"),
     ),
     Index(
         "responses_by_model",
         *("owner", "model", "created_at", "id", "status"),
-        sqlite_where=text("deleted_at IS NULL"),
-        postgresql_where=text("deleted_at IS NULL"),
+        **_where("deleted_at IS NULL"),
     ),
     Index(
         "responses_by_fork",
         "fork_of",
-        sqlite_where=text("fork_of IS NOT NULL"),
-        postgresql_where=text("fork_of IS NOT NULL"),
+        **_where("fork_of IS NOT NULL"),
     ),
 )
 
@@ -167,14 +169,12 @@ conversations = Table(
     Index(
         "conversations_deleted",
         "id",
-        sqlite_where=text("deleted_at IS NOT NULL"),
-        postgresql_where=text("deleted_at IS NOT NULL"),
+        **_where("deleted_at IS NOT NULL"),
     ),
     Index(
         "conversations_by_parent",
         "parent_id",
-        sqlite_where=text("parent_id IS NOT NULL"),
-        postgresql_where=text("parent_id IS NOT NULL"),
+        **_where("parent_id IS NOT NULL"),
     ),
 )
 
@@ -196,8 +196,7 @@ conversation_items = Table(
     Index(
         "conversation_items_deleted",
         *("conversation_id", "deleted_at"),
-        sqlite_where=text("deleted_at IS NOT NULL"),
-        postgresql_where=text("deleted_at IS NOT NULL"),
+        **_where("deleted_at IS NOT NULL"),
     ),
 )
 
@@ -257,8 +256,7 @@ runs = Table(
     Index(  # the queue, in its order but for what owners were served; SQLite asks a row for what it lacks
         "runs_queued",
         *("priority", "owner", "created_at", "response_id", "cost", "state", "runner"),
-        sqlite_where=text("runner IS NULL AND state = 'queued'"),
-        postgresql_where=text("runner IS NULL AND state = 'queued'"),
+        **_where("runner IS NULL AND state = 'queued'"),
     ),
     sqlite_with_rowid=False,  # one tree to descend instead of two, 128 times a commit
 )
@@ -311,8 +309,7 @@ idempotency = Table(
     Index(
         "idempotency_by_object",
         "about",
-        sqlite_where=text("about IS NOT NULL"),
-        postgresql_where=text("about IS NOT NULL"),
+        **_where("about IS NOT NULL"),
     ),
 )
 
@@ -388,8 +385,7 @@ usage = Table(
     Index(  # what is to be put together in hours
         "usage_of_minutes",
         *("start", "owner"),
-        sqlite_where=text(f"shard <> {HOURLY}"),
-        postgresql_where=text(f"shard <> {HOURLY}"),
+        **_where(f"shard <> {HOURLY}"),
     ),
     sqlite_with_rowid=False,
 )
@@ -705,8 +701,7 @@ vector_store_files = Table(
         "vector_store_files_by_file",
         *("store_id", "file_id"),
         unique=True,
-        sqlite_where=text("deleted_at IS NULL"),
-        postgresql_where=text("deleted_at IS NULL"),
+        **_where("deleted_at IS NULL"),
     ),
     Index("vector_store_files_of_owner", "owner"),
     Index("vector_store_files_of_file", "file_id"),
@@ -714,8 +709,7 @@ vector_store_files = Table(
     Index(
         "vector_store_files_to_read",
         *("owner", "created_at", "runner"),
-        sqlite_where=text("status = 'in_progress' AND deleted_at IS NULL"),
-        postgresql_where=text("status = 'in_progress' AND deleted_at IS NULL"),
+        **_where("status = 'in_progress' AND deleted_at IS NULL"),
     ),
     Index(
         "vector_store_files_to_erase",
@@ -815,8 +809,7 @@ batches = Table(
     Index(  # what is to be carried on
         "batches_open",
         "created_at",
-        sqlite_where=text("ended_at IS NULL"),
-        postgresql_where=text("ended_at IS NULL"),
+        **_where("ended_at IS NULL"),
     ),
 )
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from engine.speech.gate import Gate
 from tests.support.blocking import until
 
 
-async def test_two_owners_leave_a_place_for_a_third() -> None:
-    gate, inside, ends = Gate(4), list[str](), dict[str, asyncio.Event]()
+def visited(
+    gate: Gate, names: Sequence[str]
+) -> tuple[list[str], dict[str, asyncio.Event], dict[str, asyncio.Task[None]]]:
+    """Visits, each of the owner that its name begins with: which are inside, what ends them, their tasks."""
+    inside, ends = list[str](), {name: asyncio.Event() for name in names}
 
     async def visit(name: str) -> None:
-        ends[name] = asyncio.Event()
         async with gate.enter(name[0]):
             inside.append(name)
             await ends[name].wait()
-        inside.remove(name)
+            inside.remove(name)
 
+    return inside, ends, {name: asyncio.create_task(visit(name)) for name in names}
+
+
+async def test_two_owners_leave_a_place_for_a_third() -> None:
     names = ("a1", "a2", "a3", "a4", "b1", "b2", "c1", "d1")
-    visits = {name: asyncio.create_task(visit(name)) for name in names}
+    inside, ends, visits = visited(Gate(4), names)
     await until(lambda: len(inside) == 5)
     assert inside == ["a1", "a2", "a3", "b1", "c1"]
     ends["a1"].set()
@@ -31,20 +38,13 @@ async def test_two_owners_leave_a_place_for_a_third() -> None:
 
 
 async def test_owners_take_turns_and_one_more_of_another_gets_in() -> None:
-    gate, inside, ends = Gate(2), list[str](), dict[str, asyncio.Event]()
-
-    async def visit(name: str) -> None:
-        ends[name] = asyncio.Event()
-        async with gate.enter(name[0]):
-            inside.append(name)
-            await ends[name].wait()
-            inside.remove(name)
+    gate = Gate(2)
+    inside, ends, visits = visited(gate, ("a1", "a2", "a3", "a4", "b1", "b2"))
 
     async def settle() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    visits = {name: asyncio.create_task(visit(name)) for name in ("a1", "a2", "a3", "a4", "b1", "b2")}
     await settle()
     assert sorted(inside) == ["a1", "a2", "b1"]  # b1 is the one more
     ends["a1"].set()
