@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from storage.drivers import sqlite
-from tests.support.forking import install
+from tests.support import unsynced
+from tests.support.forking import PREPARED, install
 from tests.support.running import Running, http_client, live_app, running_app
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 
+PREPARED.append(unsynced.__name__)
 install()
 
 

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -335,9 +335,10 @@ class Table:
         return text[0].upper() + text[1:]
 
 
-def read_tables() -> list[Table]:
-    """All tables."""
-    return [Table(path) for path in sorted(TABLES.glob("*.toml"))]
+@cache
+def read_tables() -> tuple[Table, ...]:
+    """All tables, read once."""
+    return tuple(Table(path) for path in sorted(TABLES.glob("*.toml")))
 
 
 def attempts(table: Table) -> Iterator[tuple[str, Callable[[random.Random], object]]]:

@@ -43,6 +43,8 @@ IMPORTED = (
     "transformers",
     "openai",
 )
+PREPARED: list[str] = []
+"""Modules that change what forked processes do, and are imported behind those."""
 PR_SET_CHILD_SUBREAPER = 36
 ORDER_BYTES = 1 << 17
 """Of a command with its environment; Linux gives a socket twice as much."""
@@ -61,7 +63,7 @@ class Forks:
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.support.forking", str(theirs.fileno()), *PREPARED]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         with theirs:
             self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], cwd=ROOT)
@@ -287,7 +289,7 @@ def main() -> None:
     """Imports all, and forks until its line is closed."""
     global _status
     atexit.register(_leave)  # the first, so the last to be called
-    for name in IMPORTED:
+    for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
     gc.freeze()  # a collection would write to every page, and so copy it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
