@@ -86,14 +86,16 @@ class Scopes:
         object.__setattr__(self, "_words", frozenset(self.names))
 
     def allow(self, scope: str) -> bool:
-        """Whether they allow what needs this one: `GROUP.read`, `GROUP.write`, `admin`, `model:NAME`,
-        `tool:NAME`, or several with ` or ` between them, of which one is enough."""
+        """Whether they allow what needs this one: `model:NAME`, `tool:NAME`, `GROUP.read`, `GROUP.write`,
+        `admin`, or several of the last three with ` or ` between them, of which one is enough."""
+        kind, colon, name = scope.partition(":")
+        if colon:  # the name is a client's, and may have any words in it
+            patterns = [given.partition(":")[2] for given in self.names if given.startswith(f"{kind}:")]
+            # `tool:mcp` is every server, but `tool:mcp:builtin` not every `tool:mcp:builtin:NAME`.
+            names = (name, name.partition(":")[0]) if kind == "tool" else (name,)
+            return not patterns or any(fnmatchcase(each, pattern) for each in names for pattern in patterns)
         if " or " in scope:
             return any(map(self.allow, scope.split(" or ")))
-        kind, colon, name = scope.partition(":")
-        if colon:
-            patterns = [given.partition(":")[2] for given in self.names if given.startswith(f"{kind}:")]
-            return not patterns or any(_matches(name, pattern) for pattern in patterns)
         if scope in self._words or (scope == ADMIN_READS and ADMIN in self._words):
             return True
         group, dot, half = scope.partition(".")
@@ -111,10 +113,6 @@ class Scopes:
                 f"Missing scopes: {', '.join(missing)}.",
                 code="insufficient_permissions",
             )
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}:")
 
 
 def read_scopes(names: Sequence[str]) -> tuple[str, ...]:
@@ -152,9 +150,8 @@ def tool_scope(tool: Mapping[str, Any]) -> str:
     """The scope that a tool of a request needs: `tool:TYPE`, and of an MCP server `tool:mcp:SERVER`.
 
     SERVER is the host of its `server_url` (`builtin` for this server's own tools, `builtin:NAME` for a server
-    that the operator has configured), its connector's or
-    tunnel's id, or, where the request names none of them, its label. The label alone would say nothing: each
-    client chooses it.
+    that the operator has configured), its connector's or tunnel's id, or, where the request names none of
+    them, its label. The label alone would say nothing: each client chooses it.
     """
     if tool["type"] != "mcp":
         return f"tool:{_canonical(tool['type'])}"

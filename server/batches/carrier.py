@@ -40,8 +40,11 @@ class Reply:
 
     @property
     def by_server(self) -> bool:
-        """Whether it has failed by a fault of the server."""
-        return self.status >= 500 or (self.failure is not None and self.failure.get("code") == "server_error")
+        """Whether it has failed by a fault of the server, or ran past its deadline (408), as a response says
+        by the same code. What is not to be tried again, such as a cancelled completion, is no fault."""
+        if self.failure is not None:
+            return self.failure.get("code") == "server_error"
+        return (self.status == 408 or self.status >= 500) and self.headers.get("x-should-retry") != "false"
 
     @property
     def replayed(self) -> bool:
@@ -58,7 +61,7 @@ class Reply:
             return True
         if self.headers.get("x-should-retry") == "false":
             return False
-        return self.status in (408, 429, 503) or self.headers.get("x-should-retry") == "true"
+        return self.status in (429, 503) or self.headers.get("x-should-retry") == "true"
 
     @property
     def wait_s(self) -> float:

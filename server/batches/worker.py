@@ -110,6 +110,7 @@ class BatchWorker:
         self._stirred = asyncio.Event()
         self._going: dict[tuple[str, int], _Going] = {}  # by batch and claim
         self._looking: asyncio.Task[None] | None = None
+        self._leaving = False  # this process is to end
         self._counts = BatchCounts({}, 0)
         self._ends = _Ends()
 
@@ -120,12 +121,18 @@ class BatchWorker:
             await self._storage.batches.free_all()
         self._looking = asyncio.create_task(self._look_around(), name="batches")
 
+    def leave(self) -> None:
+        """Take no more batches; those that are carried on are given back when their requests under way have
+        ended, each for another process to go on with."""
+        self._leaving = True
+        for going in self._going.values():
+            going.leave()
+
     async def close(self) -> None:
         """Leave all batches as they stand to the next process, or to another one."""
         if self._looking is None:
             return
-        for going in self._going.values():
-            going.leave()
+        self.leave()
         tasks = [self._looking, *(going.task for going in self._going.values() if going.task is not None)]
         for task in tasks:
             task.cancel()
@@ -160,7 +167,7 @@ class BatchWorker:
         clock = asyncio.get_running_loop().time
         while True:
             try:
-                if self._app is not None:
+                if self._app is not None and not self._leaving:
                     await self._claim()
                 if clock() - counted_at > COUNT_S:
                     counted_at = clock()
@@ -188,7 +195,7 @@ class BatchWorker:
                     least.leave()
             return
         for batch in await self._storage.batches.claim(room, held, now_us()):
-            going = _Going(batch, asyncio.get_running_loop().time())
+            going = _Going(batch, asyncio.get_running_loop().time(), leaving=self._leaving)
             claim = (batch.id, batch.fence)
             self._going[claim] = going
             going.task = asyncio.create_task(self._carry(going), name=f"batch {batch.id}")

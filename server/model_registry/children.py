@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine import Engine
 from server.config import Config
+from server.errors import ApiError
 from server.loading import Child, FarChild, ShelfHost, State
 from server.model_registry.building import remote_engine, shipped_or_given
 from server.settings import ModelEntry
@@ -34,20 +35,12 @@ def expected_bytes(entry: ModelEntry, config: Config) -> int:
 
 
 class InChild:
-    """A model whose process this process keeps, or another one does.
+    """A model whose process this process keeps, or another one does."""
 
-    engine: what asks it, from its first load on. num_servers: processes that ask it.
-    """
-
-    engine: Engine | RemotePooling | RemoteSpeech | None = None
-
-    def __init__(
-        self, entry: ModelEntry, config: Config, child: Child | FarChild, *, num_servers: int = 1
-    ) -> None:
+    def __init__(self, entry: ModelEntry, config: Config, child: Child | FarChild) -> None:
         self.entry = entry
         self.config = config
         self.child = child
-        self.num_servers = num_servers
         self._expected = expected_bytes(entry, config)
 
     def state(self) -> State:
@@ -68,54 +61,85 @@ class InChild:
         """See `Loadable.unload`."""
         await self.child.stop()
 
+    async def close(self) -> None:
+        """End its process for good, where this process keeps it."""
+        await self.child.close()
+
+
+class AskedHere(InChild):
+    """One that this process asks.
+
+    engine: what asks it, from its first load on. num_servers: processes that ask it.
+    """
+
+    engine: Engine | RemotePooling | RemoteSpeech | None = None
+
+    def __init__(
+        self, entry: ModelEntry, config: Config, child: Child | FarChild, *, num_servers: int = 1
+    ) -> None:
+        super().__init__(entry, config, child)
+        self.num_servers = num_servers
+
+    def _build(self) -> Engine | RemotePooling | RemoteSpeech:
+        """What asks it, not yet started. Raises LoadError."""
+        raise NotImplementedError
+
+    def state(self) -> State:
+        """See `Loadable.state`; `loading`, too, where its process serves others and is not asked here yet."""
+        state = super().state()
+        return "loading" if state == "loaded" and self.engine is None else state
+
+    async def load(self) -> None:
+        """See `Loadable.load`."""
+        if self.engine is not None:
+            await super().load()
+            return
+        engine = await asyncio.to_thread(self._build)
+        await super().load()
+        try:
+            await engine.start()
+        except Exception:  # its process would hold memory for nobody
+            with suppress(ApiError):  # unless others use it
+                await self.unload()
+            raise
+        self.engine = engine
+
     def is_busy(self) -> bool:
         """Whether a request has a place there."""
         return self.engine is not None and self.engine.admission.num_places > 0
 
     async def close(self) -> None:
-        """End its process for good, where this process keeps it, and what asks it."""
+        """See `InChild.close`; what asks it ends, too."""
         if self.engine is not None:
             await self.engine.close()
-        await self.child.close()
+        await super().close()
 
 
-class ChildText(InChild):
+class ChildText(AskedHere):
     """A model that generates."""
 
     engine: Engine | None = None
 
-    async def load(self) -> None:
-        """See `Loadable.load`."""
-        if self.engine is not None:
-            await self.child.start()
-            return
-        engine = await asyncio.to_thread(remote_engine, self.config, self.child.line, self.num_servers)
-        await self.child.start()
-        await engine.start()
-        self.engine = engine
+    def _build(self) -> Engine:
+        return remote_engine(self.config, self.child.line, self.num_servers)
 
 
-class ChildOther(InChild):
+class ChildOther(AskedHere):
     """A model for vectors, scores or speech."""
 
     engine: RemotePooling | RemoteSpeech | None = None
 
-    async def load(self) -> None:
-        """See `Loadable.load`."""
-        await self.child.start()
-        if self.engine is None:
-            from engine import RemotePooling, RemoteSpeech
+    def _build(self) -> RemotePooling | RemoteSpeech:
+        from engine import RemotePooling, RemoteSpeech
 
-            kind = RemoteSpeech if self.entry.use == "speech" else RemotePooling
-            engine = kind(
-                self.child.line,
-                0,
-                num_servers=self.num_servers,
-                max_waiting=self.config.max_waiting,
-                max_waiting_tokens=self.config.max_waiting_tokens,
-            )
-            await engine.start()
-            self.engine = engine
+        kind = RemoteSpeech if self.entry.use == "speech" else RemotePooling
+        return kind(
+            self.child.line,
+            0,
+            num_servers=self.num_servers,
+            max_waiting=self.config.max_waiting,
+            max_waiting_tokens=self.config.max_waiting_tokens,
+        )
 
 
 class ChildOfAll(InChild):

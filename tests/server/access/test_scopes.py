@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,37 @@ NEEDED = ("responses.read", "responses.write", "files.read", "admin", "model:m-1
 def test_what_scopes_allow(names: str, allowed: str) -> None:
     scopes = Scopes(tuple(names.split()))
     assert {needed for needed in NEEDED if scopes.allow(needed)} == set(allowed.split())
+
+
+MCP_SERVERS = ("builtin", "builtin:desk", "builtin:shop", "builtin.example", "connector_gmail")
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("mcp", MCP_SERVERS),
+        ("mcp:*", MCP_SERVERS),
+        ("mcp:builtin", ["builtin"]),
+        ("mcp:builtin:desk", ["builtin:desk"]),
+        ("mcp:builtin:*", ["builtin:desk", "builtin:shop"]),
+        ("mcp:builtin*", ["builtin", "builtin:desk", "builtin:shop", "builtin.example"]),
+        ("function", []),
+    ],
+)
+def test_a_scope_for_one_mcp_server_is_for_no_other(name: str, allowed: Sequence[str]) -> None:
+    scopes = Scopes(("all", f"tool:{name}"))
+    assert [each for each in MCP_SERVERS if scopes.allow(f"tool:mcp:{each}")] == list(allowed)
+
+
+def test_names_are_what_clients_wrote() -> None:
+    """No word of theirs is one of those that scopes are made of."""
+    scopes = Scopes(("responses", "tool:mcp:good.example", "model:m"))
+    url = "https://evil.example or responses.write/x"
+    asked = [tool_scope({"type": "mcp", "server_label": "x", "server_url": url})]
+    asked += [tool_scope({"type": "mcp", "server_label": "good.example or tool:mcp:good.example"})]
+    for needed in (*asked, "model:x or responses.write", "model:m:x"):
+        assert not scopes.allow(needed), needed
+    assert scopes.allow("files.read or responses.write") and not scopes.allow("files.read or chat.read")
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -299,6 +299,32 @@ async def test_a_line_without_an_end_is_not_read_to_its_end() -> None:
     assert [(fault["code"], fault["line"]) for fault in checked.faults] == [("line_too_long", 1)]
 
 
+@pytest.mark.parametrize("blank", [True, False])
+async def test_an_input_of_too_many_lines_is_not_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, blank: bool
+) -> None:
+    """A file has room for 200 million blank ones, and each batch of it would look at all of them."""
+    looked_at, read = list[int](), 0
+    monkeypatch.setattr(input_lines, "CHUNK", 1000)
+    monkeypatch.setattr(input_lines, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(input_lines, "MAX_LINES", 20)
+    monkeypatch.setattr(input_lines, "require_parsable", lambda *_: looked_at.append(1))
+
+    async def content() -> AsyncIterator[bytes]:
+        nonlocal read
+        for part in range(100):
+            read += 1
+            lines = [line(f"{part}.{n}", "/v1/responses", GOOD) for n in range(30)]
+            yield b"\n" * 1000 if blank else "".join(f"{each}\n" for each in lines).encode()
+
+    checked = InputLines("/v1/responses", 1000)
+    await checked.read(content())
+    assert [(each["code"], each["line"]) for each in checked.faults] == [
+        ("too_many_requests", 21 if blank else 11)
+    ]
+    assert read == 1 and len(looked_at) == (0 if blank else 10)
+
+
 @pytest.mark.parametrize(
     ("value", "told"),
     [

@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from engine import GenerateRequest, ScriptedEngine, Wait
+from engine import GenerateRequest, Say, ScriptedEngine, Wait
 from server.access import OPERATOR
 from server.admin.exports import exporting
 from server.batches import carrier, worker
@@ -31,8 +31,10 @@ from storage import (
 )
 from storage.batches import batch_rows
 from storage.batches.records import RESTS_S
-from tests.support.batching import Json, chats, input_file, lines_of, responses
+from tests.support.batching import Json, chats, input_file, line, lines_of, responses
+from tests.support.blocking import until
 from tests.support.running import Running, http_client, running_app
+from tests.support.talk import BUILTIN
 
 CHAT = "/v1/chat/completions"
 
@@ -213,6 +215,101 @@ async def test_a_drain_cuts_the_requests_that_are_under_way(tmp_path: Path) -> N
             await running.life.drain(0)
         (batch,) = await running.context.storage.batches.claim(1, (), now_us())
         assert (batch.id, batch.completed, batch.failed) == (id, 0, 0)
+
+
+async def test_a_drain_leaves_batches_to_others_while_it_waits(tmp_path: Path) -> None:
+    """What is under way of them comes to its end, and nothing is begun."""
+    answered, client_left, asked = asyncio.Event(), asyncio.Event(), asyncio.Semaphore(0)
+    num_asked = 0
+
+    def held(request: GenerateRequest, prompt: str) -> Iterator[Wait | Say]:
+        nonlocal num_asked
+        num_asked += "batch" in prompt
+        asked.release()
+        yield Wait(answered if "batch" in prompt else client_left)
+        yield Say("done")
+
+    async with (
+        running_app(tmp_path, ScriptedEngine(script=held)) as running,
+        http_client(running) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        batches, carrying = running.context.storage.batches, running.life._batches
+        assert carrying is not None
+        tasks.create_task(client.post("/v1/completions", json={"prompt": "hold"}))
+        ids = [await new_batch(running, "begun", chats(12, "batch {}"))]
+        running.life.batches_stirred()
+        for _ in range(worker.LINES_AT_ONCE + 1):
+            await asked.acquire()
+        drain = tasks.create_task(running.life.drain(60))
+        await until(lambda: running.life.phase == "draining")
+        ids.append(await new_batch(running, "waiting", chats(1, "batch {}")))
+        answered.set()
+        await until(lambda: not carrying._going)
+        carrying.stir()
+        await until(lambda: not carrying._stirred.is_set())
+        assert not carrying._going and not drain.done()
+        [share] = await batches.shares(ids, now_us())
+        assert (share.carried, share.waiting) == (0, 2)
+        begun = await batches.get("local", ids[0])
+        assert (begun.completed, begun.failed, num_asked) == (worker.LINES_AT_ONCE, 0, worker.LINES_AT_ONCE)
+        client_left.set()
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/responses", CHAT])
+async def test_a_request_that_runs_past_its_deadline_is_made_a_bounded_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    """Each time is computed, and paid for; the next may find a server that has less to do."""
+    monkeypatch.setattr(carrier, "LONGEST_WAIT_S", 0.01)
+    asked = 0
+
+    def endless(request: GenerateRequest, prompt: str) -> Iterator[Wait]:
+        yield Wait(asyncio.Event())
+
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await carry_out(*args, **kwargs)
+
+    carry_out = carrier.carry_out
+    monkeypatch.setattr(worker, "carry_out", counted)
+    async with running_app(tmp_path, ScriptedEngine(script=endless), request_timeout_s=0.05) as running:
+        id = await new_batch(running, "slow", chats(1) if endpoint == CHAT else responses(1))
+        running.life.batches_stirred()
+        batch = await ended(running, id)
+        assert (batch.status, batch.completed, batch.failed) == ("completed", 0, 1)
+        assert asked == worker.TRIES
+        [error] = await lines_of(running.context.storage, batch.error_file_id)
+        told = error["response"]["body"]["error"]
+        assert told["code"] == ("deadline_exceeded" if endpoint == CHAT else "server_error")
+
+
+@pytest.mark.parametrize("tools", [[], [BUILTIN]])
+async def test_a_completion_that_an_administrator_cancels_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: list[Json]
+) -> None:
+    monkeypatch.setattr(carrier, "LONGEST_WAIT_S", 0.01)
+    begun = asyncio.Queue[None]()
+
+    def endless(request: GenerateRequest, prompt: str) -> Iterator[Wait]:
+        begun.put_nowait(None)
+        yield Wait(asyncio.Event())
+
+    async with (
+        running_app(tmp_path, ScriptedEngine(script=endless)) as running,
+        http_client(running, **{"x-api-key": running.life.admin_token}) as operator,
+    ):
+        body = {"messages": [{"role": "user", "content": "say 0"}], "tools": tools}
+        id = await new_batch(running, "unwanted", [line("r0", CHAT, body)])
+        running.life.batches_stirred()
+        await begun.get()
+        [run] = (await operator.get("/v1/organization/runs")).json()["data"]
+        await operator.post(f"/v1/organization/runs/{run['id']}/cancel")
+        batch = await ended(running, id)
+        assert (batch.completed, batch.failed, begun.qsize()) == (0, 1, 0)
+        [error] = await lines_of(running.context.storage, batch.error_file_id)
+        assert error["response"]["body"]["error"]["code"] == "response_interrupted"
 
 
 @pytest.mark.parametrize("expired", [False, True])

@@ -11,11 +11,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
 
-from engine import EngineStats, RequestFailed, ScriptedEngine
+from engine import EngineStats, LoadError, ModelInfo, RemoteEngine, RequestFailed, ScriptedEngine
+from server.config import Config
+from server.errors import ApiError
+from server.loading import Held, Shelf
+from server.model_registry import children
 from server.settings import ModelsFile
 from tests.support.postgres import Postgres
 from tests.support.processes import ServerProcess, server_process
@@ -379,6 +384,57 @@ async def test_a_child_that_is_killed_takes_no_other_model_down_and_its_answers_
         unknown = await client.post("/admin/models/none/load", headers=operator)
         assert (unknown.status_code, "'outside'" in unknown.json()["error"]["message"]) == (404, True)
         assert (await client.post("/admin/models/outside/load")).status_code == 401
+
+
+async def test_a_model_whose_first_load_fails_behind_the_start_of_its_process_is_loaded_by_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its tokenizer cannot be read at that moment."""
+    start, starts = RemoteEngine.start, list[RemoteEngine]()
+
+    async def fails_once(self: RemoteEngine) -> ModelInfo:
+        starts.append(self)
+        if len(starts) == 1:
+            raise LoadError("the tokenizer cannot be read")
+        return await start(self)
+
+    monkeypatch.setattr(RemoteEngine, "start", fails_once)
+    async with serving(tmp_path, {"name": "inside"}, {"name": "outside", "child": True}) as (server, api):
+        held = server.context.models.shelf.get("outside")
+        assert held is not None
+        asked = {"model": "outside", "input": "say hi"}
+        refused = await api.http.post("/v1/responses", json=asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_loaded")
+        assert (held.state, held.takes_memory) == ("failed", False)
+        assert (await api.create(**asked))["model"] == "outside"
+        assert held.is_up and len(starts) == 2
+
+
+async def test_a_process_that_others_use_is_not_loaded_until_it_can_be_asked_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Far:
+        """It was loaded for others, and stays for them."""
+
+        line = None
+        start = close = AsyncMock()
+        stop = AsyncMock(side_effect=ApiError(409, "in use"))
+        memory_bytes = Mock(return_value=1)
+        state = Mock(return_value="loaded")
+
+    engine = ScriptedEngine()
+    start = AsyncMock(side_effect=[LoadError("no descriptor is free"), engine.info])
+    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(children, "remote_engine", lambda *_: engine)
+    [entry] = entries({"name": "far", "child": True})
+    model = children.ChildText(entry, Config(data=tmp_path, engine="scripted"), Far())  # type: ignore[arg-type]
+    shelf, held = Shelf(), Held("far", model)
+    shelf.add(held)
+    with pytest.raises(LoadError):
+        await shelf.ready(held)
+    assert not held.is_up
+    await shelf.ready(held)
+    assert (held.is_up, model.engine) == (True, engine)
 
 
 @pytest.mark.long
