@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from server.mcp_servers import McpSettings, server_of
-from server.settings import Address, SettingsTable, read_table
+from server.settings import Address, HeaderText, SettingsTable, read_table
 from tools import PROVIDERS, McpSearch, WebSearch, read_name
 
 
@@ -22,7 +22,7 @@ class WebSettings(SettingsTable):
 
     provider: str | None = None
     url: Address | None = None
-    api_key: str | None = Field(None, repr=False)
+    api_key: HeaderText | None = Field(None, repr=False)
     open: Literal["seen", "any"] = "seen"
 
     @field_validator("provider")

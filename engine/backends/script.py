@@ -76,7 +76,7 @@ def obey(request: GenerateRequest, prompt: str) -> Iterator[Step]:
         yield Say("The tool said: " + "; ".join(outputs))
     elif _DIRECTIVE.match(message.strip()):
         said, border = False, ""
-        for line in message.strip().splitlines():
+        for line in message.strip().split("\n"):
             border = "\n" if said else ""  # lines are said one below the other
             for step in _steps_of(request, line.strip()):
                 if isinstance(step, Say):

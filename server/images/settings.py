@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from server.settings import Address, Bytes, SettingsTable, read_table
+from server.settings import Address, Bytes, HeaderText, SettingsTable, read_table
 from tools import ImageGenerator
 
 BESIDE_THE_IMAGE = 256 << 10
@@ -23,7 +23,7 @@ class ImagesSettings(SettingsTable):
 
     url: Address | None = None
     model: str | None = Field(None, min_length=1)
-    api_key: str | None = Field(None, repr=False)
+    api_key: HeaderText | None = Field(None, repr=False)
     timeout_s: float = Field(180.0, gt=0)
     max_bytes: Bytes = Field(8 << 20, gt=0)
     idempotent: bool = False

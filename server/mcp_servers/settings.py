@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from server.mcp_servers.approvals import Policy
-from server.settings import SettingsTable, read_table
+from server.settings import HeaderText, SettingsTable, read_table
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
@@ -38,8 +38,8 @@ class ServerSettings(SettingsTable):
 
     url: Annotated[str, AfterValidator(_url)] | None = None
     command: tuple[str, ...] = ()
-    headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    token: str | None = Field(None, repr=False)
+    headers: dict[str, HeaderText] = Field(default_factory=dict, repr=False)
+    token: HeaderText | None = Field(None, repr=False)
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     connector: Literal[CONNECTORS] | None = None  # type: ignore[valid-type]
     owners: tuple[str, ...] | None = None

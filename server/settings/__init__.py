@@ -5,7 +5,17 @@ from __future__ import annotations
 from server.settings.models_file import TABLE as MODELS_TABLE
 from server.settings.models_file import Canary, ModelEntry, ModelsFile, entries_beside, read_entries
 from server.settings.sealing_keys import SECRET_BYTES, read_sealing_key_file, read_sealing_keys
-from server.settings.table import UNITS_S, Address, Bytes, Seconds, SettingsTable, nearest, read_table
+from server.settings.table import (
+    UNITS_S,
+    Address,
+    Bytes,
+    HeaderText,
+    Seconds,
+    SettingsTable,
+    header_value,
+    nearest,
+    read_table,
+)
 
 __all__ = [
     "MODELS_TABLE",
@@ -14,11 +24,13 @@ __all__ = [
     "Address",
     "Bytes",
     "Canary",
+    "HeaderText",
     "ModelEntry",
     "ModelsFile",
     "Seconds",
     "SettingsTable",
     "entries_beside",
+    "header_value",
     "nearest",
     "read_entries",
     "read_sealing_key_file",

@@ -24,6 +24,20 @@ def _address(value: str) -> str:
     return value
 
 
+def header_value(value: str) -> str:
+    """The value, where a header can have it. Raises ValueError, which does not repeat it."""
+    if not (value.isascii() and value.isprintable() and value == value.strip()):
+        raise ValueError("a header's value is printable ASCII")
+    return value
+
+
+def _header_text(value: str) -> str:
+    return header_value(value.strip())  # a file of Windows leaves a CR at its end
+
+
+HeaderText = Annotated[str, AfterValidator(_header_text)]
+"""What is sent in a header, without blanks around it."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:iB)?", re.IGNORECASE)
 
 

@@ -39,6 +39,7 @@ def test_the_table_is_read_with_its_secret(tmp_path: Path) -> None:
         ('provider = "searxng"\nurl = "localhost"', "web.url: 'localhost' is no address"),
         ('provider = "tavily"', "tavily needs a key: give api_key"),
         ('api_key = { env = "NONE" }', "web.api_key: there is no variable 'NONE'"),
+        ('api_key = "s3\\nc"', "web.api_key: a header's value is printable ASCII"),
         ('url = "http://a"', "give provider, too"),
         ('provider = "mcp:desk"', "web.provider: 'mcp:desk' is no provider"),
         ('provider = "mcp:desk/search"\nurl = "http://a"', "in its table [mcp.servers.NAME]"),
@@ -50,7 +51,7 @@ def test_a_wrong_table_is_refused_by_its_place(tmp_path: Path, table: str, fault
     (tmp_path / "antiphon.toml").write_text(f"[web]\n{table}\n")
     with pytest.raises(ConfigError) as refused:
         load({"data": str(tmp_path)}, {})
-    assert fault in str(refused.value)
+    assert fault in str(refused.value) and "s3" not in str(refused.value)
 
 
 async def test_doctor_makes_a_search_and_says_what_helps(tmp_path: Path) -> None:

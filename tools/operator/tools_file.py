@@ -88,8 +88,8 @@ def _function(table: Mapping[str, Any], folder: Path, timeout_s: float) -> Funct
     if ("command" in table) == ("url" in table):
         raise ToolFault("it must have either a 'command' or a 'url'")
     headers, env = _texts(table, "headers"), _texts(table, "env")
-    if not all(value.isprintable() for value in headers.values()):
-        raise ToolFault("'headers' holds texts of one line")
+    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        raise ToolFault("'headers' holds printable ASCII")
     if "url" in table:
         if env:
             raise ToolFault("'env' belongs to a 'command'")

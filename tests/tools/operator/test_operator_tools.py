@@ -241,6 +241,7 @@ GOOD = 'description = "It is good."\ncommand = ["true"]\n'
         ("[tools.x]\n" + GOOD + "idempotent = 'yes'", "'idempotent' has a value of another type"),
         ("[tools.x]\n" + GOOD + "headers = {a = 'b'}", "'headers' belong to a 'url'"),
         ("[tools.x]\ndescription = 'x'\nurl = 'http://a/'\nenv = {a = 'b'}", "'env' belongs to a 'command'"),
+        ("[tools.x]\ndescription = 'x'\nurl = 'http://a/'\nheaders = {a = 'ü'}", "holds printable ASCII"),
         ("[tools.x]\n" + GOOD + "env = {a = 3}", "'env.a' is no text"),
         ("[tools.x]\n" + GOOD + "env = {'a=b' = 'c'}", "'env' cannot have the variable 'a=b'"),
         ("[tools.x]\n" + GOOD + "env = {a = {env = 'NO_SUCH'}}", "there is no variable 'NO_SUCH'"),
