@@ -67,6 +67,7 @@ from engine.types import (
     TokenLogprob,
     ToolShape,
     path_of,
+    readable_size,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
     from engine.pooling import PoolingEngine, TextInput
     from engine.speech import SpeechEngine, Transcriber, transcribe
     from engine.structured import Unheeded, closed_schema, unheeded
-    from engine.tiers import SavedKV
+    from engine.tiers import ForeignFolder, SavedKV, database_of
 else:
     __getattr__ = late(
         __name__,
@@ -115,7 +116,7 @@ else:
             "engine.pooling": ("PoolingEngine", "TextInput"),
             "engine.speech": ("SpeechEngine", "Transcriber", "transcribe"),
             "engine.structured": ("Unheeded", "closed_schema", "unheeded"),
-            "engine.tiers": ("SavedKV",),
+            "engine.tiers": ("ForeignFolder", "SavedKV", "database_of"),
         },
     )
 
@@ -147,6 +148,7 @@ __all__ = [
     "EngineStats",
     "EngineUnavailable",
     "Fail",
+    "ForeignFolder",
     "Generate",
     "GenerateRequest",
     "LoadError",
@@ -205,10 +207,12 @@ __all__ = [
     "best_of",
     "check_request",
     "closed_schema",
+    "database_of",
     "describe_machine",
     "load_late_modules",
     "packaged_folder",
     "path_of",
+    "readable_size",
     "transcribe",
     "unheeded",
     "write_random_model",

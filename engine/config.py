@@ -42,6 +42,7 @@ class EngineConfig:
     num_blocks: int | None = None  # of the full-attention layers; wins over kv_cache_bytes
     kv_disk_bytes: int = 10 << 30  # of saved KV on disk, at most; 0: none is saved
     kv_disk_folder: Path | None = None  # where it lies; None: none is saved
+    kv_disk_database: str | None = None  # whose the folder is to be, 32 hex digits; None: anybody's
     kv_tier_dtype: KVTierDtype = "auto"  # what is saved on disk; auto: the same bits
     text_only: bool = False  # of a model that sees, its language model alone
     image_cache_bytes: int = 256 << 20  # features of images that are remembered, and as many of pixels

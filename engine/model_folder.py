@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.shipped import shipped_folder
+from engine.shipped import SMALL, packaged_folder, shipped_folder
 from engine.types import LoadError, SamplingDefaults
 
 log = logging.getLogger("antiphon.engine")
@@ -20,21 +20,37 @@ MOST_DRAFTS = 32
 """Draft tokens that one step checks at most; a checkpoint that wants more gets as many."""
 
 
-def find_folder(model: str | Path, *, weights: bool = True) -> Path:
-    """A local folder for a path, a shipped model's name or a hub id; downloads the last (`weights` False: all
-    but those) when it is not cached.
+def known_folder(model: str | Path) -> Path | None:
+    """The local folder of a path, or of a shipped model that lies in the package. None for what is to be put
+    together or downloaded first: the other shipped model, and a hub id.
 
-    Raises LoadError when it is neither a folder nor something the hub (or its local cache) has.
+    Raises LoadError where it can be nothing of that.
     """
     name = str(model)
-    if shipped := shipped_folder(name):
-        return shipped
+    if name == SMALL:
+        return None
+    if packaged := packaged_folder(name):
+        return packaged
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):
         return path.resolve()
     if os.path.exists(path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
         what = "is a file" if os.path.isfile(path) else "is not a folder"
         raise LoadError(f"{name} {what}, nor a hub id of the form owner/name{_instead(path)}")
+    return None
+
+
+def find_folder(model: str | Path, *, weights: bool = True) -> Path:
+    """A local folder for a path, a shipped model's name or a hub id; downloads the last (`weights` False: all
+    but those) when it is not cached.
+
+    Raises LoadError when it is neither a folder nor something the hub (or its local cache) has.
+    """
+    if (here := known_folder(model)) is not None:
+        return here
+    name, path = str(model), Path(os.path.expanduser(model))
+    if shipped := shipped_folder(name):
+        return shipped
     from huggingface_hub import snapshot_download
 
     log.info("finding %s: what is not here yet is downloaded from the hub", name)

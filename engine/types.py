@@ -347,6 +347,7 @@ class ModelInfo:
     adapters: (name, fingerprint) of those that a request may name, each as if the model were another one.
     template_variables: the names that the chat template reads beside what it is always given. cache_block:
     tokens of a block of the prefix cache, which keeps whole ones; 0: no prompt is kept.
+    shortened: in words, by what `max_model_len` is less than the model allows, where nobody asked for that.
     modalities: what a prompt may hold: text, image. image_options: what a `Picture` may choose of how it is
     processed. image_pixels: to which larger images are scaled down, where they are by pixels.
     """
@@ -365,6 +366,7 @@ class ModelInfo:
     adapters: tuple[tuple[str, str], ...] = ()
     template_variables: frozenset[str] = frozenset()
     cache_block: int = 0
+    shortened: str = ""
 
     @property
     def takes_effort(self) -> bool:
@@ -372,19 +374,25 @@ class ModelInfo:
         return not EFFORT_VARIABLES.isdisjoint(self.template_variables)
 
 
+TierState = Literal["on", "off", "full", "slow", "failed", "foreign"]
+"""Of saved KV on disk. off: by the settings. full: the disk takes no more, and what is there is still read.
+slow, failed (the disk has errors): it is left alone, and tried again in a minute. foreign: the folder is that
+of another database."""
+
+
 @dataclass(frozen=True, slots=True)
 class TierStats:
     """What of the KV cache is on disk, and what that was good for; totals grow, the rest are gauges.
 
-    state: "on", "off" (not asked for), "full" (the disk takes no more: what is there is still read) or "slow"
-    (left alone for a while); `why` says more. restores_refused: prefixes on disk that were computed instead,
-    by cause: `slower` (than computing), `late` (the disk took too long), `damaged`, `busy`, `room` (in the
-    pool), `state`. evictions: blocks, by cause: `quota`, `owner` (more than its share), `expired`,
-    `forgotten`, `damaged`. saves_refused: ends of which nothing was saved, by cause: `busy`, `small`
-    (computed in a moment), `slower` (to read than to compute), `room` (on the disk), `state`.
+    state: see `TierState`; where it is another than "on", `why` says more. disk_bytes_limit: 0 where this
+    engine looks after no folder. restores_refused: prefixes on disk that were computed instead, by cause:
+    `slower` (than computing), `late` (the disk took too long), `damaged`, `busy`, `room` (in the pool),
+    `state`. evictions: blocks, by cause: `quota`, `owner` (more than its share), `expired`, `forgotten`,
+    `damaged`. saves_refused: ends of which nothing was saved, by cause: `busy`, `small` (computed in a
+    moment), `slower` (to read than to compute), `room` (on the disk), `state`.
     """
 
-    state: Literal["on", "off", "full", "slow"] = "off"
+    state: TierState = "off"
     why: str = ""
     disk_bytes: int = 0
     disk_bytes_limit: int = 0
@@ -538,3 +546,18 @@ class EngineDead(EngineError):
 
 class LoadError(EngineError):
     """The checkpoint cannot be loaded."""
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Words for numbers
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def readable_size(num_bytes: float) -> str:
+    """A number of bytes in the unit that fits it, with a digit behind the point where that says something:
+    `812 B`, `3.1 MiB`, `10 GiB`."""
+    size, unit = float(num_bytes), 0
+    while size >= 1023.95 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f}".removesuffix(".0") + f" {_UNITS[unit]}"

@@ -26,7 +26,7 @@ from engine.backends.shared_parts import WithTexts
 from engine.config import EngineConfig
 from engine.core import Abort, Call, Close, Credit, Forget, Inbox, Keep, LetGo, Save, Submit
 from engine.engine_thread import EngineThread, resolve
-from engine.model_folder import find_folder, read_sampling_defaults
+from engine.model_folder import find_folder, known_folder, read_config, read_sampling_defaults
 from engine.step import RowOutput
 from engine.tokenizer import TEXT_THREADS, Prompts, Tokenizer, open_dialect
 from engine.types import (
@@ -41,7 +41,6 @@ from engine.types import (
     ReaderParams,
     RequestFailed,
     SamplingDefaults,
-    TierStats,
 )
 
 if TYPE_CHECKING:
@@ -68,11 +67,23 @@ MOST_HELD_S = 0.05
 """At most: nobody sees that."""
 
 
+def _look_at_folders(config: EngineConfig) -> None:
+    for model in (config.model, config.draft_model):
+        if model is not None and (folder := known_folder(model)) is not None:
+            read_config(folder)
+    for name, where in config.lora.items():
+        try:
+            known_folder(where)
+        except LoadError as error:
+            raise LoadError(f"the adapter {name!r} is not served: {error}") from error
+
+
 class LocalEngine(WithTexts):
     """A model in this process, on an engine thread of its own; implements `Engine`.
 
     config: an `EngineConfig`, or its `model`, with its other fields as `settings`. Raises LoadError for
-    values that cannot be.
+    values that cannot be, and for folders that are not there or hold no model: a wrong path is told before
+    anything is loaded.
     """
 
     def __init__(self, config: EngineConfig | str | Path, **settings: Any) -> None:
@@ -80,6 +91,7 @@ class LocalEngine(WithTexts):
             config = EngineConfig(config, **settings)
         elif settings:
             raise TypeError(f"the configuration has its settings already: {', '.join(settings)}")
+        _look_at_folders(config)
         self._config = config
         self._credit_step = min(CREDIT_STEP, max(1, config.max_undelivered // 2))
         self._inbox: Inbox = SimpleQueue()
@@ -225,6 +237,7 @@ class LocalEngine(WithTexts):
         return ModelInfo(
             name=self._config.name or str(self._config.model).rstrip("/").rsplit("/", 1)[-1],
             max_model_len=self._loop.max_model_len,
+            shortened=self._loop.runner.shortened,
             vocab_size=self._loop.runner.vocab_size,
             fingerprint=digest.hexdigest(),
             eos_token_ids=self._tokenizer.eos_token_ids,
@@ -276,7 +289,7 @@ class LocalEngine(WithTexts):
             steps_total=counters.steps,
             drafts_total=counters.drafts,
             drafts_accepted_total=counters.drafts_accepted,
-            tier=TierStats() if self._loop.tiering is None else self._loop.tiering.stats(),
+            tier=self._loop.tier_stats(),
         )
 
     def gpu(self) -> Mapping[str, float]:

@@ -32,7 +32,7 @@ from engine.backends.shared_parts import WithoutKV, WithTexts
 from engine.backends.upstream_peers import PROBE_TEXT, Facts, Peer, PeerBusy, PeerDown, Peers
 from engine.backends.upstream_wire import Answer, completion_body, salt
 from engine.dialects import Dialect
-from engine.model_folder import find_folder, read_json, read_sampling_defaults
+from engine.model_folder import find_folder, known_folder, read_json, read_sampling_defaults
 from engine.step import RowOutput
 from engine.tokenizer import TEXT_THREADS, Prompts, Tokenizer, open_dialect
 from engine.types import (
@@ -88,6 +88,7 @@ class UpstreamEngine(WithTexts, WithoutKV):
         patience_s: float = 30.0,
         probe_every_s: float = 2.0,
     ) -> None:
+        known_folder(model)  # so that a wrong path is told before anything else is loaded
         self._model = model
         self._urls = urls
         self._name = name or str(model).rstrip("/").rsplit("/", 1)[-1]

@@ -115,7 +115,8 @@ class Peer:
                 partial: list[bytes] = []  # joined once: the scores of a long prompt are one line of 50 MB
                 async for data in reply.aiter_bytes():
                     self._heard += 1
-                    first, *others = data.split(b"\n")
+                    # Either of the two ends a line; neither stands in JSON.
+                    first, *others = data.replace(b"\r", b"\n").split(b"\n")
                     partial.append(first)
                     if others:
                         *lines, rest = b"".join(partial), *others

@@ -61,7 +61,9 @@ from engine.types import (
     RequestError,
     RequestFailed,
     SamplingParams,
+    TierStats,
     Timing,
+    readable_size,
 )
 
 if TYPE_CHECKING:
@@ -143,11 +145,13 @@ class EngineLoop:
         max_model_len: int,
         max_num_seqs: int,
         speculation: Speculation,
-        tiering: Tiering | None = None,
+        tiering: Tiering | TierStats | None = None,
     ) -> None:
+        """tiering: what saves KV on disk, or why nothing does."""
         self.runner = runner
         self.scheduler = scheduler
-        self.tiering = tiering
+        self.tiering = tiering if isinstance(tiering, Tiering) else None
+        self._untiered = tiering if isinstance(tiering, TierStats) else TierStats()
         self.lock = threading.Lock()  # held while the books change, never during a forward
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
@@ -160,6 +164,10 @@ class EngineLoop:
         self._in_flight: InFlightStep | None = None
         self._mask_width = -(-runner.vocab_size // 32)
         self._unsettled: list[Unsettled] = []
+
+    def tier_stats(self) -> TierStats:
+        """How it stands with saved KV; from any thread."""
+        return self._untiered if self.tiering is None else self.tiering.stats()
 
     @property
     def spec(self) -> ModelSpec:
@@ -651,11 +659,11 @@ def build_loop(
     if config.draft_model is not None:
         drafter = open_assistant(config, runner, rows, max_model_len=sizes.max_len)
     # Behind all that may fail: it begins threads, which `build_loop` leaves to whoever has the loop.
-    secret, tiering = None, None
-    if config.kv_disk_folder is not None and config.kv_disk_bytes and config.prefix_caching:
-        secret, tiering = open_tier(
-            config, runner, kv, rows, tell=lambda function: inbox.put(Update(function))
-        )
+    found = open_tier(config, runner, kv, rows, tell=lambda function: inbox.put(Update(function)))
+    secret: bytes | None = None
+    tiering: Tiering | None = None
+    if not isinstance(found, TierStats):
+        secret, tiering = found
     scheduler = Scheduler(
         kv,
         rows,
@@ -683,7 +691,7 @@ def build_loop(
             num_assistant_tokens=config.num_assistant_tokens,
             room=ROOM[runner.device.type],
         ),
-        tiering=tiering,
+        tiering=found if isinstance(found, TierStats) else tiering,
     )
 
 
@@ -703,9 +711,11 @@ def _open_runner(config: EngineConfig, vocab_size: int) -> tuple[Runner, PoolSiz
     num_ids = min(vocab_size, model.spec.vocab_size)
     runner = Runner(model, config, sizes, vocab_size=num_ids, device=device)
     log.info(
-        "the KV cache may take %.2f GiB, for %d tokens; %.2f GiB now, the rest as it comes into use",
-        runner.kv_bytes / 2**30,
+        "the KV cache may take %s, for %d tokens; %s now, the rest as it comes into use",
+        readable_size(runner.kv_bytes),
         sizes.num_blocks[0] * config.block_size,
-        runner.kv_taken / 2**30,
+        readable_size(runner.kv_taken),
     )
+    if sizes.shortened:
+        log.warning("%s", sizes.shortened)
     return runner, sizes

@@ -19,8 +19,8 @@ from engine.core.kv_cache import KVCache
 from engine.core.tiering import Tiering
 from engine.executor import Runner, block_memory
 from engine.step import LayerGroup
-from engine.tiers import DiskTier, Folder, Rates
-from engine.types import GenerateRequest, SamplingParams
+from engine.tiers import DiskTier, Folder, ForeignFolder, Rates
+from engine.types import GenerateRequest, SamplingParams, TierStats, readable_size
 
 log = logging.getLogger("antiphon.engine")
 
@@ -76,17 +76,20 @@ def open_tier(
     rows: Rows,
     *,
     tell: Callable[[Callable[[], None]], None],
-) -> tuple[bytes | None, Tiering | None]:
-    """The tier of a configuration that has a folder for it, and the secret of its digests; None for both
-    where the folder cannot be used, which is logged."""
-    assert config.kv_disk_folder is not None
+) -> tuple[bytes, Tiering] | TierStats:
+    """The tier of a configuration, and the secret of its digests; or why there is none. That its folder
+    cannot be used, or is another database's, is logged."""
+    if config.kv_disk_folder is None or not config.kv_disk_bytes:
+        return TierStats(why="kv_disk_bytes is 0")
+    if not config.prefix_caching:
+        return TierStats(why="prefix_caching is false")
     spec = runner.model.spec
     named = identity(runner, deterministic=config.deterministic, kind=config.kv_tier_dtype)
     try:
-        folder = Folder(Path(config.kv_disk_folder), named)
+        folder = Folder(Path(config.kv_disk_folder), named, config.kv_disk_database)
     except OSError as error:
         log.warning("KV is not saved on disk: %s", error)
-        return None, None
+        return TierStats("foreign" if isinstance(error, ForeignFolder) else "failed", str(error))
     rates = Rates(
         token_s=token_seconds(runner, kv, rows),
         growth=growth_of(spec.groups, spec.num_parameters),
@@ -95,9 +98,18 @@ def open_tier(
     memory = block_memory(runner, eight_bits=config.kv_tier_dtype == "int8")
     disk = DiskTier(folder, memory, rates, limit=config.kv_disk_bytes, block_size=config.block_size)
     disk.opened.wait(OPENING_S)
-    stats = disk.stats()
-    log.info(
-        "saved KV on disk: %d blocks, %.2f GiB, in %s", stats.blocks, stats.disk_bytes / 2**30, folder.path
+    stats, room = disk.stats(), disk.room
+    least = disk.bytes_of((1 << len(spec.groups)) - 1)
+    log.log(
+        logging.INFO if room >= least else logging.WARNING,
+        "saved KV on disk: %d blocks, %s, in %s; %s",
+        stats.blocks,
+        readable_size(stats.disk_bytes),
+        folder.path,
+        f"there may be {readable_size(room)}"
+        if room == disk.limit
+        else f"its disk has room for {readable_size(room)} of the {readable_size(disk.limit)} that "
+        "kv_disk_bytes allows, because half of what is free there is left free",
     )
     return folder.secret, Tiering(kv, disk, tell)
 

@@ -9,7 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.kernels import FP8, computes_fp8, free_memory
 from engine.models import Model, ModelSpec
-from engine.types import LoadError
+from engine.types import LoadError, readable_size
 
 MOST_UNASKED = 4 << 30  # bytes that KV takes of a CPU's memory when no size was asked for
 
@@ -18,12 +18,14 @@ MOST_UNASKED = 4 << 30  # bytes that KV takes of a CPU's memory when no size was
 class PoolSizes:
     """num_blocks: of each layer group, in the model's order. max_len: tokens of the longest sequence.
 
-    dtype: what keys and values are stored as.
+    dtype: what keys and values are stored as. shortened: in words, by what `max_len` is less than the model
+    would allow, where nobody asked for that; empty where it is not.
     """
 
     num_blocks: tuple[int, ...]
     max_len: int
     dtype: torch.dtype
+    shortened: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,28 @@ def size_pools(model: Model, config: EngineConfig, device: torch.device) -> Pool
     if fits:
         return PoolSizes(tuple(int(count * ratio) for count in groups.blocks_for(length)), length, dtype)
     if max_model_len is not None or most_length <= block_size:
-        gib = groups.bytes_for(length) / 2**30
-        raise LoadError(f"the KV cache cannot hold one sequence of {length} tokens ({gib:.2f} GiB)")
-    return PoolSizes(tuple(max(1, count) for count in groups.blocks_for(most_length)), most_length, dtype)
+        size = readable_size(groups.bytes_for(length))
+        raise LoadError(
+            f"the KV cache cannot hold one sequence of {length} tokens ({size}): {_bound(config)}"
+        )
+    return PoolSizes(
+        tuple(max(1, count) for count in groups.blocks_for(most_length)),
+        most_length,
+        dtype,
+        f"the context is {most_length} tokens instead of the {length} of the model, which take "
+        f"{readable_size(groups.bytes_for(length))} of KV cache: {_bound(config)}",
+    )
+
+
+def _bound(config: EngineConfig) -> str:
+    """What bounds the KV cache."""
+    if config.num_blocks is not None:
+        return f"num_blocks is {config.num_blocks}"
+    if config.kv_cache_bytes is not None:
+        return f"kv_cache_bytes is {readable_size(config.kv_cache_bytes)}"
+    if config.gpu_memory_utilization is not None:
+        return f"gpu_memory_utilization is {config.gpu_memory_utilization:g}"
+    return "there is no memory for more"
 
 
 def _longest(groups: _Groups, available: int, length: int) -> int:

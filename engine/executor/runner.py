@@ -159,6 +159,7 @@ class Runner:
         self._most_threads = own_threads()
         self.workspace = Workspace()
         self.kv_dtype = sizes.dtype
+        self.shortened = sizes.shortened
         self.pools, self.layers = _new_pools(model.spec, sizes, config.block_size, device)
         self.kv_bytes = sum(pool.nbytes for pool in self.pools)
         self.kv_taken, self._reserves = self._take_memory()

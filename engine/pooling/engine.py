@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.admission import Admission, Place
 from engine.engine_thread import EngineThread, give_way
-from engine.model_folder import find_folder
+from engine.model_folder import find_folder, known_folder
 from engine.pooling.recipe import Recipe, read_recipe
 from engine.pooling.texts import TextInput, Texts, Words
 from engine.pooling.values import PoolingConfig, PoolingInfo, PoolingStats
@@ -51,9 +51,12 @@ class _Job:
 
 class PoolingEngine:
     """A model in this process for vectors of texts, or scores of pairs. All methods are called on one asyncio
-    loop; none blocks it."""
+    loop; none blocks it. Raises LoadError for a folder that is not there, or holds no such model: a wrong
+    path is told before anything is loaded."""
 
     def __init__(self, config: PoolingConfig) -> None:
+        if (folder := known_folder(config.model)) is not None:
+            read_recipe(folder, config.kind)
         self._config = config
         self._is_table = False
         self._inbox: Inbox = SimpleQueue()

@@ -10,13 +10,14 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from engine.admission import Admission
 from engine.core import FairShare
 from engine.engine_thread import EngineThread, resolve
-from engine.model_folder import find_folder
+from engine.model_folder import find_folder, known_folder, read_config
 from engine.speech.gate import Gate
 from engine.speech.values import (
     AT_ONCE,
@@ -27,7 +28,7 @@ from engine.speech.values import (
     Window,
     WindowText,
 )
-from engine.types import EngineError, RequestFailed
+from engine.types import EngineError, LoadError, RequestFailed
 
 if TYPE_CHECKING:
     from engine.speech.whisper import Whisper
@@ -78,9 +79,12 @@ class _Queue:
 
 class SpeechEngine:
     """A model in this process that reads windows of sound. All methods are called on one asyncio loop; none
-    blocks it. gate: where sounds wait until they may be in memory."""
+    blocks it. gate: where sounds wait until they may be in memory. Raises LoadError for a folder that is not
+    there, or holds no such model: a wrong path is told before anything is loaded."""
 
     def __init__(self, config: SpeechConfig) -> None:
+        if (folder := known_folder(config.model)) is not None:
+            _require_whisper(folder)
         self._config = config
         self._inbox: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = EngineThread(
@@ -213,6 +217,14 @@ def _open(config: SpeechConfig) -> Whisper:
 
     from engine.speech.whisper import Whisper
 
+    folder = find_folder(config.model)
+    _require_whisper(folder)
     on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     with torch.inference_mode():
-        return Whisper(config, find_folder(config.model), torch.device("cuda" if on_gpu else "cpu"))
+        return Whisper(config, folder, torch.device("cuda" if on_gpu else "cpu"))
+
+
+def _require_whisper(folder: Path) -> None:
+    kind = read_config(folder).get("model_type", "unknown")
+    if kind != "whisper":
+        raise LoadError(f"{folder} is a model of the type {kind!r}; of those for speech, 'whisper' is served")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.model_folder import read_json
 from engine.models import Checkpoint
 from engine.speech.decoding import Marks, Rules, compression_ratio, mean, pick
 from engine.speech.segments import Stretch, stretches
@@ -45,16 +44,10 @@ class Whisper:
     """A loaded model; all of it runs on one thread."""
 
     def __init__(self, config: SpeechConfig, folder: Path, device: torch.device) -> None:
-        """Raises LoadError for what is no Whisper model, or lacks a file."""
+        """folder: of a Whisper model. Raises LoadError for one that lacks a file."""
         from transformers import WhisperFeatureExtractor
 
         checkpoint = Checkpoint(folder)
-        fields = read_json(folder, "config.json") or {}
-        if fields.get("model_type") != "whisper":
-            kind = fields.get("model_type", "unknown")
-            raise LoadError(
-                f"{folder} is a model of the type {kind!r}; of those for speech, 'whisper' is served"
-            )
         self._device = device
         self._model = _load(folder, _dtype(config, device), device)
         self._tokenizer = _tokenizer(folder)

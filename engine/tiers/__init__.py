@@ -9,8 +9,21 @@ from __future__ import annotations
 
 from engine.tiers.disk import Block, BlockMemory, DiskTier, Load, Save
 from engine.tiers.files import Key, Name
-from engine.tiers.folders import Folder
+from engine.tiers.folders import Folder, ForeignFolder, database_of
 from engine.tiers.rates import Rates
 from engine.tiers.shelf import SavedKV
 
-__all__ = ["Block", "BlockMemory", "DiskTier", "Folder", "Key", "Load", "Name", "Rates", "Save", "SavedKV"]
+__all__ = [
+    "Block",
+    "BlockMemory",
+    "DiskTier",
+    "Folder",
+    "ForeignFolder",
+    "Key",
+    "Load",
+    "Name",
+    "Rates",
+    "Save",
+    "SavedKV",
+    "database_of",
+]

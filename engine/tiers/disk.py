@@ -20,16 +20,16 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from engine.tiers.files import Bytes, Damaged, FileWriter, Key, Name, Row, aligned, open_private, read_blocks
-from engine.tiers.folders import Folder
+from engine.tiers.folders import FULL, Folder, ForeignFolder
 from engine.tiers.index import SavedFile
 from engine.tiers.rates import Rates
 from engine.tiers.shelf import SavedKV, Shelf, remove_stale
-from engine.types import TierStats
+from engine.types import TierState, TierStats, readable_size
 
 PIECE = 16 << 20
 """Bytes that are copied, written or read in one go."""
@@ -44,7 +44,7 @@ REFRESH_S = 5.0
 """What other processes did is looked for as often as this, where there is nothing to write."""
 
 RETRY_S = 60.0
-"""A disk that was slow or full is tried again after so long; one that seems too slow is measured again."""
+"""A disk that is left alone is tried again after so long; one that seems too slow is measured again."""
 
 MOST_RETRY_S = 3600.0
 """One that stays slow is measured this seldom in the end: it is written to each time."""
@@ -54,6 +54,9 @@ HOUSEKEEPING_S = 3600.0
 
 PROBE = 8 << 20
 """Bytes that are written and read to know how quick the disk is."""
+
+LEAST_PROBE = 1 << 16
+"""The same of a disk that has next to nothing left."""
 
 log = logging.getLogger("antiphon.engine")
 
@@ -146,9 +149,6 @@ class Load:
         return True
 
 
-State = Literal["on", "off", "full", "slow"]
-
-
 @dataclass(slots=True)
 class Counts:
     """Totals since the start; see `TierStats`."""
@@ -173,6 +173,7 @@ class DiskTier:
         self.opened = threading.Event()
         self.counts = Counts()
         self.limit = limit
+        self.room = limit  # bytes that may be used now: the limit, or what the disk has for it
         self._block_size = block_size
         self._shelf = Shelf(folder, memory.group_bytes)
         self._elsewhere = SavedKV(folder.root, but=folder.identity)  # of other models and settings
@@ -181,10 +182,11 @@ class DiskTier:
         self._measure_at = time.monotonic() + RETRY_S
         self._measure_s = RETRY_S  # between two measurements
         self._is_doubted = False  # somebody did without the disk because it seemed too slow
-        self._state: State = "on"
+        self._state: TierState = "on"
         self._why = ""
-        self._told: State = "on"  # the state that was logged last
-        self._until = 0.0  # time.monotonic seconds: then the state is on again
+        self._until = 0.0  # time.monotonic seconds: then a disk that is left alone is tried again
+        self._needed = 0  # bytes of the latest save: a full disk is so until it has room for as many
+        self._lacks_room = False  # a save found no room, which was told
         self._closing = threading.Event()
         self._written = threading.Event()
         self._pending: set[bytes] = set()  # digests of blocks that are on their way to the disk
@@ -201,10 +203,8 @@ class DiskTier:
     # -- what it is asked ------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> TierState:
         """Whether it reads ("on", "full") and writes ("on")."""
-        if self._until and time.monotonic() >= self._until:
-            self._until, self._state, self._why = 0.0, "on", ""
         return self._state
 
     def groups_of(self, digest: bytes) -> int:
@@ -265,6 +265,11 @@ class DiskTier:
     def names(self, owner: str | None = None) -> frozenset[str]:
         """What is on disk under any name, also of other models and settings, when what crashes have left is
         swept; on the writing thread."""
+        try:
+            self._shelf.folder.make()
+        except ForeignFolder as error:  # nothing of ours is there, and nothing there is ours to compare
+            self._disk_failed(error)
+            return frozenset()
         self._shelf.sweep()
         found = set[str]()
         for shelf in (self._shelf, *self._elsewhere.shelves()):
@@ -305,10 +310,9 @@ class DiskTier:
             evictions=dict(self._shelf.evictions),
         )
 
-    def _leave(self, state: State, why: str) -> None:
-        if self._told != state:  # once, until it works again
+    def _leave(self, state: TierState, why: str) -> None:
+        if self._state != state:  # once, until it works again
             log.warning("saved KV on disk is left alone: %s", why)
-        self._told = state
         self._state, self._why, self._until = state, why, time.monotonic() + RETRY_S
 
     # -- copying ---------------------------------------------------------------------------------------------
@@ -369,8 +373,10 @@ class DiskTier:
         """The thread that writes, and that alone changes the folder and its index."""
         try:
             self._upkeep()
+        except OSError as error:
+            self._disk_failed(error)
         except Exception as error:
-            self._leave("slow", f"its folder cannot be used: {error}")
+            self._leave("failed", f"its folder cannot be used: {error}")
         self.opened.set()
         due = time.monotonic() + REFRESH_S
         while True:
@@ -390,12 +396,13 @@ class DiskTier:
         self._written.set()
 
     def _measure(self) -> None:
-        """See how quick the disk is now: data that it has written, and that is in no cache any more."""
+        """See how quick the disk is now: data that it has written, and that is in no cache any more. Where
+        it has little left it is less data, which others do not miss."""
         self._is_doubted = False
         path = self._shelf.folder.path / f"probe-{os.getpid()}-{time.monotonic_ns()}.tmp"
-        data = np.random.default_rng(0).integers(0, 256, PROBE, np.uint8)
         try:
-            self._shelf.folder.make()
+            size = max(LEAST_PROBE, min(PROBE, self._free() // 4))
+            data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
             with open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as descriptor:
                 path.unlink()  # at once, so that no kill leaves it
                 os.pwrite(descriptor, data.data, 0)
@@ -408,6 +415,16 @@ class DiskTier:
         except OSError as error:
             self._disk_failed(error)
 
+    def _try_again(self) -> None:
+        """See whether a disk that was left alone can be used."""
+        until = self._until
+        if self._state == "full" and self._free() < self._needed:
+            raise _full()
+        self._measure()
+        if self._until == until:  # nothing has failed meanwhile
+            self._state, self._why = "on", ""
+            log.info("saved KV on disk is on again")
+
     def _measure_again(self) -> None:
         """Measure a disk that may have had a slow spell, or may be slow."""
         before = self.rates.bytes_per_s
@@ -419,6 +436,7 @@ class DiskTier:
     def _upkeep(self) -> None:
         """What is due from time to time: others' files are found, and names end. Until it has been done once,
         nothing of what is there is known."""
+        self._shelf.folder.make()  # first: to whom it belongs by now decides on all the rest
         if time.monotonic() >= self._housekeeping_at:
             self._shelf.folder.touch()
             remove_stale(self._shelf.folder)
@@ -432,13 +450,17 @@ class DiskTier:
         if not self._is_open:
             self._measure()
             self._is_open = True
-        elif self._is_doubted and self.state == "on" and time.monotonic() >= self._measure_at:
+        elif self._state != "on":
+            if time.monotonic() >= self._until:
+                self._try_again()
+        elif self._is_doubted and time.monotonic() >= self._measure_at:
             self._measure_again()
 
     def _room(self) -> int:
         """Bytes that may be used: the limit, and never more than half of what the disk has left, which others
         need as well."""
-        return min(self.limit, self._shelf.index.num_bytes + self._free() // 2)
+        self.room = min(self.limit, self._shelf.index.num_bytes + self._free() // 2)
+        return self.room
 
     def _free(self) -> int:
         """Bytes that the disk has left."""
@@ -479,10 +501,11 @@ class DiskTier:
             before = shelf.index.behind(save.blocks[0].key.parent)
         shelf.used(before)
         needed = sum(aligned(len(copy)) for copy in copies) + aligned(len(copies) * 256)
+        self._needed = needed
         if self._free() < needed:  # evicting would help, and take from others what they can use now
-            raise OSError(errno.ENOSPC, "the disk is full")
+            raise _full()
         if not shelf.make_room(needed, self._room(), self._block_s, before):
-            self.refused("room")
+            self._refuse_for_room(needed)
             return
         began = time.perf_counter()
 
@@ -492,23 +515,37 @@ class DiskTier:
                 writer.add(keys, copies[begin:end])
 
         file = shelf.write(owner, [(block.key, block.groups, block.depth) for block in save.blocks], fill)
-        self._told = "on"
+        self._lacks_room = False
         self.counts.blocks_saved += len(copies)
         self.counts.bytes_saved += file.num_bytes
         self.counts.save_s += time.perf_counter() - began
 
+    def _refuse_for_room(self, needed: int) -> None:
+        """Do without a save; one line tells of it, until there is room for another one."""
+        self.refused("room")
+        if not self._lacks_room:
+            log.warning(
+                "saved KV on disk has no room for %s: of the %s that kv_disk_bytes allows, %s may be used",
+                *map(readable_size, (needed, self.limit, self.room)),
+            )
+        self._lacks_room = True
+
     def _disk_failed(self, error: OSError) -> None:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             self._leave("full", "the disk is full")
+        elif isinstance(error, ForeignFolder):
+            self._leave("foreign", str(error))
         else:
-            self._leave("slow", f"the disk fails: {error}")
+            self._leave("failed", f"the disk fails: {error}")
 
     def _forget(self, names: list[str]) -> None:
+        self._shelf.folder.make()
         self._shelf.refresh()
         self._shelf.forget(names)
         self._elsewhere.forget(names)
 
     def _forget_owner(self, owner: str) -> None:
+        self._shelf.folder.make()
         for shelf in (self._shelf, *self._elsewhere.shelves()):
             shelf.forget_owner(shelf.folder.owner(owner))
 
@@ -587,6 +624,10 @@ class DiskTier:
         for group, columns in self._columns(rows[0].groups):
             if wanted >> group & 1:
                 self.memory.write(group, _in_pool(blocks, group), whole[:, columns], load.mark)
+
+
+def _full() -> OSError:
+    return OSError(errno.ENOSPC, "the disk is full")
 
 
 def _in_pool(blocks: Sequence[Block], group: int) -> list[int]:

@@ -1,15 +1,18 @@
 """Where saved blocks lie: a folder for each identity of model and layout, in it one for each owner.
 
     ROOT/secret                          32 random bytes: keys of digests, and of the names of folders
+    ROOT/database                        the id of the database whose responses and conversations these are of
     ROOT/<identity>/<owner>/<id>.kv      blocks
     ROOT/<identity>/<owner>/names/<name> names, as digests
 
-Several processes may have the same root: each reads what the others have written. Everything is private to
-the user that the server runs as: folders 0700, files 0600.
+Several processes with one database may have the same root: each reads what the others have written. Whoever
+has another database would take all that is there for deleted, and keeps out. Everything is private to the
+user that the server runs as: folders 0700, files 0600.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -28,27 +31,46 @@ ABANDONED_S = 600.0
 REMOVALS = 10
 """How often a folder is removed that others write to, or that the disk does not let go of."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk that has no room."""
+
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+class ForeignFolder(OSError):
+    """A root belongs to another database; the message says what to do."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            f"{root} has what servers of another database have computed, and is left alone: give this one a "
+            "folder of its own (kv_disk_folder), or remove that one where nobody uses it any more"
+        )
 
 
 class Folder:
     """The saved blocks of one identity, by owner. Methods raise OSError where the disk does."""
 
-    def __init__(self, root: Path, identity: bytes) -> None:
-        """identity: 16 bytes that name model, arithmetic and layout. Makes what is not there."""
+    def __init__(self, root: Path, identity: bytes, database: str | None = None) -> None:
+        """identity: 16 bytes that name model, arithmetic and layout. database: see `require_own`. Makes what
+        is not there. ForeignFolder."""
         self.root = root
         self.identity = identity
+        self._database = database
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.secret = _secret(root / "secret")
+        require_own(root, database)
+        self.secret = _written_once(root / "secret", secrets.token_bytes(32))
         self.path = root / identity.hex()
         self.make()
 
     def make(self) -> None:
         """Make it where it is not there, as when it was taken for one that nobody uses, or when somebody has
-        removed all of the root."""
+        removed all of the root. ForeignFolder where that is another database's by now."""
         if not self.root.is_dir():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _secret(self.root / "secret", self.secret)
+            require_own(self.root, self._database)
+            _written_once(self.root / "secret", self.secret)
+        else:
+            require_own(self.root, self._database)
         self.path.mkdir(mode=0o700, exist_ok=True)
 
     def touch(self) -> None:
@@ -164,21 +186,45 @@ def _remove_abandoned(entry: os.DirEntry[str]) -> None:
             os.unlink(entry.path)
 
 
-def _secret(path: Path, known: bytes | None = None) -> bytes:
-    """The root's secret; of several processes that begin at once, all get the same. known: what it was."""
+def require_own(root: Path, database: str | None) -> None:
+    """ForeignFolder where a root is that of another database than this one, an id of 32 characters; what is
+    nobody's yet becomes its, once the disk has room to write that down. None: whose it is does not matter.
+    OSError."""
+    if database is None:
+        return
+    try:
+        found = _written_once(root / "database", database.encode())
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return
+    if found != database.encode():
+        raise ForeignFolder(root)
+
+
+def database_of(root: Path) -> str | None:
+    """The id of the database that a root belongs to; None where it is nobody's yet. OSError."""
+    with suppress(FileNotFoundError), open_private(root / "database", os.O_RDONLY) as descriptor:
+        return os.read(descriptor, 32).decode("ascii", "replace")
+    return None
+
+
+def _written_once(path: Path, content: bytes) -> bytes:
+    """The 32 bytes that a file has, these where it is not there yet; of several processes that begin at once,
+    all get the same."""
     draft = path.with_name(f"{secrets.token_hex(8)}{UNFINISHED}")
     for _ in range(2):
         with suppress(FileNotFoundError), open_private(path, os.O_RDONLY) as descriptor:
             if len(found := os.read(descriptor, 33)) == 32:
                 return found
-            path.unlink()  # cut by a crash of the machine: what was saved under it cannot be found any more
-        with open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
-            os.write(descriptor, known or secrets.token_bytes(32))
-            os.fsync(descriptor)
+            path.unlink()  # cut by a crash of the machine: what was saved under that secret cannot be found
         try:
+            with open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+                os.write(descriptor, content)
+                os.fsync(descriptor)
             with suppress(FileExistsError):
                 os.link(draft, path)
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
     with open_private(path, os.O_RDONLY) as descriptor:
         return os.read(descriptor, 32)

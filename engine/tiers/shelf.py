@@ -32,7 +32,7 @@ from engine.tiers.files import (
     read_blocks,
     read_table,
 )
-from engine.tiers.folders import Folder, folders
+from engine.tiers.folders import Folder, folders, require_own
 from engine.tiers.index import MAX_BLOCKS, Index, SavedFile
 
 YOUNG_S = 60.0
@@ -359,14 +359,17 @@ class SavedKV:
     """What models have saved under one root, be they loaded or not. For one thread at a time; methods raise
     OSError."""
 
-    def __init__(self, root: Path, *, but: bytes | None = None) -> None:
-        """but: the identity of one that others look after."""
+    def __init__(self, root: Path, *, but: bytes | None = None, database: str | None = None) -> None:
+        """but: the identity of one that others look after. database: whose it is to be; what is another's is
+        a ForeignFolder, an OSError."""
         self._root = root
+        self._database = database
         self._but = but
         self._shelves: dict[Path, Shelf] = {}
 
     def shelves(self) -> list[Shelf]:
         """Of each model and its settings, as it is now."""
+        require_own(self._root, self._database)
         found = [folder for folder in folders(self._root) if folder.identity != self._but]
         self._shelves = {each.path: self._shelves.get(each.path) or Shelf(each, None) for each in found}
         for shelf in self._shelves.values():

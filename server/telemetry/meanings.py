@@ -38,7 +38,7 @@ MEANINGS: Mapping[str, str] = {
     "kv_hit_tokens_total": "Prompt tokens that were not computed anew, by where they were found.",
     "kv_disk_bytes": "Bytes of the KV cache on disk.",
     "kv_disk_bytes_limit": "The most bytes of the KV cache that are kept on disk.",
-    "kv_disk_state": "1 with the state that the KV cache on disk is in.",
+    "kv_disk_state": "1 with the state of the KV cache on disk: on, off, full, slow, failed or foreign.",
     "kv_files": "Files of the KV cache on disk.",
     "kv_names": "Responses and conversations that the KV cache on disk belongs to.",
     "kv_blocks": "Blocks of the KV cache on disk.",

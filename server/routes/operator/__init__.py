@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.routes.operator import keys, live_runs, models, sealing, tenants
+from server.routes.operator import keys, live_runs, models, saved_kv, sealing, tenants
 from server.routes.operator.limit_changes import read_limit_changes, require_values
 
 ROUTERS: tuple[APIRouter, ...] = (
@@ -13,6 +13,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     tenants.router,
     live_runs.router,
     models.router,
+    saved_kv.router,
 )
 
 __all__ = ["ROUTERS", "read_limit_changes", "require_values"]

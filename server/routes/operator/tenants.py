@@ -67,6 +67,15 @@ async def export(request: Request) -> Response:
     return StreamingResponse(exported(storage, owner, actor(request)), media_type="application/x-ndjson")
 
 
+@router.get("/purge", **needs(OPERATOR_ONLY))
+async def purgeable(request: Request) -> Response:
+    """What a purge of an owner would remove."""
+    owner = query_text(request.query_params, "owner") or missing("owner")
+    storage = context(request).storage
+    await _require(storage, owner)
+    return json_reply(orjson.dumps(await tenants.purgeable(storage, owner)))
+
+
 @router.post("/purge", **needs(OPERATOR_ONLY))
 async def purge(request: Request) -> Response:
     """Remove an owner's everything; where that takes long, only a part, and the reply says so."""

@@ -454,9 +454,11 @@ async def test_silence_counts_as_down_only_where_others_hear_nothing_either(fold
         assert not all_up(engine)
 
 
-async def test_an_answer_may_be_cut_anywhere(folder: Path) -> None:
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+async def test_an_answer_may_be_cut_anywhere(folder: Path, end: bytes) -> None:
     async def pieces(size: int) -> AsyncIterator[bytes]:
         data = b": a remark\n\n" + event("ab") + event("") + event("cd", "length") + b"data: [DONE]\n\n"
+        data = data.replace(b"\n", end)
         for at in range(0, len(data), size):
             yield data[at : at + size]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import shutil
 import sys
@@ -329,6 +330,55 @@ async def test_pins_give_way_to_whoever_runs(make: Make) -> None:
         want = await asyncio.gather(*(answer(plain, ask((*p, 33), 60, saved_as=None)) for p in prompts))
         assert [tokens for tokens, _ in got] == [tokens for tokens, _ in want]
         engine.check_integrity()
+
+
+async def test_what_is_another_databases_is_left_alone(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that is nobody's yet, as those from before are, becomes that of the first who asks."""
+    caplog.set_level(logging.INFO)
+    for database in (None, "a" * 32, "a" * 32):
+        engine = await make(kv_disk_database=database)
+        await answer(engine, ask(LONG))
+        await engine.saved()
+        assert await engine.saved_names() == {"r"} and engine.stats().tier.state == "on"
+    told = [text for text in caplog.messages if text.startswith("saved KV on disk: ")]
+    assert len(told) == 3 and " GiB" not in told[1].partition(";")[0], "a few blocks are not 0.0 GiB"
+    files = {path: path.stat() for path in (tmp_path / "kv").rglob("*") if path.is_file()}
+    other = await make(kv_disk_database="b" * 32)
+    tokens, _ = await answer(other, ask(LONG))
+    assert tokens and await other.saved_names() == frozenset()
+    other.forget(["r"])
+    other.forget_owner("o")
+    await other.saved()
+    tier = other.stats().tier
+    assert (tier.state, tier.disk_bytes_limit) == ("foreign", 0) and "kv_disk_folder" in tier.why
+    assert [text for text in caplog.messages if "another database" in text] == [
+        f"KV is not saved on disk: {tier.why}"
+    ]
+    assert {path: path.stat() for path in (tmp_path / "kv").rglob("*") if path.is_file()} == files
+
+
+async def test_why_nothing_is_saved_is_told(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    cases: tuple[tuple[dict[str, Any], str, str], ...] = (
+        ({"kv_disk_bytes": 0}, "off", "kv_disk_bytes is 0"),
+        ({"prefix_caching": False}, "off", "prefix_caching is false"),
+        ({"kv_disk_folder": tmp_path / "file"}, "failed", "File exists"),
+    )
+    for settings, state, why in cases:
+        tier = (await make(**settings)).stats().tier
+        assert tier.state == state and why in tier.why
+
+
+async def test_a_disk_without_room_is_told_at_the_start(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(DiskTier, "_free", lambda _: 4096)
+    await make(kv_disk_bytes=10 << 30)
+    [record] = [record for record in caplog.records if "saved KV on disk: " in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert "its disk has room for 2 KiB of the 10 GiB that kv_disk_bytes allows" in record.getMessage()
 
 
 async def test_two_engines_on_one_folder_read_what_the_other_wrote(make: Make) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
-from engine import EngineConfig
+from engine import EngineConfig, LocalEngine
 from engine.executor.kv_sizing import _memory_for_kv
 from engine.types import LoadError
 
@@ -19,6 +22,24 @@ def test_a_share_of_a_gpu_holds_the_weights_and_the_cache(monkeypatch: pytest.Mo
     assert _memory_for_kv(gpu, 0.8) == (4 * GIB * 7 // 8,) * 2, "4 of 8 GiB are taken already"
     with pytest.raises(LoadError, match="40% of the GPU's memory is taken already"):
         _memory_for_kv(gpu, 0.4)
+
+
+async def test_a_context_that_a_small_cache_shortens_is_told(
+    checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    told = {}
+    for name, value in (("kv_cache_bytes", 100 << 10), ("num_blocks", 3), ("max_model_len", 32), ("", 0)):
+        caplog.clear()
+        engine = LocalEngine(checkpoint("qwen3"), num_threads=1, **({name: value} if name else {}))
+        info = await engine.start()
+        await engine.close()
+        told[name] = info.shortened
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert warned == ([info.shortened] if info.shortened else [])
+        assert info.shortened.startswith(f"the context is {info.max_model_len} tokens") or not info.shortened
+    assert told["kv_cache_bytes"].endswith("of KV cache: kv_cache_bytes is 100 KiB")
+    assert told["num_blocks"].endswith(": num_blocks is 3")
+    assert told[""] == told["max_model_len"] == "", "nothing is short of what was asked for"
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.01])

@@ -217,10 +217,13 @@ async def test_a_fingerprint_names_what_vectors_depend_on(tmp_path: Path) -> Non
 
 async def test_what_a_checkpoint_does_not_say_or_is_not_served_is_refused(tmp_path: Path) -> None:
     async def refused(folder: Path, kind: Any = "embedding") -> str:
-        engine = PoolingEngine(PoolingConfig(folder, kind))
+        """As soon as it is built where that can be read without the model, else as it starts."""
+        engine = None
         with pytest.raises(LoadError) as caught:
+            engine = PoolingEngine(PoolingConfig(folder, kind))
             await engine.start()
-        await engine.close()
+        if engine is not None:
+            await engine.close()
         return str(caught.value)
 
     folder = make_embedder("bert", tmp_path / "m")

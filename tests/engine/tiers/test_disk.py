@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import stat
 import threading
 import time
@@ -19,8 +20,9 @@ from engine.tiers import files as file_format
 from engine.tiers import shelf as shelves
 from engine.tiers.disk import Block, DiskTier, Load, Save
 from engine.tiers.files import Key, Name
-from engine.tiers.folders import Folder
+from engine.tiers.folders import Folder, ForeignFolder, database_of
 from engine.tiers.rates import Rates
+from engine.tiers.shelf import SavedKV
 from tests.support.saved_blocks import BLOCK_SIZE, IDENTITY, Pool, chain
 
 WAIT = 30.0
@@ -29,12 +31,25 @@ WAIT = 30.0
 class Tier:
     """A tier over a pool, and what tests ask of it."""
 
-    def __init__(self, root: Path, *, limit: int = 1 << 30, identity: bytes = IDENTITY) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limit: int = 1 << 30,
+        identity: bytes = IDENTITY,
+        database: str | None = None,
+    ) -> None:
         self.pool = Pool()
-        self.folder = Folder(root, identity)
+        self.folder = Folder(root, identity, database)
         self.rates = Rates(token_s=1e-3, growth=1e-4, bytes_per_s=1e9)
         self.disk = DiskTier(self.folder, self.pool, self.rates, limit=limit, block_size=BLOCK_SIZE)
         assert self.disk.opened.wait(WAIT)
+
+    def try_again(self) -> None:
+        """What upkeep does a while after a disk was left alone."""
+        self.disk._until = time.monotonic()
+        self.disk.call(self.disk._upkeep)
+        self.flush()
 
     def flush(self) -> None:
         done = threading.Event()
@@ -301,28 +316,29 @@ def test_a_full_disk_turns_saving_off_with_one_line(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+    caplog.set_level(logging.INFO)
+    with monkeypatch.context() as patch:
         patch.setattr(file_format.os, "pwritev", full)  # type: ignore[attr-defined]
         tier.save("two", "wxyz")
         assert tier.taken
         for _ in range(3):
             tier.save("three", "mnop")
             assert not tier.taken
-    assert [record.getMessage() for record in caplog.records] == [
-        "saved KV on disk is left alone: the disk is full"
-    ]
+    left = "saved KV on disk is left alone: the disk is full"
+    assert [record.getMessage() for record in caplog.records] == [left]
     assert tier.disk.state == "full" and tier.disk.stats().saves_refused == {"state": 4}
     assert tier.load("abcd").num_read == 4 and len(tier.files) == 1
     tier.disk.forget(["one"])
     tier.flush()
     assert not tier.files
-    tier.disk._until = time.monotonic()
+    tier.try_again()
+    assert [record.getMessage() for record in caplog.records] == [left, "saved KV on disk is on again"]
     tier.save("four", "abcd")
     assert tier.disk.stats().state == "on" and tier.load("abcd").num_read == 4
 
 
 def test_a_disk_with_little_left_is_not_filled(
-    make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = make()
     free = os.statvfs(tier.folder.root)
@@ -330,8 +346,12 @@ def test_a_disk_with_little_left_is_not_filled(
     fields[4] = 10 * 8192 // free.f_frsize  # f_bavail
 
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
-    tier.save("one", "abcdef")
-    assert not tier.files and tier.disk.stats().saves_refused == {"room": 1}
+    for _ in range(2):
+        tier.save("one", "abcdef")
+    assert not tier.files and tier.disk.stats().saves_refused == {"room": 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        "saved KV on disk has no room for 52 KiB: of the 1 GiB that kv_disk_bytes allows, 40 KiB may be used"
+    ]
 
 
 def test_what_cannot_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,13 +363,36 @@ def test_what_cannot_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytes
 
         patched.setattr(shelves.Shelf, "sweep", broken)
         tier = Tier(tmp_path / "kv")
-        assert tier.disk.state == "slow" and "Input/output error" in tier.disk.stats().why
+        assert tier.disk.state == "failed" and "Input/output error" in tier.disk.stats().why
         tier.save("two", "wxyz")
         assert not tier.taken
     tier.disk.call(tier.disk._upkeep)
     tier.flush()
     assert tier.names() == {"one"} and tier.has("abcd") == [True] * 4
     tier.disk.close(WAIT)
+
+
+def test_a_disk_with_errors_is_left_alone_until_it_has_none(
+    make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = make()
+    caplog.set_level(logging.INFO)
+    with monkeypatch.context() as patched:
+
+        def broken(*_: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        patched.setattr(os, "pwrite", broken)
+        patched.setattr(file_format.os, "pwritev", broken)  # type: ignore[attr-defined]
+        tier.save("one", "abcd")
+        tier.try_again()
+        assert tier.disk.state == "failed" and "Input/output error" in tier.disk.stats().why
+    tier.try_again()
+    assert tier.disk.stats().state == "on" and not tier.disk.stats().why
+    assert [record.getMessage() for record in caplog.records] == [
+        "saved KV on disk is left alone: the disk fails: [Errno 5] Input/output error",
+        "saved KV on disk is on again",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
@@ -409,6 +452,7 @@ def test_a_full_disk_turns_writing_off_and_keeps_what_is_there(
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
     for name, text in (("two", "wxyz"), ("three", "mnop")):
         tier.save(name, text)
+    tier.try_again()
     assert tier.disk.state == "full" and caplog.text.count("the disk is full") == 1
     assert tier.names() == {"one"} and tier.load("abcd").num_read == 4
 
@@ -534,6 +578,42 @@ def test_a_folder_that_is_removed_under_a_model_is_made_anew(make: Callable[...,
     assert tier.load("wxyz").num_read == 4 and stat.S_IMODE(tier.folder.path.stat().st_mode) == 0o700
 
 
+def test_a_folder_that_another_database_has_taken_is_left_alone(
+    make: Callable[..., Tier], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was removed, and made anew by a server of that one."""
+    tier = make(database="a" * 32)
+    tier.save("one", "abcd")
+    shutil.rmtree(tier.folder.root)
+    other = make(database="b" * 32)
+    other.save("two", "wxyz")
+    tier.disk.call(tier.disk._upkeep)
+    tier.disk.forget(["two"])
+    tier.disk.forget_owner("a")
+    assert tier.names() == set()
+    assert tier.disk.state == "foreign" and caplog.text.count("another database") == 1
+    assert other.names() == {"two"} and other.load("wxyz").num_read == 4
+    with pytest.raises(ForeignFolder):
+        SavedKV(tier.folder.root, database="a" * 32).names()
+    shutil.rmtree(tier.folder.root)
+    tier.try_again()
+    assert tier.disk.stats().state == "on" and database_of(tier.folder.root) == "a" * 32
+
+
+def test_whose_a_folder_is_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Folder(tmp_path / "kv", IDENTITY).root
+    with monkeypatch.context() as patched:
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patched.setattr(os, "write", full)
+        folder = Folder(root, IDENTITY, "a" * 32)
+        assert database_of(root) is None and not list(root.glob("*.tmp"))
+    folder.make()
+    assert database_of(root) == "a" * 32
+
+
 def test_a_disk_that_was_too_slow_is_measured_again_in_time(make: Callable[..., Tier]) -> None:
     tier = make()
 
@@ -554,7 +634,7 @@ def test_a_disk_that_was_too_slow_is_measured_again_in_time(make: Callable[..., 
     tier.disk.slow("it hangs")
     assert not measured(), "it is left alone"
     tier.disk._until = time.monotonic()
-    assert measured()
+    assert measured() and tier.disk.state == "on"
     assert tier.disk._measure_s == disk.RETRY_S and disk.RETRY_S < disk.MOST_RETRY_S
 
 

@@ -307,6 +307,21 @@ def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None
     runs.wait_for_selector("nav .connection >> text=Connected")
 
 
+def test_the_side_shows_what_is_being_answered_without_asking_for_responses(
+    visit: Visit, server: Server
+) -> None:
+    asked: list[str] = []
+    talk = server.post("/v1/conversations", {"title": "Long talk"})["id"]
+    turn = {"input": "tick 25\ncount 5000", "conversation": talk, "background": True}
+    response = server.post("/v1/responses", turn)["id"]
+    page = visit.page("#/usage")
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate("location.hash = '#/chat'")
+    page.wait_for_selector(".side-list li:has-text('Long talk') .pulse")
+    server.post(f"/v1/responses/{response}/cancel", {})
+    assert not [url for url in asked if "/v1/responses" in url]
+
+
 def test_what_is_refused_stays_where_it_was_written(visit: Visit, server: Server) -> None:
     page = visit.page()
     refusal = {
@@ -651,6 +666,23 @@ def test_older_names_of_events_and_models_on_demand(visit_other: Visit, other: S
     says(page, "loaded")
     page.wait_for_selector(".model option >> text='later'", state="attached", timeout=4000)
     engine.wait_for_selector("tr:has-text('later') >> text='loaded'")
+
+
+def test_how_saved_kv_stands_is_said_in_words(visit: Visit) -> None:
+    page = visit.page("#/engine", "text=Nothing is kept on disk.")
+    page.route(
+        "**/metrics",
+        lambda route: route.fulfill(
+            body="""antiphon_kv_disk_state{model="a",state="full"} 1.0
+antiphon_kv_disk_state{model="b",state="foreign"} 1.0
+antiphon_kv_disk_bytes{model="a"} 1048576.0
+antiphon_kv_disk_bytes_limit{model="a"} 4194304.0
+"""
+        ),
+    )
+    page.wait_for_selector("text=a: The disk is full: nothing more is kept until it has room.")
+    page.wait_for_selector("text=b: The folder belongs to another database")
+    assert page.locator("text=Nothing is kept on disk.").count() == 0
 
 
 def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:

@@ -32,14 +32,7 @@ export function Chat({ id }) {
 function Conversations({ id }) {
   const owner = useWatched(key);
   const [search, setSearch] = useState("");
-  const load = async (most) => {
-    const [talks, running] = await Promise.all([
-      list("v1/conversations", { status: "active" }, most),
-      get("v1/responses", { status: "in_progress", limit: 50 }).catch(() => ({ data: [] })),
-    ]);
-    return { ...talks, running: new Set(running.data.map((each) => each.conversation?.id)) };
-  };
-  const loaded = useList(load, [owner], 8000);
+  const loaded = useList((most) => list("v1/conversations", { status: "active" }, most), [owner], 8000);
   useEffect(() => {
     if (loaded.value) loaded.reload();
   }, [id]);
@@ -52,13 +45,13 @@ function Conversations({ id }) {
       <input type="search" value=${search} onInput=${(event) => setSearch(event.target.value)} placeholder="Search" aria-label="Search conversations" />
     </div>
     <${Loaded} of=${loaded}>
-      ${({ data: talks, running }) => html`<ul class="side-list">
+      ${({ data: talks }) => html`<ul class="side-list">
         ${talks
           .filter(wanted)
           .sort((one, other) => other.updated_at - one.updated_at)
           .map((each) => {
             const turn = turnOf(each.id);
-            const busy = turn ? !turn.ended : running.has(each.id);
+            const busy = turn ? !turn.ended : Boolean(each.active_response_id);
             return html`<li key=${each.id}>
               <a href=${href("chat", each.id)} aria-current=${each.id === id ? "page" : undefined}>
                 <span class="clip">${each.forked_from && html`<${ForkMark} />`}<${Title} conversation=${each} /></span>

@@ -9,6 +9,16 @@ import { useWatched } from "../state.js";
 const EVERY_MS = 2000;
 const KEPT = 90; // readings, three minutes of them
 
+/** How it stands with saved KV, by the state that the engine says. */
+const SAVED = {
+  on: "What is computed is kept for later turns.",
+  off: "Nothing is kept on disk: a setting turns it off (kv_disk_bytes, prefix_caching).",
+  full: "The disk is full: nothing more is kept until it has room. What is there is still read.",
+  slow: "The disk is slower than computing: it is left alone for a while, and then tried again.",
+  failed: "The disk fails: it is left alone. The log and antiphon doctor say why.",
+  foreign: "The folder belongs to another database, so nothing is kept: this server needs one of its own (kv_disk_folder).",
+};
+
 /** Figures in the text format of Prometheus: name -> [{labels, value}]. */
 export function readMetrics(text) {
   const found = new Map();
@@ -99,6 +109,7 @@ function Charts({ readings, last, want }) {
     { name: "computed", value: Math.max(0, computed - hits("pool") - hits("disk")) },
   ];
   const whole = tiers.reduce((total, tier) => total + tier.value, 0);
+  const saved = (last.figures.get("antiphon_kv_disk_state") ?? []).filter(({ labels }) => !want.model || labels.model === want.model);
   const states = ["queued", "running", "waiting"].map((name) => [name, now(`antiphon_runs_${name}`)]);
   return html`
     <div class="stats">
@@ -130,11 +141,12 @@ function Charts({ readings, last, want }) {
         ${whole > 0 ? html`<${Shares} label="Tokens of prompts by tier" parts=${tiers} />
           <p class="faint">${number(whole)} tokens of prompts since the start</p>` : html`<p class="faint">No prompt has been read yet.</p>`}</section>
       <section class="panel-card"><h2>KV on disk</h2>
-        ${last.figures.has("antiphon_kv_disk_bytes")
+        ${saved.map(({ labels }) => html`<p key=${labels.model}>${saved.length > 1 && html`${labels.model}: `}${SAVED[labels.state] ?? labels.state}</p>`)}
+        ${now("antiphon_kv_disk_bytes_limit") > 0
           ? html`<meter min="0" max=${now("antiphon_kv_disk_bytes_limit") || 1} value=${now("antiphon_kv_disk_bytes")} aria-label="Bytes on disk">
             </meter>
               <p class="faint">${size(now("antiphon_kv_disk_bytes"))} of ${size(now("antiphon_kv_disk_bytes_limit"))}, ${number(now("antiphon_kv_blocks"))} blocks in ${number(now("antiphon_kv_files"))} files</p>`
-          : html`<p class="faint">Nothing is kept on disk.</p>`}</section>
+          : !saved.length && html`<p class="faint">Nothing is kept on disk.</p>`}</section>
     </div>`;
 }
 
