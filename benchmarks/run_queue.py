@@ -1,8 +1,9 @@
 """What a full queue costs, 10,000 queued runs of 100 owners, on both databases.
 
 `python -m benchmarks.run_queue` prints the best of some tries, in milliseconds by the clock, and for what
-only reads of processor time of its thread: finding the next 32 runs, finding the place of one, and then, each
-a transaction, taking 16, ending a run, and queueing one of an owner that has none in the queue.
+only reads of processor time of its thread: finding the next 32 runs, ranking all, finding the turn of one
+that came later, and then, each a transaction, taking 16, ending a run, and queueing one of an owner that has
+none in the queue.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ async def run(where: str) -> None:
             queued = new(f"n{number}", owner=f"n{number}", runner=None, status="queued")
             await storage.start_response(queued)
 
-        last = [f"r{QUEUED - 1:05}"]
+        last = (f"o{(QUEUED - 1) % OWNERS:03}", [f"r{QUEUED - 1:05}"])
         print("next 32:", await storage._read(lambda conn: reading(lambda: queue.first(conn, 32))))
-        print("place:", await storage._read(lambda conn: reading(lambda: queue.places(conn, last))))
+        print("all places:", await storage._read(lambda conn: reading(lambda: queue.ranking(conn))))
+        print("a turn:", await storage._read(lambda conn: reading(lambda: queue.turns(conn, *last))))
         print("take 16:", await writing(lambda _: storage.take(16)))
         print("end:", await writing(lambda number: end(storage, claims[number])))
         print("a newcomer:", await writing(newcomer))

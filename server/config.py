@@ -41,13 +41,14 @@ from server.settings import (
     ModelsFile,
     Seconds,
     entries_beside,
+    header_value,
     nearest,
     read_entries,
     read_sealing_key_file,
     read_sealing_keys,
 )
 from server.web_settings import WebSettings, read_web_settings
-from storage import MAX_PERSONS
+from storage import MAX_PERSONS, check_url
 from tools import Egress, read_rule
 
 THREADED_BYTES = 32 * 1024
@@ -67,7 +68,10 @@ TABLES: Mapping[str, Callable[[Any, Mapping[str, str]], Any]] = {
 }
 """What only the file can hold, and what reads it with the environment's variables."""
 
-NO_SETTINGS = frozenset({*TABLES, "entries"})
+FROM_FILES = frozenset({*TABLES, "entries"})
+"""What only files give."""
+
+NO_SETTINGS = FROM_FILES | {"kv_disk_database"}
 """What a configuration has that is no setting: no flag and no variable gives it."""
 
 CLIENT_VARIABLES = frozenset({"ANTIPHON_URL", "ANTIPHON_CHAT_KEY"})
@@ -173,13 +177,6 @@ def _root_path(value: str) -> str:
     return path
 
 
-def header_value(value: str) -> str:
-    """The value, where a header can have it. Raises ValueError, which does not repeat it."""
-    if not (value.isascii() and value.isprintable() and value == value.strip()):
-        raise ValueError("a header's value is printable ASCII")
-    return value
-
-
 def bearer(key: str | None) -> dict[str, str]:
     """The header with a client's key; none without a key. Raises ValueError, which does not repeat the
     key."""
@@ -226,19 +223,19 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _AMOUNTS = re.compile(r"\d{1,9}(\.\d{1,9})?(/\d{1,9}(\.\d{1,9})?){2}", re.ASCII)
 
 
-def _absolute_database(url: str) -> str:
-    """A URL of SQLite names its file by an absolute path and its driver; any other URL stays as it is."""
-    scheme, separator, rest = url.partition(":///")
-    if scheme not in ("sqlite", "sqlite+aiosqlite") or not separator:
+def _database(url: str) -> str:
+    """The URL of a database that storage can open; one of SQLite names its file by an absolute path, and its
+    driver. ValueError for every other."""
+    check_url(url)
+    scheme, _, rest = url.partition(":///")
+    if not scheme.startswith("sqlite"):
         return url
     path, question_mark, query = rest.partition("?")
-    if not path or path == ":memory:" or path.startswith("file:"):
-        return url  # names no file; storage refuses it
     file = os.path.abspath(_path(path))
     return f"sqlite+aiosqlite:///{file}{question_mark}{query}"
 
 
-DatabaseUrl = Annotated[str, AfterValidator(_absolute_database)]
+DatabaseUrl = Annotated[str, AfterValidator(_database)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 NamesOrNone = Annotated[Names, AfterValidator(_or_none)]
 HostPatterns = Annotated[tuple[Annotated[str, AfterValidator(_host_pattern)], ...], BeforeValidator(_split)]
@@ -300,6 +297,7 @@ class Config(BaseModel):
     mcp: McpSettings = McpSettings()
     web: WebSettings = WebSettings()
     entries: ModelsFile = ModelsFile()  # of the file `models`, or of the tables [[models]]
+    kv_disk_database: str | None = None  # the id of the database, once a server has opened it
 
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
@@ -956,6 +954,11 @@ class Config(BaseModel):
             told = first["msg"].removeprefix("Value error, ")
             raise ConfigError(f"{first['loc'][0]}: {told} (model {entry.id})") from None
 
+    def saving_for(self, database: str | None) -> Config:
+        """The same of a server whose database has this id, so that engines keep out of what others have
+        saved."""
+        return self.model_copy(update={"kv_disk_database": database})
+
     @property
     def serves_own_model(self) -> bool:
         """Whether the settings name a model: without models of a file there is one in any case."""
@@ -968,7 +971,7 @@ class Config(BaseModel):
         found = {}
         for name, field in Config.model_fields.items():
             value = getattr(self, name)
-            secret = name.endswith(("api_key", "sealing_key")) or name == "db" or name in NO_SETTINGS
+            secret = name.endswith(("api_key", "sealing_key")) or name == "db" or name in FROM_FILES
             if not secret and value != field.default:
                 found[name] = [*value] if isinstance(value, tuple) else value
         return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}

@@ -42,6 +42,7 @@ from storage import (
     DefaultVersion,
     EventsExpired,
     FolderHeld,
+    ForeignDatabase,
     ItemConflict,
     KeyEnded,
     NotFound,
@@ -339,12 +340,18 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     SchemaTooNew: _Row(
         503, "storage_unavailable", lambda _: "Storage was written by a newer version.", _LATER
     ),
+    ForeignDatabase: _Row(
+        503, "storage_unavailable", lambda _: "Storage is that of another program.", _LATER
+    ),
     StorageUnavailable: _Row(
         503,
         "storage_unavailable",
         lambda e: (
             "The disk of the server is full: nothing more can be stored until its operator makes room."
             if e.full
+            else "The file of the database was removed or replaced: nothing more can be stored until the "
+            "operator of the server mends that."
+            if e.moved
             else "Storage cannot be reached now. Try again shortly."
         ),
         _SOON,

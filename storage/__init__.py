@@ -40,6 +40,7 @@ from storage.records import (
     COMMIT_SECONDS,
     CONVERSATION_BYTES,
     ECHO_MARK,
+    LEAST_ROOM,
     MAX_PERSONS,
     PROGRESS_EVENTS,
     TERMINAL_STATUSES,
@@ -75,6 +76,7 @@ from storage.records import (
     Finish,
     FleetView,
     FolderHeld,
+    ForeignDatabase,
     FoundKey,
     HistoryItem,
     ItemConflict,
@@ -171,6 +173,7 @@ __all__ = [
     "COMMIT_SECONDS",
     "CONVERSATION_BYTES",
     "ECHO_MARK",
+    "LEAST_ROOM",
     "MAX_BATCH_ATTEMPTS",
     "MAX_CHUNKS",
     "MAX_PERSONS",
@@ -225,6 +228,7 @@ __all__ = [
     "Finish",
     "FleetView",
     "FolderHeld",
+    "ForeignDatabase",
     "FoundKey",
     "HistoryItem",
     "ImportedConversation",
@@ -315,6 +319,7 @@ __all__ = [
     "back_up",
     "blobs_beside",
     "check_backup",
+    "check_url",
     "each_row",
     "inspect_database",
     "make_private_folder",
@@ -322,6 +327,11 @@ __all__ = [
     "open_storage",
     "patience_s",
 ]
+
+
+def check_url(url: str) -> None:
+    """ValueError for a URL with which `open_storage` can do nothing, whatever stands there."""
+    import_module("storage.drivers").database(url)
 
 
 async def open_storage(
@@ -333,8 +343,8 @@ async def open_storage(
     which other processes may have open too. runner: the name under which this process owns runs. lock=False
     is for tests of two openers: without it, nobody knows that other owners are dead. synced: running text
     reaches the disk before it is shown, like everything else. max_persons: of how many persons of an owner it
-    is told, in one hour, what each of them used. FolderHeld, SchemaTooNew, StorageUnavailable; ValueError for
-    a URL of another kind.
+    is told, in one hour, what each of them used. FolderHeld, SchemaTooNew, ForeignDatabase,
+    StorageUnavailable; ValueError for a URL of another kind.
     """
     door = await asyncio.to_thread(import_module, "storage.storage")
     storage: Storage = await door.Storage.open(

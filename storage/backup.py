@@ -19,15 +19,17 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import aiosqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from storage.drivers import INCOMING, blob_folder, copied, sync
+from storage.drivers import INCOMING, blob_folder, copied, database, look, sync, unavailable
 from storage.files import blob_columns
+from storage.migrate import revision
 from storage.private_files import make_private_folder
 from storage.records import StorageError
 
@@ -76,10 +78,15 @@ async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) 
 
 def check_backup(url: str, target: Path) -> Path:
     """The file that a backup of `url` to `target` would copy. StorageError for what `back_up` refuses."""
-    path = _file(url)
-    for taken in (target, blob_folder(target)):
-        if taken.exists():
-            raise StorageError(f"{taken} exists already; a backup never replaces a file")
+    try:
+        path = _file(url)
+        source = database(url)
+        look(source, partial(revision, source))
+        taken = [each for each in (target, blob_folder(target)) if each.exists()]
+    except (OSError, DBAPIError) as error:
+        raise unavailable(f"nothing can be copied to {target}", error) from error
+    if taken:
+        raise StorageError(f"{taken[0]} exists already; a backup never replaces a file")
     return path
 
 

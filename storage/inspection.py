@@ -10,31 +10,30 @@ from typing import Literal
 
 from sqlalchemy import Connection, select
 
-from storage.drivers import Database, blob_folder, database, unavailable
+from storage.drivers import Database, blob_folder, database, look, unavailable
 from storage.files import blob_columns
 from storage.migrate import HEAD, is_known, revision
 from storage.queries.keys import api_keys, owners
 from storage.records import DatabaseState
+from storage.tables import identity
 
 
 async def inspect_database(url: str, *, blobs: bool = False) -> DatabaseState:
     """How the database at `url` stands; nothing is made, migrated or locked. blobs: they are looked for, too.
 
-    StorageUnavailable where it cannot be read; ValueError for a URL that names no database.
+    StorageUnavailable where it cannot be read; ForeignDatabase; ValueError for a URL that names no database.
     """
     return await asyncio.to_thread(_inspect, url, blobs)
 
 
 def _inspect(url: str, blobs: bool) -> DatabaseState:
     looked_at = database(url)
-    if not looked_at.exists():
-        return DatabaseState(looked_at.shown, "absent", None, None, looked_at.shared)
     try:
-        reading = looked_at.looking()
-        try:
-            return reading.read(lambda connection: _state(looked_at, connection, blobs))
-        finally:
-            reading.close()
+        if not looked_at.exists():
+            state = DatabaseState(looked_at.shown, "absent", None, None, looked_at.shared)
+        else:
+            state = look(looked_at, lambda connection: _state(looked_at, connection, blobs))
+        return replace(state, free=looked_at.free_bytes())
     except Exception as error:
         if isinstance(error, OSError) or looked_at.trouble(error) is not None:
             raise unavailable(f"{looked_at.shown} cannot be read", error) from error
@@ -45,14 +44,24 @@ def _state(looked_at: Database, connection: Connection, blobs: bool) -> Database
     def state(schema: Literal["absent", "older", "current", "newer"], num_keys: int | None) -> DatabaseState:
         return DatabaseState(looked_at.shown, schema, num_keys, looked_at.holder(), looked_at.shared)
 
-    present = revision(connection)
+    present = revision(looked_at, connection)
     if present is None:
         return state("absent", None)
     if present != HEAD:
         return state("older" if is_known(present) else "newer", None)
     num_keys = sum(key.revoked_at is None for key in api_keys.list_(connection))
     missing = lacking_blobs(looked_at, connection) if blobs else None
-    return replace(state("current", num_keys), limits=owners.limits(connection), missing=missing)
+    return replace(
+        state("current", num_keys),
+        limits=owners.limits(connection),
+        missing=missing,
+        id=database_id(connection),
+    )
+
+
+def database_id(connection: Connection) -> str | None:
+    """What tells a database from every other: 32 hex digits. None where its row was removed."""
+    return connection.execute(select(identity.c.id)).scalar()
 
 
 def lacking_blobs(looked_at: Database, connection: Connection, most: int | None = None) -> str | None:

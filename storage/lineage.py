@@ -48,6 +48,9 @@ class Stretch:
     low: int
     high: int
 
+    def __contains__(self, position: int) -> bool:
+        return self.low <= position < self.high
+
 
 def _lineage() -> CTE:
     begin = func.coalesce(conversations.c.parent_head, 0)
@@ -116,6 +119,26 @@ def sharing(conversation_id: str, position: int) -> CTE:
     return shown.union_all(
         select(child.c.id).where(child.c.parent_id == shown.c.id, child.c.parent_head > position)
     )
+
+
+def epochs(conn: Connection, ids: Sequence[str]) -> dict[str, int]:
+    """The epochs of those conversations that are not deleted, whoever owns them: each grows whenever an item
+    is deleted that the conversation shows, or that one has of which it is a fork.
+
+    They are summed up here, so that a deletion changes one row, however many branches share what it deletes.
+    """
+    names = ("parent_id", "parent_head", "epoch")
+    above = (
+        select(conversations.c.id, *(conversations.c[name] for name in names))
+        .where(conversations.c.id.in_(ids), conversations.c.deleted_at.is_(None))
+        .cte("above", recursive=True)
+    )
+    parent = conversations.alias("parent")
+    # One of which nothing is shared may be gone any time, and no sum may ever become less.
+    shared = (parent.c.id == above.c.parent_id, above.c.parent_head > 0)
+    above = above.union_all(select(above.c.id, *(parent.c[name] for name in names)).where(*shared))
+    sums = select(above.c.id, func.sum(above.c.epoch)).group_by(above.c.id)
+    return {id: int(epoch) for id, epoch in conn.execute(sums).all()}
 
 
 def listed_in_conversations(conn: Connection, owner: str, ids: Sequence[str]) -> set[str]:

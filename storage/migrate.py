@@ -5,18 +5,21 @@ Alembic is imported only if there is something to do, because that costs 0.1 s a
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
 
 from storage.drivers import Database, Writing
-from storage.records import SchemaTooNew
+from storage.records import ForeignDatabase, SchemaTooNew
+from storage.tables import metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0030"
+HEAD = "0033"
 """The revision that this code is written for; the newest in `alembic/versions`."""
 
 
@@ -26,32 +29,47 @@ def script_location() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[1] / "alembic"
 
 
-def revision(connection: Connection) -> str | None:
-    """The database's revision; None for an empty one."""
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    return found
+def revision(database: Database, connection: Connection) -> str | None:
+    """The database's revision; None for one in which nothing is in the way of our tables. ForeignDatabase.
+
+    A file is one program's: with any table in it, it is not ours to add to. Programs do share a schema of
+    PostgreSQL, most often `public`, so that only tables that have the names of ours are in the way there.
+    """
+    tables = set(inspect(connection).get_table_names())
+    if "alembic_version" in tables:
+        found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+        if found is not None and re.fullmatch(r"\d{4}", found):
+            return found  # other programs that use Alembic have revisions of another form
+        names = {"alembic_version"}
+    else:
+        names = tables & metadata.tables.keys() if database.shared else tables
+    if names:
+        raise ForeignDatabase(
+            f"{database.shown} belongs to another program, whose table {min(names)!r} is in it: give --db a "
+            "database of its own"
+        )
+    return None
 
 
 def migrated(database: Database, runner: str) -> Writing:
-    """The connection that a process writes by, to a database that has our schema. SchemaTooNew."""
+    """The connection that a process writes by, to a database that has our schema. SchemaTooNew,
+    ForeignDatabase."""
     writing = database.writing(runner)
     try:
-        writing.migrate(migrate)
+        writing.migrate(partial(migrate, database))
     except BaseException:
         writing.drop()
         raise
     return writing
 
 
-def migrate(connection: Connection) -> None:
+def migrate(database: Database, connection: Connection) -> None:
     """Brings the database to HEAD, within the caller's transaction: a kill leaves the old schema or the new
     one.
 
-    SchemaTooNew if its revision is not among ours.
+    SchemaTooNew if its revision is not among ours; ForeignDatabase.
     """
-    present = revision(connection)
+    present = revision(database, connection)
     if present == HEAD:
         return
     if present is not None and not is_known(present):

@@ -457,9 +457,9 @@ class HistoryItem:
 class ConversationHistory:
     """What a conversation holds from some position on, oldest first.
 
-    head: where it ends. epoch: grows whenever an item that it shows is deleted; it is that of the time at
-    which it was read, as the items are. num_before: the number of its items in front of that position. Items
-    are only ever added behind it, so as long as it is the same, the items in front are.
+    head: where it ends. epoch: grows whenever an item that it shows is deleted, if not more often; it is that
+    of the time at which it was read, as the items are. num_before: the number of its items in front of that
+    position. Items are only ever added behind it, so as long as it is the same, the items in front are.
     """
 
     head: int
@@ -495,11 +495,16 @@ class StoredResponse:
         """Whether it is parked for tool outputs."""
         return self.run is not None and self.run.state == "waiting"
 
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for its turn and has never begun."""
+        return self.run is not None and self.run.state == "queued" and not self.run.attempt
+
 
 @dataclass(frozen=True, slots=True)
 class RunGlance:
-    """How a run in flight stands. place: its turn in the queue, from 1, while it has not begun; only in a
-    response that was read."""
+    """How a run in flight stands. place: its turn in the queue, from 1, while it has not begun, as it was
+    within the last second; only in a response that was read."""
 
     state: str  # queued, running, waiting
     runner: str | None  # who owns it
@@ -588,8 +593,8 @@ class StoredConversation:
     """A conversation; `metadata` is its JSON object.
 
     parent_id: the conversation that it was forked from, which may be gone by now; parent_item: the last item
-    that it had then. epoch: grows whenever an item that it shows is deleted. used_at: when something was last
-    added, changed or begun in it. archived_at: since then it takes nothing new; None: it is active.
+    that it had then. used_at: when something was last added, changed or begun in it. archived_at: since then
+    it takes nothing new; None: it is active.
     """
 
     id: str
@@ -599,7 +604,6 @@ class StoredConversation:
     head: int
     parent_id: str | None = None
     parent_item: str | None = None
-    epoch: int = 0
     title: str | None = None
     used_at: int = 0
     archived_at: int | None = None
@@ -936,7 +940,8 @@ class DatabaseState:
     num_keys: live API keys; None unless the schema is current. holder: the server that holds it for itself,
     in words. shared: whether several servers may use it at once. limits: of the owners who have some of their
     own, JSON objects by their ids; empty unless the schema is current. missing: the folder of blobs, where it
-    lacks one that a row names.
+    lacks one that a row names. id: what tells it from every other; None unless the schema is current. free:
+    bytes on its disk; None where that is not this machine's.
     """
 
     shown: str  # its name for messages, without a password
@@ -946,6 +951,12 @@ class DatabaseState:
     shared: bool
     limits: Mapping[str, bytes] = field(default_factory=dict)
     missing: str | None = None
+    id: str | None = None
+    free: int | None = None
+
+
+LEAST_ROOM = 4 << 20
+"""Bytes on the disk that what is new leaves free: for the ends of what was begun, and for what is deleted."""
 
 
 COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -996,6 +1007,7 @@ class StorageError(Exception):
     +- RunLost                the fence no longer holds: somebody else owns the run, or it is gone
     +- FolderHeld             another server holds the data folder
     +- SchemaTooNew           the database was written by a newer version
+    +- ForeignDatabase        the database was written by another program
     +- StorageUnavailable     the database cannot be reached or written now; try again
     """
 
@@ -1156,10 +1168,20 @@ class SchemaTooNew(StorageError):
     """The database's revision is unknown to this version."""
 
 
-class StorageUnavailable(StorageError):
-    """The database cannot be reached or written now. full: because there is no room on its disk."""
+class ForeignDatabase(StorageError):
+    """The database has tables, and was never this program's."""
 
-    full = False
+
+class StorageUnavailable(StorageError):
+    """The database cannot be reached or written now. What only an operator can mend is told apart:
+
+    full: there is no room on its disk. moved: its file was removed, or another stands in its place.
+    """
+
+    def __init__(self, message: str = "", *, full: bool = False, moved: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
+        self.moved = moved
 
 
 UNSURE = (CancelledError, StorageUnavailable)

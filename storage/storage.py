@@ -6,6 +6,7 @@ loss of power when the call returns, except the appends of running text, which r
 Any operation may raise StorageUnavailable; `append` waits instead.
 
 A read sees every write that had returned before the read began, and all of its rows are of the same moment.
+Only the places of queued responses are a ranking of the last second.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -21,11 +23,13 @@ from sqlalchemy import Connection, text
 from storage.batches import Batches
 from storage.chat_completions import ChatCompletions
 from storage.containers import Containers
-from storage.drivers import Database, Readers, Writer, Writing, database, unavailable
+from storage.drivers import Database, Readers, Writer, Writing, database, look, unavailable
 from storage.files import Blobs, Files
 from storage.importing import Imports
-from storage.inspection import lacking_blobs
-from storage.migrate import migrated
+from storage.inspection import database_id, lacking_blobs
+from storage.lineage import epochs
+from storage.migrate import migrated, revision
+from storage.places import Places
 from storage.prompts import Prompts
 from storage.queries import (
     conversations,
@@ -135,6 +139,7 @@ class Storage:
         self._hints = database.hints()
         self._dead: asyncio.Future[BaseException] = loop.create_future()
         self._readers = Readers(database)
+        self._places = Places(self._read)
         self._writer = Writer(database, writing, loop, self._dead.set_result, self._hints.tell)
         self._writer.start()
         self.blobs = Blobs(database, self._read)
@@ -168,13 +173,16 @@ class Storage:
 
         def prepare() -> tuple[Database, Writing]:
             opened = database(url)
-            if lock:
-                opened.hold()
             try:
+                if not opened.shared and opened.exists():
+                    # First of all: the lock, the modes and the log of a file are another program's, too.
+                    look(opened, partial(revision, opened))
+                if lock:
+                    opened.hold()
                 return opened, migrated(opened, runner)
             except BaseException as error:
                 opened.release()
-                if opened.trouble(error) is not None:
+                if isinstance(error, OSError) or opened.trouble(error) is not None:
                     raise unavailable(f"{opened.shown} cannot be opened", error) from error
                 raise
 
@@ -193,8 +201,12 @@ class Storage:
 
     async def ready(self) -> None:
         """StorageUnavailable unless reads and writes go through."""
-        self._writer.check()
+        self.require_writable()
         await self._read(lambda conn: conn.execute(text("SELECT 1")).all())
+
+    def require_writable(self) -> None:
+        """StorageUnavailable where it is known that writes do not go through at present."""
+        self._writer.check()
 
     async def dead(self) -> BaseException:
         """Waits for the error after which nothing is acknowledged any more: a failed sync, a broken file."""
@@ -212,6 +224,10 @@ class Storage:
         seen=0, and hand in next time what came back: then no hint falls between two waits.
         """
         return await self._hints.heard(seen, timeout_s)
+
+    async def database_id(self) -> str | None:
+        """What tells this database from every other: 32 hex digits; None where its row was removed."""
+        return await self._read(database_id)
 
     async def lacking_blobs(self) -> str | None:
         """The folder of the contents of files, where it lacks one of some that rows name."""
@@ -246,6 +262,7 @@ class Storage:
     async def start_response(self, new: NewResponse) -> RunClaim:
         """Stores a response, its input, run and first record, and takes its conversation's lock: all or none.
 
+        A start may find room on a disk where the end does not: so there is none while the disk is full.
         RequestKnown where a request with the same key came first. NotFound("conversation" | "response") for
         what it refers to, ConversationLocked, ConversationMoved, ItemConflict, ResponseKnown.
         """
@@ -258,6 +275,7 @@ class Storage:
                 audit.append(conn, entry)
             return claim
 
+        self._writer.require_room()
         return await self._write(start)
 
     async def response_is_known(self, id: str) -> bool:
@@ -297,9 +315,11 @@ class Storage:
     async def claim(self, response_id: str, models: OfModels | None = None) -> RunClaim | None:
         """Takes over a run that nobody owns and that can go on or is to be cancelled; None if it has ended,
         has an owner, waits for its client, or is not of these models."""
-        return await self._write(
+        claim = await self._write(
             partial(runs.claim, response_id=response_id, runner=self.runner, models=models)
         )
+        self._places.left([] if claim is None else [claim])
+        return claim
 
     async def admit(self, claim: RunClaim) -> None:
         """Counts another attempt of a run found running, before an engine is given it. RunLost."""
@@ -320,8 +340,8 @@ class Storage:
         await self._write(partial(fleet.give_back, runner=self.runner, ids=ids, blameless=blameless))
 
     async def claim_due(self, now: int) -> tuple[RunClaim, ...]:
-        """Takes over every waiting run whose deadline has come, and those that are to be cancelled. now: by
-        this process's clock, as in `Park`."""
+        """Takes over waiting runs whose deadline has come, and those that are to be cancelled: some of them,
+        the earliest first. now: by this process's clock, as in `Park`."""
         return await self._write(partial(runs.claim_due, runner=self.runner, now=now))
 
     async def add_tool_outputs(
@@ -399,7 +419,9 @@ class Storage:
 
     async def take(self, limit: int, models: OfModels | None = None) -> tuple[RunClaim, ...]:
         """Takes over the next runs of the queue, at most `limit`. models: only runs of these."""
-        return await self._write(partial(fleet.take, runner=self.runner, limit=limit, models=models))
+        claims = await self._write(partial(fleet.take, runner=self.runner, limit=limit, models=models))
+        self._places.left(claims)
+        return claims
 
     async def free_models(self) -> tuple[str, ...]:
         """The models of the runs that nobody owns."""
@@ -435,7 +457,9 @@ class Storage:
 
         hidden: True finds one that is kept for repeats alone, too.
         """
-        return await self._read(partial(responses.get, owner=owner, id=id, hidden=hidden))
+        read = await self._read(partial(responses.get, owner=owner, id=id, hidden=hidden))
+        [placed] = await self._places.placed(owner, [read])
+        return placed
 
     async def gone_responses(self, ids: Sequence[str]) -> frozenset[str]:
         """Those of some hundred ids whose responses are deleted or unknown, whoever owns them."""
@@ -468,7 +492,8 @@ class Storage:
             conversation_id=conversation_id,
             model=model,
         )
-        return await self._read(job)
+        page = await self._read(job)
+        return replace(page, data=await self._places.placed(owner, page.data))
 
     async def delete_response(
         self, owner: str, id: str, now: int, *, spending: Spending | None = None
@@ -659,7 +684,7 @@ class Storage:
 
     async def conversation_epochs(self, ids: Collection[str]) -> dict[str, int]:
         """The epochs of those of some hundred conversations that are there, whoever owns them."""
-        return await self._read(partial(conversations.epochs, ids=tuple(ids)))
+        return await self._read(partial(epochs, ids=tuple(ids)))
 
     async def list_conversations(
         self,
@@ -896,6 +921,10 @@ class Storage:
         async with aclosing(self.chat_completions.purge(owner, now)) as removed:
             async for num in removed:
                 yield Purged(chat_completions=num)
+
+    async def purgeable(self, owner: str, now: int) -> Purged:
+        """What `purge` would remove that begins at `now`, with_keys."""
+        return await self._read(partial(tenants.purgeable, owner=owner, now=now))
 
     async def owner_known(self, owner: str) -> bool:
         """Whether a key, live or revoked, or anything that is kept belongs to the owner."""

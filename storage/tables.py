@@ -9,7 +9,8 @@ while a descendant needs them), and `garbage` decides what goes.
 Two marks on columns are registries, and whoever adds a table uses them instead of naming it elsewhere. A text
 column with `info=NAMES_BLOB` holds the digest of a blob, or null: the blob stays for as long as any row names
 it. A column with `info=HELD_BYTES` says how many bytes a row keeps for its `owner` until somebody deletes it:
-they count among what the owner stores.
+they count among what the owner stores. An index has both columns, the owner first: SQLite would walk through
+every byte of a row that stands in front of the column.
 """
 
 from __future__ import annotations
@@ -86,8 +87,13 @@ responses = Table(
     ),
     Index(
         "responses_deleted",
-        *("owner", "num_bytes"),
+        *("owner", "num_bytes", "deleted_at"),
         **_where("deleted_at IS NOT NULL"),
+    ),
+    Index(  # those that retention is still to measure, which are far behind younger ones where logs have gone
+        "responses_unmeasured",
+        *("owner", "completed_at", "id", "num_bytes", "deleted_at"),
+        **_where("num_bytes = 0 AND completed_at IS NOT NULL AND deleted_at IS NULL"),
     ),
     Index("responses_by_parent", "previous_response_id"),
     Index(
@@ -109,7 +115,7 @@ responses = Table(
     ),
     Index(
         "responses_by_fork",
-        "fork_of",
+        *("fork_of", "fork_direction", "fork_position"),
         **_where("fork_of IS NOT NULL"),
     ),
 )
@@ -143,9 +149,9 @@ response_items = Table(
 # head: the position that the next item takes. Positions are never given twice. num_bytes: what it takes with
 # its items. used_at: when something was last added, changed or begun in it. parent_id: the conversation that
 # a fork begins in; its items below position parent_head, the last of them parent_item, are the fork's first
-# ones; see `lineage`. epoch: how often something was deleted of what it shows; who keeps something that was
-# made of its items knows by it whether they are all still there. archived_at: since then it takes nothing
-# new.
+# ones; see `lineage`. epoch: how often something was deleted of its own items; by the sum of its lineage, who
+# keeps something that was made of what it shows knows whether all of it is still there. archived_at: since
+# then it takes nothing new.
 conversations = Table(
     "conversations",
     metadata,
@@ -165,7 +171,17 @@ conversations = Table(
     Column("title", Text),
     Column("archived_at", BigInteger),
     Index("conversations_by_time", "owner", "created_at", "id"),
-    Index("conversations_by_use", "used_at"),
+    Index(  # the list of these walks them, and not all conversations of their owner
+        "conversations_archived",
+        *("owner", "created_at", "id"),
+        **_where("archived_at IS NOT NULL AND deleted_at IS NULL"),
+    ),
+    Index("conversations_by_size", "owner", "num_bytes"),
+    Index(  # what responses and forks still need of deleted ones is never idle
+        "conversations_by_use",
+        "used_at",
+        **_where("deleted_at IS NULL"),
+    ),
     Index(
         "conversations_deleted",
         "id",
@@ -173,7 +189,7 @@ conversations = Table(
     ),
     Index(
         "conversations_by_parent",
-        "parent_id",
+        *("parent_id", "parent_head", "id"),
         **_where("parent_id IS NOT NULL"),
     ),
 )
@@ -192,10 +208,10 @@ conversation_items = Table(
     Column("response_status", Text),
     Column("deleted_at", BigInteger),
     Column("created_at", BigInteger),
-    Index("conversation_items_by_item", "owner", "item_id"),
+    Index("conversation_items_by_item", "owner", "item_id", "conversation_id"),
     Index(
         "conversation_items_deleted",
-        *("conversation_id", "deleted_at"),
+        *("conversation_id", "deleted_at", "position", "owner"),
         **_where("deleted_at IS NOT NULL"),
     ),
 )
@@ -251,7 +267,7 @@ runs = Table(
     Column("watched", BigInteger, nullable=False, server_default="0"),
     Column("cost", Integer, nullable=False, server_default="1"),
     Index("runs_by_state", "state", "deadline"),
-    Index("runs_by_owner", "owner"),
+    Index("runs_by_owner", "owner", "created_at"),
     Index("runs_by_runner", "runner", "state"),
     Index(  # the queue, in its order but for what owners were served; SQLite asks a row for what it lacks
         "runs_queued",
@@ -305,7 +321,7 @@ idempotency = Table(
     Column("num_bytes", BigInteger, nullable=False, server_default="0", info=HELD_BYTES),
     Index("idempotency_by_time", "created_at"),
     Index("idempotency_by_response", "response_id"),
-    Index("idempotency_by_size", "owner", "num_bytes"),  # or SQLite would walk through every body
+    Index("idempotency_by_size", "owner", "num_bytes"),
     Index(
         "idempotency_by_object",
         "about",
@@ -477,6 +493,15 @@ audit_head = Table(
     Column("hash", LargeBinary, nullable=False),
 )
 
+# One row, made by the migration that made the table: what tells this database from every other. id: 32 hex
+# digits. Copies have the same, such as backups.
+identity = Table(
+    "identity",
+    metadata,
+    Column("one", Integer, primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False),
+)
+
 # How much of each rate limit is used up. id: whose limit it is, and which. arrival: when all that was taken
 # will have come back, in nanoseconds since the epoch; in the past where nothing is used.
 quota_state = Table(
@@ -521,6 +546,7 @@ files = Table(
     Index("files_by_time", "owner", "created_at", "id"),
     Index("files_by_digest", "digest"),
     Index("files_by_expiry", "expires_at"),
+    Index("files_by_size", "owner", "num_bytes"),
 )
 
 # Files that come in parts. num_bytes: of the whole file, as its client announced it. status: pending,
@@ -555,7 +581,7 @@ upload_parts = Table(
     Column("digest", Text, nullable=False, info=NAMES_BLOB),
     Column("created_at", BigInteger, nullable=False),
     Index("upload_parts_by_upload", "upload_id"),
-    Index("upload_parts_by_owner", "owner"),
+    Index("upload_parts_by_size", "owner", "num_bytes"),
     Index("upload_parts_by_digest", "digest"),
 )
 
@@ -579,6 +605,7 @@ containers = Table(
     Column("given", Text, nullable=False, server_default=""),
     Index("containers_by_time", "owner", "created_at", "id"),
     Index("containers_by_use", "last_active_at"),
+    Index("containers_by_size", "owner", "num_bytes"),
 )
 
 # The files of containers. path: below the container's folder. source: user or assistant.
@@ -594,7 +621,7 @@ container_files = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("source", Text, nullable=False),
     Index("container_files_by_container", "container_id", "path", unique=True),
-    Index("container_files_by_owner", "owner"),
+    Index("container_files_by_size", "owner", "num_bytes"),
     Index("container_files_by_digest", "digest"),
 )
 
@@ -655,6 +682,16 @@ vector_stores = Table(
         sqlite_where=text("to_embed = 1"),
         postgresql_where=text("to_embed"),
     ),
+    Index(
+        "vector_stores_expiring",
+        *("last_active_at", "expires_after"),
+        **_where("expires_after IS NOT NULL AND deleted_at IS NULL"),
+    ),
+    Index(
+        "vector_stores_deleted",
+        *("owner", "number"),
+        **_where("deleted_at IS NOT NULL"),
+    ),
     # Otherwise SQLite gives the number of the newest store again once that is gone, and whoever still reads a
     # file of it, or holds its vectors, would take the next store for it.
     sqlite_autoincrement=True,
@@ -703,7 +740,7 @@ vector_store_files = Table(
         unique=True,
         **_where("deleted_at IS NULL"),
     ),
-    Index("vector_store_files_of_owner", "owner"),
+    Index("vector_store_files_by_size", "owner", "num_bytes", "attribute_bytes"),
     Index("vector_store_files_of_file", "file_id"),
     Index("vector_store_files_by_batch", "batch_id"),
     Index(
@@ -747,6 +784,7 @@ vector_store_slices = Table(
     Column("num_files", Integer, nullable=False),
     Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
     Column("files", LargeBinary, nullable=False),
+    Index("vector_store_slices_by_size", "owner", "num_bytes"),
 )
 
 # The pieces of files that a search finds. id: the numbers of store and file, and the position in the file, in
@@ -806,9 +844,10 @@ batches = Table(
     Column("retry_at", BigInteger),
     Index("batches_by_owner", "owner", "created_at", "id"),
     Index("batches_by_digest", "digest"),
+    Index("batches_by_size", "owner", "num_bytes"),
     Index(  # what is to be carried on
         "batches_open",
-        "created_at",
+        *("owner", "created_at"),
         **_where("ended_at IS NULL"),
     ),
 )
@@ -848,6 +887,7 @@ chat_completions = Table(
     Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
     Index("chat_completions_by_time", "owner", "created_at", "id"),
     Index("chat_completions_by_age", "created_at"),
+    Index("chat_completions_by_size", "owner", "num_bytes"),
 )
 
 # The same metadata pair by pair, in UTF-8, for lists that ask for some of them.
@@ -874,6 +914,7 @@ prompts = Table(
     Column("latest_version", Integer, nullable=False),
     Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
     Index("prompts_by_time", "owner", "created_at", "id"),
+    Index("prompts_by_size", "owner", "num_bytes"),
 )
 
 # Versions of prompt templates, which never change. body: the template, a JSON object.
@@ -886,5 +927,5 @@ prompt_versions = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("num_bytes", BigInteger, nullable=False, info=HELD_BYTES),
-    Index("prompt_versions_by_owner", "owner"),
+    Index("prompt_versions_by_size", "owner", "num_bytes"),
 )

@@ -62,7 +62,7 @@ ORDERS = {
     "storage": (
         *("private_files", "patience", "records", "tables", "lineage", "claims", "kept_replies"),
         *("drivers", "files", "containers", "chat_completions"),
-        *("batches", "prompts", "vector_stores", "backup", "queries", "importing", "migrate"),
+        *("batches", "prompts", "vector_stores", "queries", "places", "importing", "migrate", "backup"),
         "inspection",
         "storage",
     ),

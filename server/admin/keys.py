@@ -241,7 +241,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {
         "name": options.name,
-        "owner": options.owner and owner_id(config, options.owner, makes=True),
+        "owner": None if options.owner is None else owner_id(config, options.owner, makes=True),
         "scopes": _scopes(options),
         "expires_in_s": _end(options.expires),
         "limits": limits_of(options),
@@ -262,7 +262,7 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    owner = options.owner and known_owner_id(config, options.owner)
+    owner = None if options.owner is None else known_owner_id(config, options.owner)
     yield from list_lines(config, options, PATH, list_all, COLUMNS, of=owner)
 
 

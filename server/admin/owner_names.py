@@ -33,7 +33,7 @@ def owner_id(config: Config, word: str, *, makes: bool = False) -> str:
     there is none. makes: whether a database may be made for it.
 
     A name that several owners have is an AdminError that lists their ids; of those, an archived one counts
-    only where all are.
+    only where all are. So is an empty word, such as a variable of a shell that is not set.
     """
     return _found(_owners(config, makes=makes), word) or word
 
@@ -57,8 +57,10 @@ def nearest_owner(config: Config, word: str) -> tuple[str, str] | None:
 
 
 def require_new_name(config: Config, name: str, *, of: str | None = None) -> None:
-    """AdminError where another owner than `of` has this name, or has it as its id. The name of an archived
-    owner may be given again."""
+    """AdminError where another owner than `of` has this name, or has it as its id, and for an empty name. The
+    name of an archived owner may be given again."""
+    if not name:
+        raise AdminError("the name of an owner has a character at least")
     others = [one for one in _owners(config, makes=of is None) if one["id"] != of]
     taken = [one["id"] for one in others if name == one["id"] or (name == one["name"] and _live(one))]
     if taken:
@@ -106,7 +108,9 @@ def _owners(config: Config, *, makes: bool = False) -> Sequence[Mapping[str, Any
 
 def _found(owners: Sequence[Mapping[str, Any]], word: str) -> str | None:
     """The id of the owner that a word names: the one of that id, else the live one of that name, else the
-    archived one. None for none; AdminError where there are several."""
+    archived one. None for none; AdminError where there are several, and for an empty word."""
+    if not word:
+        raise AdminError("an owner is named by its id or name, and not by an empty text")
     if any(one["id"] == word for one in owners):
         return word
     same = [one for one in owners if one["name"] == word]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any, BinaryIO
+from urllib.parse import urlencode
 
 from server.access import LOCAL_OWNER, OPERATOR, Actor
 from server.admin.database_access import (
@@ -125,15 +127,24 @@ async def purge(
             if time.monotonic() > until:
                 done = False
                 break
+    return {"done": done, **_counts(total)}
+
+
+async def purgeable(storage: Storage, owner: str) -> dict[str, Any]:
+    """What a purge of an owner and its keys would remove now: the numbers that one which is done says."""
+    return _counts(await storage.purgeable(owner, now_us()))
+
+
+def _counts(purged: Purged) -> dict[str, int]:
     return {
-        "done": done,
-        "responses": total.responses,
-        "runs": len(total.runs),
-        "conversations": total.conversations,
-        "files": total.files,
-        "webhooks": total.webhooks,
-        "chat_completions": total.chat_completions,
-        "keys": total.keys,
+        "responses": purged.responses,
+        "runs": len(purged.runs),
+        "conversations": purged.conversations,
+        "files": purged.files,
+        "containers": purged.containers,
+        "webhooks": purged.webhooks,
+        "chat_completions": purged.chat_completions,
+        "keys": purged.keys,
     }
 
 
@@ -148,9 +159,13 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon purge`; yields the lines to print. Raises AdminError."""
     owner = owner_id(config, options.owner)
     if not options.yes:
+        would_go = carry_out(
+            config, partial(_look, owner=owner), "GET", f"/admin/purge?{urlencode({'owner': owner})}"
+        )
+        keys = f", and {_num(would_go['keys'], 'key')} would be revoked" if options.keys else ""
         raise AdminError(
-            "nothing was removed: all responses, conversations, chat completions, files and webhooks of "
-            f"owner {owner!r} would go, and none of it comes back: add --yes to do it"
+            f"nothing was removed. All of the owner {owner} would go: {_listed(would_go)}{keys}. None of it "
+            "comes back: add --yes to do it"
         )
     body = {"owner": owner, "before": now_us(), "keys": options.keys}
     total: dict[str, int] = {}
@@ -169,16 +184,26 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
             break  # the last of it went by itself
         done = went.pop("done")
         total = {name: total.get(name, 0) + num for name, num in went.items()}
-    yield (
-        f"everything of the owner {owner} is removed: {_num(total['responses'], 'response')} "
-        f"({total['runs']} in flight), {_num(total['conversations'], 'conversation')}, "
-        f"{_num(total['files'], 'file')}, {_num(total['webhooks'], 'webhook')}, "
-        f"{_num(total['chat_completions'], 'stored chat completion')}"
-    )
+    yield f"everything of the owner {owner} is removed: {_listed(total)}"
     if options.keys:
         yield f"{_num(total['keys'], 'key')} revoked"
     else:
         yield "the owner's keys, if any, are still accepted: --keys revokes them"
+
+
+async def _look(storage: Storage, owner: str) -> dict[str, Any]:
+    await require_owner(storage, owner)
+    return await purgeable(storage, owner)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """Those of the things that go which are counted; batches, vector stores and prompts go as well."""
+    return (
+        f"{_num(counts['responses'], 'response')} ({counts['runs']} in flight), "
+        f"{_num(counts['conversations'], 'conversation')}, {_num(counts['files'], 'file')}, "
+        f"{_num(counts['containers'], 'container')}, {_num(counts['webhooks'], 'webhook')}, "
+        f"{_num(counts['chat_completions'], 'stored chat completion')}"
+    )
 
 
 def _num(number: int, noun: str) -> str:

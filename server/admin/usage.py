@@ -76,7 +76,7 @@ def _wanted(config: Config, options: argparse.Namespace, by: tuple[str, ...]) ->
     end = now + 1 if options.until is None else _time(options.until, now)
     if end <= start:
         raise AdminError("--until must be later than --since")
-    owner = options.owner and owner_id(config, options.owner)
+    owner = None if options.owner is None else owner_id(config, options.owner)
     return Asked(
         start,
         end,

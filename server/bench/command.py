@@ -262,8 +262,11 @@ async def _inside(options: argparse.Namespace, config: Config) -> int:
     from server.model_registry import build_engine
 
     loading = Progress(f"loading {config.model}")
-    with loading:
-        engine = await asyncio.to_thread(build_engine, config)
+    try:
+        with loading:
+            engine = await asyncio.to_thread(build_engine, config)
+    except EngineError as error:
+        raise BenchError(str(error)) from None
     try:
         with Progress(loading.what):
             info = await engine.start()

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Sequence
 
-from server.cli.exit_codes import INTERRUPTED
+from server.cli.exit_codes import INTERRUPTED, REFUSED
+
+UNWRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""What a write to standard output fails with where no more goes into its file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Ctrl-C ends it without a traceback from here on, also while
-    what it needs is imported, which takes a second."""
+    what it needs is imported, which takes a second; so does an output that nobody reads, or that has no
+    room, which is often known only when the last of it is written."""
     try:
-        from server.cli.commands import main
+        try:
+            from server.cli.commands import main
 
-        return main(argv)
+            return main(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        _write_no_more()
+        return 0
+    except OSError as error:
+        if error.errno not in UNWRITTEN or error.filename is not None:
+            raise
+        _write_no_more()
+        print(f"antiphon: what it says cannot be written: {error.strerror}", file=sys.stderr)
+        return REFUSED
+
+
+def _write_no_more() -> None:
+    """Lose what is left of the output: the interpreter would fail to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 __all__ = ["main"]

@@ -75,8 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Refusal as refusal:
         print(f"antiphon: {refusal}", file=sys.stderr)
         return refusal.code
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        return 0
 
 
 def _with_verb(args: Sequence[str], name: str) -> list[str]:
@@ -698,6 +696,8 @@ def _export(options: argparse.Namespace) -> int:
     loaded = _load(options)
     from server.admin import tenants
 
+    if sys.stdout is None:
+        raise Refusal("the export cannot be written: standard output is closed")
     with _refusing():
         tenants.export(loaded.config, options.owner, sys.stdout.buffer)
     return 0

@@ -106,25 +106,27 @@ def read_events(reply: httpx.Response) -> Iterator[dict[str, Any]]:
     """The events of a stream; comments and names are skipped, since the data repeats the type. Raises
     ChatError for data that are no JSON object."""
     for line in _lines(reply):
-        if line == b"data: [DONE]":
-            return
-        if line.startswith(b"data: "):
+        if line.startswith(b"data:"):
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
             try:
-                event = _object(line[6:])
+                event = _object(data)
             except ValueError:
                 raise ChatError("the server does not speak this API: an event is no JSON object") from None
             yield event
 
 
 def _lines(reply: httpx.Response) -> Iterator[bytes]:
-    """The whole lines of a stream. Only a line feed ends one: httpx and `str.splitlines` also split at
-    characters such as U+2028, which stand in JSON as they are."""
+    """The whole lines of a stream. A line feed ends one, and so does a carriage return, with an empty line
+    between the two of a pair; neither stands in JSON. httpx and `str.splitlines` also split at characters
+    that do, such as U+2028."""
     held: list[bytes] = []  # of a line that is not whole: an image stands on one of megabytes
     for part in reply.iter_bytes():
-        first, *others = part.split(b"\n")
+        first, *others = part.replace(b"\r", b"\n").split(b"\n")
         held.append(first)
         for start in others:
-            yield b"".join(held).removesuffix(b"\r")
+            yield b"".join(held)
             held = [start]
 
 

@@ -23,7 +23,7 @@ from typing import Literal
 import httpx
 import orjson
 
-from engine import EngineError
+from engine import EngineError, ForeignFolder, database_of, readable_size
 from server import __version__
 from server.access import LOCAL_OWNER, KeyFileError, read_key_file
 from server.admin import AdminError, address_file, asking, is_served, keys
@@ -33,7 +33,7 @@ from server.limits import NONE, changed, load_limits, parse_limits
 from server.masking import masked
 from server.mcp_servers import server_of
 from server.model_registry import build_engine, build_pooling, build_speech, expected_bytes
-from storage import StorageError, inspect_database
+from storage import LEAST_ROOM, DatabaseState, StorageError, inspect_database
 from tools import (
     BUILTIN,
     PAGE,
@@ -57,6 +57,9 @@ from tools import (
 Verdict = Literal["ok", "note", "FAIL"]
 Finding = tuple[Verdict, str]
 Check = Callable[[Config], Awaitable[Finding]]
+
+LITTLE_ROOM = 100_000_000
+"""Bytes on the database's disk below which they are told."""
 
 ASK_MCP_S = 10.0
 """Seconds that an MCP server has for starting and listing its tools."""
@@ -106,6 +109,16 @@ async def _database(config: Config) -> Finding:
         state = await inspect_database(config.db, blobs=True)
     except (StorageError, ValueError) as exc:
         return "FAIL", str(exc)
+    verdict, words = await _state_of(config, state)
+    if state.free is not None and state.free < LITTLE_ROOM:
+        words += f"; its disk has only {state.free / 1e6:.1f} MB free"
+        if state.free < LEAST_ROOM:
+            words += f": below {LEAST_ROOM / 1e6:.1f} MB nothing new is stored"
+        return ("note" if verdict == "ok" else verdict), words
+    return verdict, words
+
+
+async def _state_of(config: Config, state: DatabaseState) -> Finding:
     if state.schema == "newer":
         return "FAIL", f"{state.shown} was written by a newer version"
     if state.holder is not None:
@@ -423,24 +436,65 @@ async def _images(config: Config) -> Finding:
 
 
 async def _kv(config: Config) -> Finding:
-    """Whether what is computed can be kept on disk, and how much there is room for."""
+    """How it stands with what is computed and kept on disk, and how much there is room for."""
     folder, limit = config.kv_disk_folder, config.kv_disk_bytes
-    if config.engine != "local" or not limit:
-        if os.path.exists(folder) and any(folder.rglob("*.kv")):
+    foreign = await _is_foreign(config)
+    if (why := _no_saving(config)) is not None:
+        if not foreign and os.path.exists(folder) and any(folder.rglob("*.kv")):
             told = f"{folder} has what was computed before: remove it, and its room is free"
-            return "note", f"nothing that is computed is kept on disk, but {told}"
-        return "ok", "nothing that is computed is kept on disk"
+            return "note", f"off ({why}), but {told}"
+        return "ok", f"off ({why}): nothing that is computed is kept on disk"
+    if foreign:
+        return "note", f"off: {ForeignFolder(folder)}"
     there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
     if not os.access(there, os.W_OK | os.X_OK):
-        return "note", f"{there} cannot be written: what is computed is kept in memory alone"
-    free = shutil.disk_usage(there).free
+        return "note", f"off: {there} cannot be written, so what is computed is kept in memory alone"
     if _permissions(folder, stat.S_IFDIR) & 0o077:
         return "note", f"{folder} can be opened by other users of this machine: chmod 700 it"
     kept = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    told = f"{folder} holds {kept / 2**30:.1f} GiB of at most {limit / 2**30:.1f}"
-    if free + kept < limit:
-        return "note", f"{told}, and its disk has only {free / 2**30:.1f} GiB more"
-    return "ok", told
+    room = min(limit, kept + shutil.disk_usage(there).free // 2)  # what the engine takes, at most
+    parts = [f"{folder} holds {readable_size(kept)} of at most {readable_size(limit)}"]
+    if room < limit:
+        parts[0] += (
+            f", and its disk has room for {readable_size(room)}: half of what it has left is left free"
+        )
+    states = await asyncio.to_thread(_saving_now, config)
+    for each in states:
+        why = f" ({each['why']})" if each["why"] else ""
+        parts.insert(0, f"{each['model']}: {each['state']}{why}")
+    is_well = room == limit and all(each["state"] == "on" for each in states)
+    return "ok" if is_well else "note", "; ".join(parts)
+
+
+def _no_saving(config: Config) -> str | None:
+    """By which setting no KV is saved on disk; None where it is."""
+    if config.engine != "local":
+        return f"engine is {config.engine}"
+    if not config.kv_disk_bytes:
+        return "kv_disk_bytes is 0"
+    return None if config.prefix_caching else "prefix_caching is false"
+
+
+async def _is_foreign(config: Config) -> bool:
+    """Whether the folder of saved KV is that of another database."""
+    try:
+        whose = database_of(config.kv_disk_folder)
+        ours = (await inspect_database(config.db)).id
+    except (OSError, StorageError, ValueError):  # other lines tell it
+        return False
+    return whose is not None and ours is not None and whose != ours
+
+
+def _saving_now(config: Config) -> list[dict[str, str | None]]:
+    """What a running server says of its models' saved KV; nothing where none runs."""
+    try:
+        if is_served(config):
+            with asking(config) as http:
+                reply = http.get("/admin/kv")
+                return list(reply.json()["data"]) if reply.status_code == 200 else []
+    except (AdminError, ValueError):
+        pass
+    return []
 
 
 async def _model(config: Config) -> Finding:
@@ -466,7 +520,9 @@ async def _model(config: Config) -> Finding:
     reasons = [
         f"; arguments of the tool {name} are checked, and not enforced: {why}" for name, why in loose.items()
     ]
-    return "note" if loose else "ok", told + "".join(reasons)
+    if info.shortened:
+        reasons.append(f"; {info.shortened}")
+    return "note" if reasons else "ok", told + "".join(reasons)
 
 
 async def _models(config: Config) -> Finding:

@@ -31,7 +31,8 @@ def json_reply(body: bytes, headers: Mapping[str, str] | None = None) -> Respons
 
 def conversation_json(stored: StoredConversation) -> bytes:
     """The official ConversationResource, with members of ours (extensions): its status, when it was used
-    last, a title where it has one, and of a fork what it was forked from."""
+    last, a title where it has one, the response that is being made in it, and of a fork what it was forked
+    from."""
     shown = {
         "id": stored.id,
         "object": "conversation",
@@ -42,6 +43,8 @@ def conversation_json(stored: StoredConversation) -> bytes:
     }
     if stored.title is not None:
         shown["title"] = stored.title
+    if stored.active_response_id is not None:
+        shown["active_response_id"] = stored.active_response_id
     if stored.parent_id is not None:
         shown["forked_from"] = {"conversation_id": stored.parent_id, "after": stored.parent_item}
     return orjson.dumps(shown)

@@ -63,6 +63,10 @@ class Child:
         self.given_up: str | None = None
         """Why it is not begun again by itself."""
 
+    def save_for(self, database: str | None) -> None:
+        """What it saves belongs to a database; from its next life on."""
+        self._config = self._config.saving_for(database)
+
     @property
     def line(self) -> EngineLine:
         """The connection with it, which outlives its lives."""

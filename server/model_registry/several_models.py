@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine import Engine, LoadError
+from engine import Engine, LoadError, PoolingEngine, SpeechEngine
 from server.config import Config
 from server.errors import ApiError
 from server.loading import Child, Held, Shelf, ShelfLine, Standing, standing
@@ -45,20 +45,42 @@ class SeveralModels:
         self.on_loaded: Callable[[], None] = lambda: None
         self._children: dict[str, InChild] = {}
         self._inside: list[Engine] = []
+        self._built: dict[
+            str, list[Engine | PoolingEngine | SpeechEngine]
+        ] = {}  # of this process, by entries
         self.closers: list[Callable[[], Awaitable[None]]] = []
         """Of what runs in this process, the last one first."""
 
+    def save_for(self, database: str | None) -> None:
+        """What its engines save belongs to a database; before they are built."""
+        self._config = self._config.saving_for(database)
+
+    def build(self) -> None:
+        """Build what runs in this process, and look at the model that has to be there, where that has a
+        process of its own. It imports what engines need: call it in a thread.
+
+        Raises LoadError for folders that are not there or hold no such model.
+        """
+        first = self._first()
+        for entry in self._config.entries:
+            config = self._config.of_entry(entry)
+            if entry.in_child:
+                if entry.id == first:
+                    build_engine(config)  # that process builds its own
+            elif entry.use != "text":
+                self._built[entry.id] = [*build_others(config)]
+            else:
+                self._built[entry.id] = [build_engine(config)]
+
     async def start(self) -> None:
-        """Start what runs in this process, and load the default model, and those that are to be there from
-        the start. A default that cannot be loaded is a LoadError; another one is only told."""
+        """Start what was built for this process, and load the default model, and those that are to be there
+        from the start. A default that cannot be loaded is a LoadError; another one is only told."""
         if self._line is not None:
             await self._line.open()
         for entry in self._config.entries:
             config = self._config.of_entry(entry)
             if entry.in_child:
                 self._put(entry, config)
-            elif entry.use != "text":
-                await self._start_other(entry, config)
             else:
                 await self._start_inside(entry, config)
         self.shelf.start()
@@ -79,7 +101,8 @@ class SeveralModels:
         """The model that has to be there: the default one, or the first, unless another one has started."""
         texts = [entry for entry in self._config.entries if entry.use == "text"]
         default = next((entry.id for entry in texts if entry.default), None)
-        if default is None and not self._inside and not self._config.serves_own_model and texts:
+        inside = self._config.serves_own_model or not all(entry.in_child for entry in texts)
+        if default is None and not inside and texts:
             default = texts[0].id
         return default
 
@@ -111,17 +134,14 @@ class SeveralModels:
                 loaded(name)
 
     async def _start_inside(self, entry: ModelEntry, config: Config) -> None:
-        engine = await asyncio.to_thread(build_engine, config)
-        self.closers.insert(0, engine.close)
-        await engine.start()
-        self._inside.append(engine)
-        self.models.add_entry(entry, engine, caps_of(config))
-
-    async def _start_other(self, entry: ModelEntry, config: Config) -> None:
-        for engine in await asyncio.to_thread(build_others, config):
+        for engine in self._built.pop(entry.id):
             self.closers.insert(0, engine.close)
             await engine.start()
-            self.models.add_other(engine, caps_of(config))
+            if isinstance(engine, PoolingEngine | SpeechEngine):
+                self.models.add_other(engine, caps_of(config))
+            else:
+                self._inside.append(engine)
+                self.models.add_entry(entry, engine, caps_of(config))
 
     def _wanted(self, id: str) -> None:
         """Somebody waits for a model that is not there, in the middle of what it was asked."""

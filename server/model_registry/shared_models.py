@@ -28,6 +28,11 @@ class SharedModels:
                 model = ChildOfAll(entry, own, child, self._host)
                 self._shelf.add(Held(entry.id, model, pinned=entry.pin, idle_s=entry.idle_s))
 
+    def save_for(self, database: str | None) -> None:
+        """What the models save belongs to a database; before any of them is loaded."""
+        for child in self._children.values():
+            child.save_for(database)
+
     async def start(self) -> None:
         """Take what server processes ask."""
         await self._host.start()

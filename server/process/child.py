@@ -54,7 +54,7 @@ def main() -> int:
     config = Config(**told["settings"]) if "settings" in told else load(flags).config
     set_up_logging(config.log_level, config.log_format, told.get("label", told["name"]))
     if told["name"] == ENGINE:
-        return host(config, folder)
+        return host(config.saving_for(told["database"]) if "database" in told else config, folder)
     from server.process.serve import serve  # an engine's process has no use for all that a server is
 
     seat = Seat(

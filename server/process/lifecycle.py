@@ -60,6 +60,7 @@ from storage import (
     StorageUnavailable,
     make_private_folder,
     open_storage,
+    patience_s,
 )
 from tools import GENERATE, Found, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
 
@@ -79,6 +80,11 @@ _REFUSALS = {
 
 STILL_SERVED_POSTS = ("/tool_outputs", "/cancel")
 """POSTs that belong to runs in flight; a draining server still takes them."""
+
+
+LAST_WRITES_S = 1.0
+"""How long each of the last writes waits for a database that is away: they are several, and a process that
+is to end is given seconds."""
 
 
 class Refused(Exception):
@@ -146,7 +152,7 @@ class ServerLifecycle:
     # -- coming ----------------------------------------------------------------------------------------------
 
     async def start(self, *, key_required: bool = False) -> None:
-        """Open storage and load the model, side by side; then take up what an earlier process left.
+        """Open storage and load the model; then take up what an earlier process left.
 
         key_required: without a key that would be accepted this is Refused, before the model is loaded.
         Raises storage's FolderHeld, SchemaTooNew or StorageUnavailable, the engine's LoadError, KeyFileError,
@@ -160,15 +166,12 @@ class ServerLifecycle:
         self._registry = registry
         found = await self._find_sandbox()
         self.sandbox = found.told if found.sandbox is not None else self._no_sandbox(found)
-        if key_required:  # only storage knows whether there is one, and a model takes long to load
-            await self._open_storage()
-            await self._require_key()
-            await self._start_engine()
-        else:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._open_storage())
-                group.create_task(self._start_engine())
+        # Storage first: it knows whether there is a key, and whose the KV is that engines find on disk.
+        await self._open_storage()
         assert self._storage is not None
+        if key_required:
+            await self._require_key()
+        await self._start_engine(await self._storage.database_id())
         models = self._served()
         sealing = Sealing(self._storage, self.config.sealing_key_s, sealing_keys)
         self._retention = Retention(self._storage, self.config)
@@ -315,11 +318,13 @@ class ServerLifecycle:
             self._noting = asyncio.create_task(self._note_settings(), name="note-settings")
 
     async def _note_settings(self) -> None:
-        """Tell the audit log what has changed of the settings."""
+        """Have the owners of given keys known, and tell the audit log what has changed of the settings."""
         assert self.context is not None
+        storage = self.context.storage
         try:
+            await storage.ensure_owners(sorted(self.keys.owners), now_us())
             await note_settings(
-                self.context.storage,
+                storage,
                 models=self.context.models,
                 mcp=self.config.mcp,
                 api_keys=self.keys.given,
@@ -327,7 +332,7 @@ class ServerLifecycle:
                 limits=self.context.limiter.defaults.given(),
             )
         except StorageUnavailable as error:
-            log.warning("the audit log was not told what has changed of the settings: %s", error)
+            log.warning("the database was not told what has changed of the settings: %s", error)
 
     async def _open_storage(self) -> None:
         runner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -369,16 +374,19 @@ class ServerLifecycle:
                 f"Make one with `antiphon keys create{self.config.flags}`, or give --api-key-file."
             )
 
-    async def _start_engine(self) -> None:
+    async def _start_engine(self, database: str | None) -> None:
         others: Sequence[Other]
+        self.several.save_for(database)
         if self._seat is not None:
+            self._seat.announce_database(database)
             self._engine, others = await asyncio.to_thread(
                 build_remote, self.config, self._seat.engine_socket
             )
         else:
             if self._engine is None and self.config.serves_own_model:
-                self._engine = await asyncio.to_thread(build_engine, self.config)
+                self._engine = await asyncio.to_thread(build_engine, self.config.saving_for(database))
             others = await asyncio.to_thread(build_others, self.config)
+        await asyncio.to_thread(self.several.build)
         # First, because the model that generates takes most of a GPU's memory that it finds free.
         for other in others:
             self._others.append(other)
@@ -486,12 +494,15 @@ class ServerLifecycle:
         """Take no new work; wait up to `grace_s` seconds for what is in flight, then park or end it."""
         if self.phase != "dead":
             self.phase = "draining"
+        patience_s.set(LAST_WRITES_S)
         if self.context is None or self._drained:
             return
         self._drained = True
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         self.sockets.drain()
+        if self._batches is not None:  # no request of theirs is taken any more
+            self._batches.leave()
         await self.context.runs.drain(grace_s, blameless=self.phase != "dead")
         if grace_s > 0:
             with contextlib.suppress(TimeoutError):
@@ -565,10 +576,11 @@ def _kv_readings(stats: EngineStats, model: Mapping[str, str]) -> Iterator[Readi
     """Where prompt tokens were found that were not computed anew, and what of the KV cache is on disk."""
     for tier, tokens in stats.hit_tokens.items():
         yield Reading("kv", {"hit_tokens_total": tokens}, {**model, "tier": tier})
-    if stats.tier.state == "off":
+    if stats.kv_blocks:  # what has no KV of its own saves none
+        yield Reading("kv", {"disk_state": 1}, {**model, "state": stats.tier.state})
+    if not stats.tier.disk_bytes_limit:
         return
     yield Reading("kv", stats.tier, model)
-    yield Reading("kv", {"disk_state": 1}, {**model, "state": stats.tier.state})
     by_cause = {
         "evictions_total": stats.tier.evictions,
         "restores_refused_total": stats.tier.restores_refused,

@@ -101,6 +101,10 @@ class Seat:
         """Where the process listens that keeps the models of the file."""
         return shelf_socket(self.folder)
 
+    def announce_database(self, id: str | None) -> None:
+        """Tell who started this process which database it has opened."""
+        os.write(1, orjson.dumps({"database": id}) + b"\n")
+
     def announce(self, banner: str) -> None:
         """Tell who started this process that it is ready."""
         announce(banner)

@@ -132,6 +132,8 @@ class _Supervisor:
         self._models = SharedModels(config, shelf_socket(folder))
         self._engine = _Member(ENGINE, -1)
         self._servers = [_Member(server_name(index), index) for index in range(config.api_server_count)]
+        self._opened = asyncio.Event()
+        self._database: str | None = None  # its id, once a server has opened it
         self._stop = asyncio.Event()
         self._first_signal: float | None = None
         self._started = False  # all were ready once: what ends now is started again
@@ -156,7 +158,7 @@ class _Supervisor:
         await self._models.start()
         keeping = [asyncio.create_task(self._start(), name="start")]
         if is_hosted(self._config):
-            keeping.append(asyncio.create_task(self._keep(self._engine), name=ENGINE))
+            keeping.append(asyncio.create_task(self._keep_engine(), name=ENGINE))
         keeping.append(asyncio.create_task(self._keep(self._servers[0]), name="server-0"))
         stopped = asyncio.create_task(self._stop.wait())
         alive = asyncio.create_task(self._manager.alive(), name="alive")
@@ -198,6 +200,11 @@ class _Supervisor:
         self._manager.ready(self._status)
         log.info("%d server processes take turns", len(self._servers))
 
+    async def _keep_engine(self) -> None:
+        """Once a server has said for which database engines save, have the engine's process run."""
+        await self._opened.wait()
+        await self._keep(self._engine)
+
     async def _keep(self, member: _Member) -> None:
         """Have a process run, in one life after the other."""
         pause = FIRST_PAUSE_S
@@ -232,6 +239,7 @@ class _Supervisor:
             "admin_token": self._admin_token,
             "channel": None if theirs is None else theirs.fileno(),
             "began": self._began,
+            "database": self._database,
         }
         try:
             process = member.process = await asyncio.create_subprocess_exec(
@@ -269,6 +277,10 @@ class _Supervisor:
             case {"ready": str(banner)}:
                 member.banner = banner
                 member.ready.set()
+            case {"database": str() | None as id}:
+                self._database = id
+                self._models.save_for(id)
+                self._opened.set()
             case {"refused": [*reasons]}:
                 refuse(*(reason for reason in reasons if reason not in self._reasons))
                 self._reasons.update(reasons)

@@ -98,9 +98,6 @@ class Planning(Protocol):
         ...
 
 
-LAST_COMMIT_S = 1.0
-"""How long a process whose engine or database has died waits for its last commit."""
-
 MAX_AHEAD = 8
 """How many requests may wait in the engine. While as many wait, background runs stay in the database, where
 other processes can take them, too."""
@@ -250,7 +247,7 @@ class Runs:
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
-        await self._journal.close(patience_s=None if blameless else LAST_COMMIT_S)
+        await self._journal.close()
         try:
             await self._storage.release(blameless=blameless)
         except StorageUnavailable as error:

@@ -278,7 +278,7 @@ class Takeover:
                 self._want()
 
     async def end_due(self) -> None:
-        """End waiting runs whose deadline has passed, or that were cancelled."""
+        """End some waiting runs whose deadline has passed, or that were cancelled."""
         async with self._claiming:
             await self._take_up(await self._storage.claim_due(now_us()))
 

@@ -42,7 +42,7 @@ class Views:
         reader, stored = await self.follow(owner, response_id, hidden=hidden)
         try:
             async with asyncio.timeout(wait_s):
-                stored = await self.at_rest(reader, stored)
+                stored = await self.at_rest(reader, stored, patient=True)
         except TimeoutError:
             stored = await self._storage.get_response(owner, response_id, hidden=hidden)
         finally:
@@ -78,10 +78,13 @@ class Views:
             reader.close()
         return await self._snapshot(stored)
 
-    async def at_rest(self, reader: Reader, stored: StoredResponse) -> StoredResponse:
-        """A response once nothing happens to it any more without its client, or once its stream is cut."""
+    async def at_rest(
+        self, reader: Reader, stored: StoredResponse, *, patient: bool = False
+    ) -> StoredResponse:
+        """A response once nothing happens to it any more without its client, or once its stream is cut.
+        ApiError 503, unless patient, while nothing can be stored."""
         while not (stored.waiting or stored.status in TERMINAL or reader.cut):
-            await reader.rested()
+            await reader.rested(patient=patient)
             stored = await self._storage.get_response(stored.owner, stored.id, hidden=True)
         return stored
 

@@ -27,6 +27,7 @@ class Meter:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._counted: dict[tuple[int, Account], Counts] = {}  # by the minute's start and the account
+        self._late = False  # what was counted was not taken the last time
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -67,10 +68,14 @@ class Meter:
                     [Spent(start, account, counts) for (start, account), counts in counted.items()]
                 )
             except StorageUnavailable as error:
-                log.warning("usage is written later: %s", error)
+                if not self._late:  # the database may take nothing for hours
+                    log.warning("usage is written later: %s", error)
+                self._late = True
                 for key, counts in counted.items():
                     self._counted[key] = counts + self._counted.get(key, Counts())
                 self._wake.set()
+            else:
+                self._late = False
 
     async def _writes(self) -> None:
         while not self._closing.is_set():

@@ -14,6 +14,7 @@ from storage.drivers.interface import (
     Writing,
     insert_or_add,
     insert_unless_taken,
+    look,
     shared_clock,
     unavailable,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "database",
     "insert_or_add",
     "insert_unless_taken",
+    "look",
     "many",
     "returned",
     "shared_clock",

@@ -6,13 +6,9 @@ All of it is synchronous: a connection belongs to one thread at a time, the writ
 from __future__ import annotations
 
 import errno
-import logging
-import math
 import sqlite3
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
@@ -25,8 +21,6 @@ from storage.drivers.hints import Hints
 from storage.records import StorageUnavailable
 
 T = TypeVar("T")
-
-log = logging.getLogger("antiphon.storage")
 
 Work = Callable[[Connection], T]
 
@@ -86,6 +80,10 @@ class Writing(Protocol):
 
     def after_commit(self, *, idle: bool) -> None:
         """Upkeep between two transactions. idle: nobody waits."""
+
+    def look(self) -> bool:
+        """Raises the trouble that only an operator can mend, without a transaction. True if there is none,
+        False where a transaction alone can tell. May be called every second."""
 
     def close(self) -> None:
         """After the last transaction; what is to be done at the end is done first."""
@@ -185,6 +183,9 @@ class Database(Protocol):
     def exists(self) -> bool:
         """Whether there is anything to open. False for a file that is not there yet."""
 
+    def free_bytes(self) -> int | None:
+        """What is free on its disk; None where that is not this machine's. OSError."""
+
     def holder(self) -> str | None:
         """The server that holds it for itself, in words for a message; None where nobody does."""
 
@@ -255,33 +256,27 @@ def shared_clock(dialect: str, now: int) -> ColumnElement[int]:
     return cast(func.extract("epoch", func.statement_timestamp()) * 1_000_000, BigInteger)
 
 
+def look(database: Database, work: Work[T]) -> T:
+    """What `work` returns of a database that is there; it changes nothing. Raises the database's errors."""
+    reading = database.looking()
+    try:
+        return reading.read(work)
+    finally:
+        reading.close()
+
+
 def unavailable(what: str, error: BaseException) -> StorageUnavailable:
-    """The error for whoever cannot wait for a trouble to pass. A full disk is told to the log, too."""
+    """The error for whoever cannot wait for a trouble to pass."""
     said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    told = StorageUnavailable(f"{what}: {said}")
-    told.__cause__ = error
-    told.full = _is_of_no_room(said)
-    if told.full and time.monotonic() - _said_full.at > SAY_FULL_S:
-        _said_full.at = time.monotonic()
-        log.error("there is no room: %s", told)
-    return told
-
-
-SAY_FULL_S = 60.0
-"""A disk stays full for hours, and every request meets it."""
-
-
-@dataclass
-class _SaidFull:
-    at: float = -math.inf
-
-
-_said_full = _SaidFull()
-
-
-def _is_of_no_room(said: BaseException) -> bool:
-    if isinstance(said, OSError):
-        return said.errno in (errno.ENOSPC, errno.EDQUOT)
     # SQLite's code, and PostgreSQL's `disk_full`.
     codes = getattr(said, "sqlite_errorcode", None), getattr(said, "sqlstate", None)
-    return sqlite3.SQLITE_FULL in codes or "53100" in codes
+    if isinstance(said, OSError):
+        full = said.errno in (errno.ENOSPC, errno.EDQUOT)
+    else:
+        full = sqlite3.SQLITE_FULL in codes or "53100" in codes
+    why = str(said)
+    if sqlite3.SQLITE_IOERR_SHMSIZE in codes:
+        full, why = True, "there is no room on its disk"  # SQLite calls it an I/O error
+    told = StorageUnavailable(f"{what}: {why}", full=full, moved=sqlite3.SQLITE_READONLY_DBMOVED in codes)
+    told.__cause__ = error
+    return told

@@ -69,6 +69,9 @@ class PostgreSQL:
     def exists(self) -> bool:
         return True
 
+    def free_bytes(self) -> int | None:
+        return None
+
     def holder(self) -> str | None:
         return None
 
@@ -318,6 +321,9 @@ class PostgreSQLWriting:
 
     def after_commit(self, *, idle: bool) -> None:
         """The server looks after itself."""
+
+    def look(self) -> bool:
+        return False
 
     def close(self) -> None:
         forget = text(f"DELETE FROM commits WHERE writer = {self._id}")

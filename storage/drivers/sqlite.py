@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sqlite3
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -30,7 +32,7 @@ from storage.drivers.hints import Silence
 from storage.drivers.interface import ErrorKind, Work, unavailable
 from storage.drivers.wal import Wal
 from storage.private_files import FILE_MODE, keep_others_out, make_private_file, make_private_folder
-from storage.records import FolderHeld
+from storage.records import LEAST_ROOM, FolderHeld
 
 T = TypeVar("T")
 
@@ -47,6 +49,7 @@ WRITER_CACHE = 8 << 20
 """Bytes of pages that the writer keeps, which is how much memory a growing database takes of the server:
 SQLite fills its cache before it lets go of a page. [measured] A turn on 100 MiB takes 0.68 ms of the
 processor at this, 0.73 ms with 64 MiB and 0.72 ms with 2 MiB: a page that it lacks is in the kernel's."""
+ENOUGH_MORE = 1 << 20  # bytes above these from which there is room again: so that it does not come and go
 SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")  # of the names of the files that a database consists of
 CHECKPOINT_STEP = 4 << 20  # bytes between attempts while a reader holds the WAL back
 
@@ -65,15 +68,19 @@ class SQLite:
     shared = False
 
     def __init__(self, url: URL) -> None:
-        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        file = url.database
+        if not file or file == ":memory:" or file.startswith("file:") or url.host:
             raise ValueError("the database must be a file: sqlite+aiosqlite:///PATH")
-        self.path = Path(url.database).absolute()
+        self.path = Path(file).absolute()
         self.shown = str(self.path)
         self._lock: FolderLock | None = None
         self._read: Engine | None = None
 
     def exists(self) -> bool:
         return self.path.is_file()
+
+    def free_bytes(self) -> int | None:
+        return free_bytes(self.path)
 
     def holder(self) -> str | None:
         return FolderLock.holder(self.path)
@@ -102,7 +109,9 @@ class SQLite:
         """Nothing: no other process writes."""
 
     def reading(self) -> SQLiteReading:
-        self._read = self._read or _read_only(self.path)  # which compiles a statement for all of them
+        self._read = self._read or _read_only(
+            self.path, alone=True
+        )  # which compiles a statement for all of them
         return SQLiteReading(self._read)
 
     def looking(self) -> SQLiteReading:
@@ -176,6 +185,20 @@ class FolderLock:
 # Writing
 
 
+def free_bytes(file: Path) -> int:
+    """What is free on the disk of a file, be it there or not. OSError."""
+    return shutil.disk_usage(next(folder for folder in file.parents if folder.exists())).free
+
+
+def _identity(file: str) -> tuple[int, int] | None:
+    """What tells a file from every other that is there: its device and inode. None where it is not there."""
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
 class SQLiteWriting:
     """The one connection that writes, raw and as Core sees it: two faces of the same handle.
 
@@ -203,6 +226,9 @@ class SQLiteWriting:
         except BaseException:
             self._raw.close()
             raise
+        self._path = path
+        self._files: Mapping[str, object] = {}  # those that SQLite has open, as they were told apart then
+        self._is_short = False  # of room
         self._wal = Wal(path)
         self._dirty_since: float | None = None  # the oldest commit that no sync has covered
         self._full = True  # the connection's present synchronous setting
@@ -217,6 +243,9 @@ class SQLiteWriting:
     def migrate(self, work: Work[None]) -> None:
         self._transact(work)
         self._raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        files = (f"{self._path}{suffix}" for suffix in ("", "-wal", "-shm"))
+        self._files = {file: _identity(file) for file in files}
+        self._wal.measure()  # which opens it, under the name that it has now
 
     def transact(self, work: Work[T], *, durable: bool) -> T:
         late = self._dirty_since is not None and time.monotonic() - self._dirty_since > SYNC_LIMIT_S
@@ -231,6 +260,7 @@ class SQLiteWriting:
         return value
 
     def _transact(self, work: Work[T]) -> T:
+        self._require_files()
         self._raw.execute("BEGIN IMMEDIATE")
         try:
             value = work(self._connection)
@@ -292,6 +322,21 @@ class SQLiteWriting:
         self._dirty_since = None
         self._next_checkpoint_at = self._wal.measure() + CHECKPOINT_STEP
 
+    def look(self) -> bool:
+        self._require_files()
+        free = free_bytes(self._path)
+        self._is_short = free < LEAST_ROOM + (ENOUGH_MORE if self._is_short else 0)
+        if self._is_short:
+            raise _error(sqlite3.SQLITE_FULL, f"only {free / 1e6:.1f} MB are free where {self._path} is")
+        return True
+
+    def _require_files(self) -> None:
+        """Raises where a file that SQLite has open has its name no more: it would go on writing to it, and
+        all of that would be gone with this process."""
+        for file, known in self._files.items():
+            if _identity(file) != known:
+                raise _moved_error(file)
+
     def close(self) -> None:
         self.sync()
         self._checkpoint("TRUNCATE")
@@ -306,9 +351,12 @@ class SQLiteWriting:
 # Reading
 
 
-def _read_only(path: Path, *, immutable: bool = False) -> Engine:
-    """Connections that only read, each transaction on one snapshot. immutable: nobody writes while they are
-    open, so that no file is needed beside the database."""
+def _read_only(path: Path, *, alone: bool = False, immutable: bool = False) -> Engine:
+    """Connections that only read, each transaction on one snapshot. alone: they are this process's for long,
+    and of the file that is there now. immutable: nobody writes while they are open, so that no file is needed
+    beside the database."""
+    file = str(path)
+    known = _identity(file)
     query = {"mode": "ro", "uri": "true", **({"immutable": "1"} if immutable else {})}
     engine = create_engine(
         URL.create("sqlite", database=f"file:{quote(str(path))}", query=query),
@@ -319,6 +367,9 @@ def _read_only(path: Path, *, immutable: bool = False) -> Engine:
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
+        if alone and _identity(file) != known:
+            connection.close()
+            raise _moved_error(file)
         connection.execute("PRAGMA query_only=1")
         connection.execute("PRAGMA wal_autocheckpoint=0")
 
@@ -361,6 +412,22 @@ _REFUSED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, 
 _FATAL = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # The WAL index could not grow: a full disk, seen from another side.
 _REFUSED_EXTENDED = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_NOMEM}
+
+
+def _error(code: int, said: str) -> sqlite3.OperationalError:
+    """An error as SQLite has it."""
+    error = sqlite3.OperationalError(said)
+    error.sqlite_errorcode = code
+    return error
+
+
+def _moved_error(file: str) -> sqlite3.OperationalError:
+    return _error(
+        sqlite3.SQLITE_READONLY_DBMOVED,
+        f"{file} was removed or replaced while the server runs: what it stores now would be lost. Put back "
+        "the file itself (a deleted one can be copied while the server still runs: docs/running.md), or stop "
+        "the server and restore a backup",
+    )
 
 
 def trouble(error: BaseException) -> ErrorKind | None:

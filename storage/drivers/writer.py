@@ -10,6 +10,7 @@ Results go back by one `call_soon_threadsafe` per commit.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from bisect import bisect_left
@@ -29,9 +30,12 @@ from storage.records import COMMIT_SECONDS, CommitStats, StorageUnavailable
 
 T = TypeVar("T")
 
+log = logging.getLogger("antiphon.storage")
+
 PATIENCE_S = 4.0  # how long a write waits for a database that others hold before its caller is told
 RETRY_S = 0.1  # pause after a refused commit, and between attempts to connect
 BATCH_LIMIT = 512  # jobs in one transaction
+LOOK_S = 1.0  # between two looks at what only an operator can mend
 CONTENDED_LIMIT = 2  # jobs that may wait for a row in vain before the queue is looked at again
 
 
@@ -78,6 +82,8 @@ class Writer:
         self._closing: float | None = None  # monotonic time by which the queue must be empty
         self._dead: BaseException | None = None
         self._blocked_since: float | None = None
+        self._obstacle: StorageUnavailable | None = None  # what only an operator can mend, while it lasts
+        self._obstacle_since = self._looked_at = 0.0
         self._num_commits = self._num_jobs = 0
         self._durations = [0] * (len(COMMIT_SECONDS) + 1)
         self._duration = 0.0
@@ -110,8 +116,16 @@ class Writer:
         blocked = self._blocked_since
         if self._dead is not None or self._closing is not None:
             raise self._unavailable()
+        self.require_room()
         if blocked is not None and time.monotonic() - blocked > 1.0:
             raise StorageUnavailable("the database has been locked, full or away for over a second")
+
+    def require_room(self) -> None:
+        """StorageUnavailable where only an operator can mend what stands in the way of writes. Small ones may
+        go through all the same, so this is for whoever begins what will need more of them."""
+        obstacle = self._obstacle
+        if obstacle is not None:
+            raise StorageUnavailable(str(obstacle), full=obstacle.full, moved=obstacle.moved)
 
     def stats(self) -> CommitStats:
         """Counters since the start."""
@@ -126,9 +140,10 @@ class Writer:
         )
 
     async def close(self) -> None:
-        """Commits what was submitted and closes. Waits at most PATIENCE_S for a database that is away."""
+        """Commits what was submitted and closes. Waits at most PATIENCE_S for a database that is away, and
+        not for an operator."""
         if self._closing is None:
-            self._closing = time.monotonic() + PATIENCE_S
+            self._closing = time.monotonic() + (PATIENCE_S if self._obstacle is None else 0.0)
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -141,6 +156,8 @@ class Writer:
         try:
             while self._closing is None or self._pending or self._unsure or not self._queue.empty():
                 self._gather()
+                if time.monotonic() - self._looked_at >= LOOK_S:
+                    self._look()
                 if self._pending or self._unsure:
                     self._commit()
                 else:
@@ -155,7 +172,9 @@ class Writer:
         """Moves what waits into `_pending`; sleeps until there is a job or something else to do."""
         with suppress(Empty):
             if not self._pending and not self._unsure:
-                self._take(self._queue.get(timeout=0.0 if self._closing else self._writing.rest_s()))
+                rest_s = self._writing.rest_s()
+                due_s = LOOK_S if rest_s is None else min(rest_s, LOOK_S)
+                self._take(self._queue.get(timeout=0.0 if self._closing else due_s))
             while len(self._pending) < BATCH_LIMIT:
                 self._take(self._queue.get_nowait())
 
@@ -232,6 +251,8 @@ class Writer:
 
     def _settle(self, outcomes: list[_Outcome]) -> None:
         self._blocked_since = None
+        if self._obstacle is not None:
+            self._look(written=True)
         self._num_commits += 1
         self._num_jobs += len(outcomes)
         self._deliver(outcomes)
@@ -301,8 +322,8 @@ class Writer:
         if self._unsure is not None and out_of_time:
             given_up += [outcome.job for outcome in self._unsure]
             self._unsure = None
-        what = "the database could not be written"
-        self._deliver([_Outcome(job, None, unavailable(what, error)) for job in given_up])
+        self._note(error)
+        self._deliver([_Outcome(job, None, unavailable(_WHAT, error)) for job in given_up])
         if not kept and not self._unsure:
             self._blocked_since = None
         elif kind is ErrorKind.LOST:
@@ -310,6 +331,32 @@ class Writer:
         elif kind is ErrorKind.REFUSED:
             with suppress(Empty):  # a pause that new work ends
                 self._take(self._queue.get(timeout=RETRY_S))
+
+    def _look(self, *, written: bool = False) -> None:
+        """Notice what only an operator can mend, and that it is mended. written: something was just now."""
+        self._looked_at = time.monotonic()
+        mended = written
+
+        def look() -> None:
+            nonlocal mended
+            mended = self._writing.look() or written
+
+        if (error := self._try(look)) is not None:
+            self._note(error)
+        elif mended and self._obstacle is not None and not self._pending:
+            waited_s = time.monotonic() - self._obstacle_since
+            self._obstacle = None
+            log.warning("the database can be written again, after %.0f s", waited_s)
+
+    def _note(self, error: Exception) -> None:
+        """Where only an operator can mend this: remember it, and tell the log once."""
+        told, before = unavailable(_WHAT, error), self._obstacle
+        if told.full or told.moved:
+            if before is None:
+                self._obstacle_since = time.monotonic()
+            if before is None or (before.full, before.moved) != (told.full, told.moved):
+                log.error(_NO_ROOM if told.full else "%s", told)
+            self._obstacle = told
 
     def _deliver(self, outcomes: list[_Outcome]) -> None:
         if outcomes:
@@ -342,6 +389,10 @@ class Writer:
         unavailable = StorageUnavailable(f"storage stopped: {self._dead}")
         unavailable.__cause__ = self._dead
         return unavailable
+
+
+_WHAT = "the database could not be written"
+_NO_ROOM = "there is no room: %s. What is new is refused until there is, and what was begun waits"
 
 
 def _complete(outcomes: list[_Outcome]) -> None:

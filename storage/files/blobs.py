@@ -14,6 +14,7 @@ event loop nor the memory holds a whole file.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ from storage.records import UNSURE, NotFound, StorageUnavailable
 from storage.tables import NAMES_BLOB, metadata
 
 T = TypeVar("T")
+
+log = logging.getLogger("antiphon.storage")
 
 THREADS = 4
 
@@ -57,6 +60,7 @@ class Blobs:
         self._store: BlobStore = database.blobs()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="antiphon-blobs")
         self._closed = False
+        self._told_full = False  # to the log, since a blob was put
         self._dropping: set[asyncio.Task[int]] = set()
         self._sweep_at = 0.0  # monotonic
 
@@ -99,6 +103,7 @@ class Blobs:
             else:
                 await self._step(incoming.abandon)
             raise
+        self._told_full = False
         return Blob(digest.hexdigest(), num_bytes)
 
     async def put_bytes(self, data: bytes) -> Blob:
@@ -237,7 +242,11 @@ class Blobs:
             raise
         except Exception as error:
             if isinstance(error, OSError) or self._database.trouble(error) is not None:
-                raise unavailable("the content of a file could not be read or written", error) from error
+                told = unavailable("the content of a file could not be read or written", error)
+                if told.full and not self._told_full:
+                    self._told_full = True
+                    log.error("there is no room: %s", told)
+                raise told from error
             raise
 
 

@@ -38,7 +38,8 @@ MAX_LEVELS = 1000
 """Conversations in a lineage: whoever reads the last one goes through all of them."""
 
 MAX_BRANCHES = 10_000
-"""Conversations that descend from one: whoever deletes an item of it marks all of them in one transaction."""
+"""Conversations that descend from one: whoever deletes an item of it looks at all of them in one transaction,
+for replies that are kept."""
 
 
 def live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:
@@ -54,8 +55,8 @@ def live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[A
 
 
 STORED = (
-    *("id", "created_at", "metadata", "active_response_id", "head", "parent_id", "parent_item", "epoch"),
-    *("title", "used_at", "archived_at"),
+    *("id", "created_at", "metadata", "active_response_id", "head", "parent_id", "parent_item", "title"),
+    *("used_at", "archived_at"),
 )
 """The columns of which a `StoredConversation` is made."""
 
@@ -173,15 +174,20 @@ def _require_room(conn: Connection, row: Row[*tuple[Any, ...]], num_new: int, li
 
 _LISTED = conversation_items.c.deleted_at.is_(None)
 _NUM_ITEMS = select(func.count()).join_from(LINEAGE, conversation_items, IN_LINEAGE).where(_LISTED)
-_PLACES = (
-    select(*(conversation_items.c[name] for name in ("conversation_id", "position", "item_id", "created_at")))
-    .join_from(LINEAGE, conversation_items, IN_LINEAGE)
-    .where(
-        conversation_items.c.owner == bindparam("owner"),
-        conversation_items.c.item_id.in_(bindparam("ids", expanding=True)),
-        _LISTED,
-    )
+_PLACES = select(
+    *(conversation_items.c[name] for name in ("conversation_id", "position", "item_id", "created_at"))
+).where(
+    conversation_items.c.owner == bindparam("owner"),
+    conversation_items.c.item_id.in_(bindparam("ids", expanding=True)),
+    _LISTED,
 )
+_MET_ON_A_WALK = _PLACES.join_from(LINEAGE, conversation_items, IN_LINEAGE)
+_LOOKED_UP = _PLACES.where(
+    conversation_items.c.conversation_id.in_(bindparam("within", expanding=True))
+).with_hint(conversation_items, "INDEXED BY conversation_items_by_item", "sqlite")
+
+MAX_LOOKUPS = 10_000
+"""Places that are looked up one by one; a walk through as many items, which may be all, takes as long."""
 
 
 def _places(
@@ -189,7 +195,11 @@ def _places(
 ) -> Sequence[Row[*tuple[Any, ...]]]:
     """Where a conversation shows items: `conversation_id`, maybe an ancestor's, `position` and `item_id`, and
     `created_at`, when it came there."""
-    return conn.execute(_PLACES, {**lineage_of(row.owner, row.id), "ids": list(ids)}).all()
+    pieces = {piece.conversation_id: piece for piece in stretches(conn, row.owner, row.id, row.parent_id)}
+    if len(pieces) * len(ids) > MAX_LOOKUPS:
+        return conn.execute(_MET_ON_A_WALK, {**lineage_of(row.owner, row.id), "ids": list(ids)}).all()
+    found = conn.execute(_LOOKED_UP, {"owner": row.owner, "ids": list(ids), "within": list(pieces)}).all()
+    return [place for place in found if place.position in pieces[place.conversation_id]]
 
 
 def _place(conn: Connection, row: Row[*tuple[Any, ...]], item_id: str) -> Row[*tuple[Any, ...]]:
@@ -291,13 +301,6 @@ def get(conn: Connection, owner: str, id: str) -> StoredConversation:
     return _stored(live(conn, owner, id, change=False))
 
 
-def epochs(conn: Connection, ids: Sequence[str]) -> dict[str, int]:
-    """The epochs of those conversations that are not deleted, whoever owns them."""
-    there = select(conversations.c.id, conversations.c.epoch)
-    there = there.where(conversations.c.id.in_(ids), conversations.c.deleted_at.is_(None))
-    return {id: epoch for id, epoch in conn.execute(there).all()}
-
-
 def list_(
     conn: Connection, owner: str, *, limit: int, order: Order, after: str | None, archived: bool | None
 ) -> Page[StoredConversation]:
@@ -309,6 +312,8 @@ def list_(
     if archived is not None:
         at = table.c.archived_at
         query = query.where(at.is_not(None) if archived else at.is_(None))
+    if archived:
+        query = query.with_hint(table, "INDEXED BY conversations_archived", "sqlite")
     place = tuple_(table.c.created_at, table.c.id)
     if after is not None:
         last = live(conn, owner, after, change=False)
@@ -458,7 +463,6 @@ def clear(conn: Connection, owner: str, id: str, now: int) -> tuple[StoredConver
 def _less_shown(conn: Connection, id: str, position: int) -> None:
     """Something was deleted at a position of a conversation, or there and behind it: whoever keeps what was
     made of it is to know, and replies that may tell of it go."""
-    shown_by = select(sharing(id, position).c.id)
-    less = update(conversations).where(conversations.c.id.in_(shown_by))
+    less = update(conversations).where(conversations.c.id == id)
     conn.execute(less.values(epoch=conversations.c.epoch + 1))
-    forget_replies(conn, shown_by)
+    forget_replies(conn, select(sharing(id, position).c.id))

@@ -16,7 +16,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
-    and_,
     case,
     delete,
     exists,
@@ -28,6 +27,7 @@ from sqlalchemy import (
     update,
 )
 
+from storage.lineage import BEYOND
 from storage.queries.items import ROW_BYTES, SIZE, joined, num_bytes_of, parts
 from storage.tables import conversation_items, conversations, items, response_items, responses, runs
 
@@ -61,9 +61,9 @@ def collect_responses(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
     remove_responses(conn, gone)
     deleted = select(responses.c.id).where(responses.c.deleted_at.is_not(None))
     next_ids = conn.execute(deleted.where(responses.c.id.in_(above - rows.keys()))).scalars().all()
-    staying = sorted({*ids, *above}.difference(gone, next_ids))
-    _cut_to_forks(conn, staying)
-    _measure(conn, conn.execute(deleted.where(responses.c.id.in_(staying))).scalars().all())
+    staying = {*ids, *above}.difference(gone, next_ids)
+    changed = _cut_to_forks(conn, sorted(staying)).union(staying.intersection(ids))
+    _measure(conn, conn.execute(deleted.where(responses.c.id.in_(changed))).scalars().all())
     conn.execute(update(responses).where(responses.c.id.in_(next_ids)).values(num_bytes=0))
     for conversation_id in {rows[id].conversation_id for id in gone} - {None}:
         collect_conversation(conn, conversation_id)
@@ -78,27 +78,30 @@ def _measure(conn: Connection, ids: Sequence[str]) -> None:
         conn.execute(update(responses).where(responses.c.id.in_(ids)).values(num_bytes=value))
 
 
-def _cut_to_forks(conn: Connection, ids: Sequence[str]) -> None:
-    """Removes from deleted responses that nothing continues the items that none of their forks has."""
+def _cut_to_forks(conn: Connection, ids: Sequence[str]) -> set[str]:
+    """Removes from deleted responses that nothing continues the items that none of their forks has; returns
+    those that had such items."""
     child, fork = responses.alias("child"), responses.alias("fork")
-    query = (
-        select(responses.c.id, responses.c.owner, fork.c.fork_direction, fork.c.fork_position)
-        .join_from(responses, fork, fork.c.fork_of == responses.c.id)
-        .where(
-            responses.c.id.in_(ids),
-            responses.c.deleted_at.is_not(None),
-            ~exists().where(child.c.previous_response_id == responses.c.id),
-        )
+    query = select(responses.c.id, responses.c.owner).where(
+        responses.c.id.in_(ids),
+        responses.c.deleted_at.is_not(None),
+        ~exists().where(child.c.previous_response_id == responses.c.id),
+        exists().where(fork.c.fork_of == responses.c.id),
     )
-    last: dict[tuple[str, str], tuple[str, int]] = {}
-    for id, owner, direction, position in conn.execute(query).all():
-        last[id, owner] = max(last.get((id, owner), (direction, position)), (direction, position))
     place = tuple_(response_items.c.direction, response_items.c.position)
-    for (id, owner), cut in last.items():
-        beyond = delete(response_items).where(response_items.c.response_id == id, place > cut)
+    changed: set[str] = set()
+    for id, owner in conn.execute(query).all():
+        # The last fork in the order of the index: there may be thousands.
+        shared = select(fork.c.fork_direction, fork.c.fork_position).where(fork.c.fork_of == id)
+        last = shared.order_by(fork.c.fork_direction.desc(), fork.c.fork_position.desc()).limit(1)
+        beyond = delete(response_items).where(
+            response_items.c.response_id == id, place > tuple_(*conn.execute(last).one())
+        )
         cut_off = list(conn.execute(beyond.returning(response_items.c.item_id)).scalars())
         if cut_off:
             collect_items(conn, owner, cut_off)
+            changed.add(id)
+    return changed
 
 
 def remove_responses(conn: Connection, ids: Sequence[str]) -> None:
@@ -171,14 +174,18 @@ def _collect(conn: Connection, id: str, room: int) -> tuple[str | None, int]:
     table = conversation_items
     size = func.coalesce(SIZE, 0).label("size")
     dead = select(table.c.position, table.c.item_id, size).outerjoin_from(table, items, joined(table))
-    dead = dead.where(table.c.conversation_id == id).order_by(table.c.position)
+    dead = dead.where(table.c.conversation_id == id)
+    unseen_items = unseen(literal(row.owner))
     needed: int | None = None
     if row.deleted_at is None or _is_used(conn, id):
-        dead = dead.where(*_unseen(conn, row.owner))
+        # SQLite would walk through the whole conversation, at the end of each of its turns.
+        dead = dead.with_hint(table, "INDEXED BY conversation_items_deleted", "sqlite")
+        dead = dead.where(unseen_items).order_by(table.c.deleted_at)
     elif needed := _shared_head(conn, id):
-        dead = dead.where(or_(table.c.position >= needed, and_(*_unseen(conn, row.owner))))
+        dead = dead.where(or_(table.c.position >= needed, unseen_items))
     else:
         needed = 0
+    dead = dead.order_by(table.c.position)
     places: list[tuple[int, str]] = []
     found = conn.execute(dead.limit(room // LEAST_BYTES + 1)).all()
     for position, item_id, num_bytes in found:
@@ -203,22 +210,12 @@ def _collect(conn: Connection, id: str, room: int) -> tuple[str | None, int]:
     return str(row.parent_id), room
 
 
-def _unseen(conn: Connection, owner: str) -> Sequence[ColumnElement[bool]]:
-    """The items of conversations that are deleted, and that no run in flight can still see."""
-    oldest: int | None = conn.execute(select(oldest_run(literal(owner)))).scalar()
+def unseen(owner: ColumnElement[str]) -> ColumnElement[bool]:
+    """Whether an item of a conversation, and of this owner, is deleted, and no run in flight can still see
+    it."""
+    oldest_run = select(func.min(runs.c.created_at)).where(runs.c.owner == owner).scalar_subquery()
     deleted_at = conversation_items.c.deleted_at
-    gone = deleted_at.is_not(None)
-    return (gone,) if oldest is None else (gone, deleted_at < oldest)
-
-
-def oldest_run(owner: ColumnElement[str]) -> ColumnElement[int | None]:
-    """When the oldest run in flight of an owner began."""
-    return (
-        select(func.min(responses.c.created_at))
-        .join_from(runs, responses, responses.c.id == runs.c.response_id)
-        .where(runs.c.owner == owner)
-        .scalar_subquery()
-    )
+    return deleted_at.is_not(None) & (deleted_at < func.coalesce(oldest_run, BEYOND))
 
 
 def _shared_head(conn: Connection, id: str) -> int | None:

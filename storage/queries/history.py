@@ -20,7 +20,7 @@ from sqlalchemy import (
     true,
 )
 
-from storage.lineage import BEYOND, IN_LINEAGE, LINEAGE, in_turn, lineage_of
+from storage.lineage import BEYOND, IN_LINEAGE, LINEAGE, epochs, in_turn, lineage_of
 from storage.queries import items
 from storage.records import (
     ConversationHistory,
@@ -145,18 +145,18 @@ def of_conversation_from(
     conn: Connection, owner: str, id: str, first: int, as_of: int
 ) -> ConversationHistory:
     """What a conversation holds from position `first` on. NotFound("conversation")."""
-    live = select(conversations.c.head, conversations.c.epoch).where(
+    live = select(conversations.c.head).where(
         conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
     )
-    found = conn.execute(live).first()
-    if found is None:
+    head: int | None = conn.execute(live).scalar()
+    epoch = epochs(conn, [id]).get(id)
+    if head is None or epoch is None:
         raise NotFound("conversation", id)
-    head = found.head
     num_before = _number(conn, owner, id, first, as_of) if first else 0
     new = _of_positions(conn, owner, id, head, as_of, first=first) if head > first else ()
     # What is read is as it was then, and so is its epoch: else nobody would know that some of it is gone.
     num_deleted = conn.execute(_NUM_DELETED, {**lineage_of(owner, id, head), "as_of": as_of}).scalar_one()
-    return ConversationHistory(head, found.epoch - num_deleted, num_before, new)
+    return ConversationHistory(head, epoch - num_deleted, num_before, new)
 
 
 def shrunk(conn: Connection, known: Mapping[str, tuple[int, int]]) -> frozenset[str]:

@@ -11,21 +11,24 @@ from storage.tables import records, responses, runs, segments
 
 def live_runs(conn: Connection, limit: int) -> tuple[LiveRun, ...]:
     """The runs of all owners that have not ended, the oldest first, at most `limit`."""
+    # These first, and then their responses: SQLite would rather walk through all responses that are stored.
+    names = ("response_id", "owner", "state", "runner", "attempt", "created_at")
+    oldest_first = select(*(runs.c[name] for name in names)).order_by(runs.c.created_at, runs.c.response_id)
+    oldest = oldest_first.limit(limit).cte("oldest")
     num_bytes = (
         select(func.coalesce(func.sum(func.length(records.c.token_ids)), 0))
         .join_from(segments, records, records.c.segment == segments.c.id)
-        .where(segments.c.response_id == runs.c.response_id)
+        .where(segments.c.response_id == oldest.c.response_id)
         .scalar_subquery()
     )
     query = (
         select(
-            *(runs.c.response_id, runs.c.owner, runs.c.state, runs.c.runner, runs.c.attempt),
+            *(oldest.c[name] for name in names[:-1]),
             *(responses.c.model, responses.c.background, responses.c.created_at),
             num_bytes.label("num_bytes"),
         )
-        .join_from(runs, responses, responses.c.id == runs.c.response_id)
-        .order_by(responses.c.created_at, runs.c.response_id)
-        .limit(limit)
+        .join_from(oldest, responses, responses.c.id == oldest.c.response_id)
+        .order_by(oldest.c.created_at, oldest.c.response_id)
     )
     return tuple(
         LiveRun(

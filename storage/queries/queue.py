@@ -15,6 +15,7 @@ What was served is written down only while runs are queued; otherwise nobody is 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,21 +24,16 @@ import orjson
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Double,
     FromClause,
     Integer,
     Row,
     Select,
-    Subquery,
     Text,
     and_,
     bindparam,
-    case,
-    cast,
     delete,
     exists,
     func,
-    literal,
     literal_column,
     or_,
     select,
@@ -104,10 +100,6 @@ _at_work = (
 
 _served = func.coalesce(_settled.c.served, literal_column("0.0"))
 _in_hand = func.coalesce(_at_work.c.cost, literal_column("0"))
-
-
-def _of_owner(counted: Subquery, table: FromClause) -> ColumnElement[bool]:
-    return and_(counted.c.priority == table.c.priority, counted.c.owner == table.c.owner)
 
 
 def join(conn: Connection, owner: str, priority: int, shard: int) -> None:
@@ -235,11 +227,13 @@ def _weight(limits: bytes | None) -> float:
     return 1.0 if weight is None else float(weight)
 
 
-def _weights(conn: Connection) -> dict[str, float]:
-    """The weights of the owners of queued runs, where they are not 1."""
-    query = select(owners.c.id, owners.c.limits).where(
-        owners.c.limits.is_not(None), owners.c.id.in_(select(runs.c.owner).where(QUEUED))
-    )
+_OWNERS = select(runs.c.owner).with_hint(*INDEXED).where(QUEUED)
+
+
+def _weights(conn: Connection, owner: str | None = None) -> dict[str, float]:
+    """The weights of the owners of queued runs, or of one owner, where they are not 1."""
+    of = owners.c.id.in_(_OWNERS) if owner is None else owners.c.id == owner
+    query = select(owners.c.id, owners.c.limits).where(owners.c.limits.is_not(None), of)
     found = {id: _weight(limits) for id, limits in conn.execute(query).all()}
     return {id: weight for id, weight in found.items() if weight != 1.0}
 
@@ -302,39 +296,101 @@ def _turns(conn: Connection, priority: int, limit: int, models: OfModels | None)
     return found
 
 
-def places(conn: Connection, response_ids: Sequence[str]) -> dict[str, int]:
-    """The places of those of these runs that are in the queue; 1 is next."""
-    if not response_ids:
-        return {}
+# ------------------------------------------------------------------------------------------------------------
+# What is told of it
+
+
+class Turn(NamedTuple):
+    """When a queued run is taken: after those whose turns are lower. served: what its owner will have been
+    served by then, in tokens by weight, as `_turns` has it."""
+
+    priority: int
+    served: float
+    created_at: int
+    owner: str
+    response_id: str
+
+
+class Ranking:
+    """The queue of one moment. num_begun: runs that go before all others. turns: of the others, in any order.
+
+    It can be told of runs that have come since, and of those that have gone.
+    """
+
+    def __init__(self, num_begun: int, turns: Sequence[Turn]) -> None:
+        self._num_begun = num_begun
+        self._turns = sorted(turns)
+        self._turn_of = {turn.response_id: turn for turn in turns}
+
+    def place(self, response_id: str) -> int | None:
+        """1 is next; None where the run is not in the queue, as far as is known here."""
+        turn = self._turn_of.get(response_id)
+        return None if turn is None else self._num_begun + bisect_left(self._turns, turn) + 1
+
+    def add(self, turn: Turn) -> None:
+        """A run has come, unless it is here already."""
+        if self._turn_of.setdefault(turn.response_id, turn) is turn:
+            insort(self._turns, turn)
+
+    def drop(self, response_id: str) -> None:
+        """A run has gone, if it was here."""
+        turn = self._turn_of.pop(response_id, None)
+        if turn is not None:
+            del self._turns[bisect_left(self._turns, turn)]
+
+
+_QUEUE = (
+    select(runs.c.priority, runs.c.owner, runs.c.created_at, runs.c.response_id, runs.c.cost)
+    .with_hint(*INDEXED)
+    .where(QUEUED)
+    .order_by(runs.c.priority, runs.c.owner, runs.c.created_at, runs.c.response_id)
+)
+
+
+def ranking(conn: Connection) -> Ranking:
+    """The queue as it stands."""
     begun = select(func.count()).where(runs.c.runner.is_(None), runs.c.state == "running")
     num_begun: int = conn.execute(begun).scalar_one()
-    turns = _all_turns(_weights(conn))
-    order = (turns.c.priority, turns.c.served, turns.c.created_at, turns.c.owner, turns.c.response_id)
-    place = func.row_number().over(order_by=order).label("place")
-    queue = select(turns.c.response_id, place).subquery()
-    query = select(queue).where(queue.c.response_id.in_(list(response_ids)))
-    return {row.response_id: num_begun + row.place for row in conn.execute(query).all()}
+    return Ranking(num_begun, _ranked(conn, _QUEUE, select(_settled), select(_at_work), _weights(conn)))
 
 
-def _all_turns(weights: Mapping[str, float]) -> Subquery:
-    """Every queued run, and what its owner will have been served when its turn comes, as `_turns` has it."""
-    columns = (runs.c.response_id, runs.c.owner, runs.c.priority, runs.c.created_at)
-    ahead = func.sum(runs.c.cost).over(
-        partition_by=(runs.c.priority, runs.c.owner),
-        order_by=(runs.c.created_at, runs.c.response_id),
-        rows=(None, -1),
+def turns(conn: Connection, owner: str, response_ids: Sequence[str]) -> list[Turn]:
+    """The turns of those of these runs of an owner that are queued; no other owner's runs are looked at."""
+    asked = frozenset(response_ids)
+    priorities = select(_waiting.c.priority).where(_waiting.c.response_id.in_(asked))
+    ranked = _ranked(
+        conn,
+        _QUEUE.where(runs.c.owner == owner, runs.c.priority.in_(priorities)),
+        select(_settled).where(_settled.c.owner == owner),
+        select(_at_work).where(_at_work.c.owner == owner),
+        _weights(conn, owner),
     )
-    weight = case(weights, value=runs.c.owner, else_=1.0) if weights else literal(1.0)
-    expected = cast(_in_hand + func.coalesce(ahead, 0), Double) / weight
-    return (
-        select(*columns, (_served + expected).label("served"))
-        .select_from(runs)
-        .outerjoin(_settled, _of_owner(_settled, runs))
-        .outerjoin(_at_work, _of_owner(_at_work, runs))
-        .with_hint(*INDEXED)
-        .where(QUEUED)
-        .subquery()
-    )
+    return [turn for turn in ranked if turn.response_id in asked]
+
+
+def _ranked(
+    conn: Connection,
+    queued: Select[*tuple[Any, ...]],
+    settled: Select[*tuple[Any, ...]],
+    at_work: Select[*tuple[Any, ...]],
+    weights: Mapping[str, float],
+) -> list[Turn]:
+    """The turns of queued runs that come by their owners' order, as `_turns` has them."""
+    served = {(priority, owner): tokens for priority, owner, tokens in conn.execute(settled).all()}
+    ahead: dict[tuple[int, str], int] = defaultdict(int)
+    for priority, owner, tokens in conn.execute(at_work).all():
+        ahead[priority, owner] = int(tokens)
+    found = []
+    for priority, owner, created_at, id, cost in conn.execute(queued).all():
+        key = priority, owner
+        by_then = served.get(key, 0.0) + ahead[key] / weights.get(owner, 1.0)
+        found.append(Turn(priority, by_then, created_at, owner, id))
+        ahead[key] += cost
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------
+# How long it may be
 
 
 def require_room(conn: Connection, owner: str, limit: int) -> None:

@@ -6,7 +6,7 @@ An owner sees responses that are its own, stored and not deleted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from storage.kept_replies import forget_replies
 from storage.lineage import in_turn
-from storage.queries import items, queue, webhooks
+from storage.queries import items, webhooks
 from storage.records import (
     TERMINAL_STATUSES,
     NewResponseFork,
@@ -65,7 +65,7 @@ def get(conn: Connection, owner: str, id: str, *, hidden: bool = False) -> Store
     row = conn.execute(_SELECT.where(responses.c.id == id, *visible(owner, hidden=hidden))).first()
     if row is None:
         raise NotFound("response", id)
-    return _stored(row, _outputs(conn, [id])[id], _places(conn, [row]))
+    return _stored(row, _outputs(conn, [id])[id])
 
 
 def gone(conn: Connection, ids: Sequence[str]) -> frozenset[str]:
@@ -120,8 +120,8 @@ def list_(
     length = page_length([size for _, size in listed], limit)
     ids = [listed_id for listed_id, _ in listed[:length]]
     rows = {row.id: row for row in conn.execute(_SELECT.where(id.in_(ids))).all()}
-    outputs, places = _outputs(conn, ids), _places(conn, list(rows.values()))
-    return Page(tuple(_stored(rows[id], outputs[id], places) for id in ids), len(listed) > length)
+    outputs = _outputs(conn, ids)
+    return Page(tuple(_stored(rows[id], outputs[id]) for id in ids), len(listed) > length)
 
 
 def _walked(status: str | None, conversation_id: str | None, model: str | None) -> str | None:
@@ -160,18 +160,10 @@ def _outputs(conn: Connection, ids: Sequence[str]) -> dict[str, list[StoredItem]
     return found
 
 
-def _places(conn: Connection, rows: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, int]:
-    """The places in the queue of those that have not begun."""
-    return queue.places(conn, [row.id for row in rows if row.state == "queued" and not row.attempt])
-
-
-def _stored(
-    row: Row[*tuple[Any, ...]], output: Sequence[StoredItem], places: Mapping[str, int]
-) -> StoredResponse:
+def _stored(row: Row[*tuple[Any, ...]], output: Sequence[StoredItem]) -> StoredResponse:
     run = None
     if row.state is not None:
-        place = places.get(row.id)
-        run = RunGlance(row.state, row.runner, row.attempt, row.next_seq, row.cancel_requested, place)
+        run = RunGlance(row.state, row.runner, row.attempt, row.next_seq, row.cancel_requested)
     return StoredResponse(
         id=row.id,
         owner=row.owner,

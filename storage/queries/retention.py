@@ -37,6 +37,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    literal_column,
     or_,
     select,
     update,
@@ -113,6 +114,11 @@ async def _sweep_rest(read: Run, write: Run, limits: Limits, now: int) -> AsyncG
 def _ended() -> tuple[ColumnElement[bool], ...]:
     """The responses that are measured; in these words, because the index `responses_by_end` is on them."""
     return responses.c.completed_at.is_not(None), responses.c.deleted_at.is_(None)
+
+
+def _unmeasured() -> tuple[ColumnElement[bool], ...]:
+    """Those of them whose size is unknown; in these words, because `responses_unmeasured` is on them."""
+    return *_ended(), responses.c.num_bytes == literal_column("0")
 
 
 def _kept() -> tuple[ColumnElement[bool], ...]:
@@ -298,7 +304,7 @@ def segments_of(conn: Connection, ids: Sequence[str]) -> dict[int, str]:
 
 
 def _unmeasured_owners(conn: Connection, only: str | None) -> Sequence[str]:
-    query = select(responses.c.owner).where(responses.c.num_bytes == 0, *_ended()).distinct()
+    query = select(responses.c.owner).where(*_unmeasured()).distinct()
     if only is not None:
         query = query.where(responses.c.owner == only)
     return conn.execute(query).scalars().all()
@@ -308,10 +314,8 @@ def _measure(conn: Connection, owner: str) -> dict[str, int]:
     """The bytes that some responses of unknown size take: request, items, log."""
     fields = (responses.c.head, responses.c.echo, responses.c.plan)
     query = select(responses.c.id, sum(map(func.length, fields[1:]), func.length(fields[0])))
-    query = query.where(responses.c.owner == owner, responses.c.num_bytes == 0, *_ended())
-    # The latest ones are those that no earlier sweep has seen; in the order of the index.
-    latest = (responses.c.hidden, responses.c.completed_at, responses.c.id)
-    query = query.order_by(*(column.desc() for column in latest)).limit(RESPONSES)
+    query = query.where(responses.c.owner == owner, *_unmeasured())
+    query = query.order_by(responses.c.completed_at, responses.c.id).limit(RESPONSES)  # as the index has them
     sizes = {id: int(size) for id, size in conn.execute(query).all()}
     log = (
         select(
@@ -372,9 +376,7 @@ async def collect(write: Run, ids: Sequence[str]) -> AsyncGenerator[None]:
 def _with_deleted_items(conn: Connection, after: str) -> Sequence[str]:
     """The next conversations that have deleted items which no run in flight can see."""
     table = conversation_items
-    oldest = garbage.oldest_run(table.c.owner)
-    unseen = or_(oldest.is_(None), table.c.deleted_at < oldest)
-    query = select(table.c.conversation_id).where(table.c.deleted_at.is_not(None), unseen)
+    query = select(table.c.conversation_id).where(garbage.unseen(table.c.owner))
     query = query.where(table.c.conversation_id > after).distinct().order_by(table.c.conversation_id)
     return conn.execute(query.limit(RESPONSES)).scalars().all()
 

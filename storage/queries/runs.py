@@ -452,10 +452,16 @@ def admit(conn: Connection, response_id: str, fence: int, strikes: int) -> None:
         raise RunLost(response_id)
 
 
+DUE = 64
+"""Runs that are out of time which one process takes over at once: after a time when none was there, thousands
+may be, and all that are taken over are read into memory."""
+
+
 def claim_due(conn: Connection, runner: str, now: int) -> tuple[RunClaim, ...]:
-    """Takes over every waiting run whose deadline has come, and those to be cancelled. now: as in `Park`."""
+    """Takes over waiting runs whose deadline has come, and those to be cancelled, at most DUE, the earliest
+    first. now: as in `Park`."""
     due = runs.c.deadline <= shared_clock(conn.dialect.name, now)
-    query = select(runs).where(runs.c.state == "waiting", due).order_by(runs.c.deadline)
+    query = select(runs).where(runs.c.state == "waiting", due).order_by(runs.c.deadline).limit(DUE)
     return claim_rows(conn, conn.execute(query.with_for_update(skip_locked=True)).all(), runner)
 
 

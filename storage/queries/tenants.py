@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Column,
@@ -52,15 +52,19 @@ from storage.records import (
 )
 from storage.tables import (
     api_keys,
+    chat_completions,
+    containers,
     conversation_items,
     conversations,
     deliveries,
+    files,
     idempotency,
     metadata,
     person_usage,
     queue_shares,
     response_items,
     responses,
+    runs,
     webhooks,
 )
 from storage.tables import items as item_rows
@@ -272,6 +276,32 @@ def conversation_items_behind(
 # Purge
 
 
+def purgeable(conn: Connection, owner: str, now: int) -> Purged:
+    """What a purge would remove that begins at `now`, with the owner's keys."""
+
+    def num(table: Table, *where: ColumnElement[bool]) -> int:
+        return conn.execute(select(func.count()).where(table.c.owner == owner, *where)).scalar_one()
+
+    def had(table: Table) -> int:
+        return num(table, table.c.created_at <= now)
+
+    in_flight = (
+        select(runs.c.response_id)
+        .join_from(runs, responses, runs.c.response_id == responses.c.id)
+        .where(runs.c.owner == owner, responses.c.created_at <= now)
+    )
+    return Purged(
+        responses=had(responses),
+        conversations=had(conversations),
+        webhooks=num(webhooks),
+        keys=num(api_keys, api_keys.c.revoked_at.is_(None)),
+        runs=tuple(conn.execute(in_flight).scalars()),
+        files=had(files),
+        containers=had(containers),
+        chat_completions=had(chat_completions),
+    )
+
+
 async def purge(
     read: Run,
     write: Run,
@@ -296,9 +326,11 @@ async def purge(
     keys = await write(begin)
     if with_keys:
         yield Purged(keys=keys)
-    while ids := await read(partial(_newest, table=responses, owner=owner, before=now, live=True)):
-        yield Purged(runs=tuple(await write(partial(stored.hide, ids=ids, now=now, settle=settle))))
-    while ids := await read(partial(_newest, table=responses, owner=owner, before=now)):
+    while (found := await read(partial(_next_responses, owner=owner, before=now))).ids:
+        ids = found.ids
+        if found.live:
+            yield Purged(runs=tuple(await write(partial(stored.hide, ids=ids, now=now, settle=settle))))
+            continue
         while len(part := await read(partial(segments_of, ids=ids))) >= SEGMENTS:
             await write(partial(events.erase_segments, ids=list(part)))
             yield Purged()
@@ -332,11 +364,37 @@ def _revoke_keys(conn: Connection, owner: str, now: int) -> int:
     return conn.execute(live.values(revoked_at=now)).rowcount
 
 
-def _newest(conn: Connection, table: Table, owner: str, before: int, live: bool = False) -> Sequence[str]:
-    query = select(table.c.id).where(table.c.owner == owner, table.c.created_at <= before)
-    if live:
-        query = query.where(table.c.deleted_at.is_(None))
-    query = query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(RESPONSES)
+class _Next(NamedTuple):
+    """Responses that a purge takes next. live: they are to be hidden; the others, to be removed."""
+
+    ids: Sequence[str]
+    live: bool
+
+
+_STATUSES = ("queued", "in_progress", *TERMINAL_STATUSES)
+
+
+def _next_responses(conn: Connection, owner: str, before: int) -> _Next:
+    """Those that are live, runs in flight first; where there are none, the newest. Both of one moment: where
+    a start commits while others are removed, it is hidden, too, before it is removed."""
+    for status in _STATUSES:  # by an index that has none of the hidden ones, which nothing walks over so
+        live = _newest(
+            conn, responses, owner, before, responses.c.status == status, responses.c.deleted_at.is_(None)
+        )
+        if live:
+            return _Next(live, live=True)
+    return _Next(_newest(conn, responses, owner, before), live=False)
+
+
+def _newest(
+    conn: Connection, table: Table, owner: str, before: int, *where: ColumnElement[bool]
+) -> Sequence[str]:
+    query = (
+        select(table.c.id)
+        .where(table.c.owner == owner, table.c.created_at <= before, *where)
+        .order_by(table.c.created_at.desc(), table.c.id.desc())
+        .limit(RESPONSES)
+    )
     return conn.execute(query).scalars().all()
 
 

@@ -50,13 +50,13 @@ def make(conn: Connection) -> bool:
         nested.commit()
     if conn.execute(text("SELECT to_regtype('halfvec')")).scalar() is None:
         return False
-    if kind is None:
+    if kind != "halfvec":
         # Whoever has written chunks and not seen the table has ended before it is there.
         conn.execute(text("LOCK TABLE vector_chunks IN SHARE MODE"))
+        # That of an earlier release is filled anew, in small steps: to convert a large one in place takes
+        # longer than a statement may.
+        conn.execute(text("DROP TABLE IF EXISTS vector_nearest"))
         conn.execute(text("CREATE TABLE vector_nearest (id bigint PRIMARY KEY, embedding halfvec NOT NULL)"))
-    elif kind != "halfvec":  # an earlier release made it
-        as_half = "ALTER COLUMN embedding TYPE halfvec USING CAST(l2_normalize(embedding) AS halfvec)"
-        conn.execute(text(f"ALTER TABLE vector_nearest {as_half}"))
     return True
 
 

@@ -15,6 +15,7 @@ from engine import EngineConfig, LoadError
 from server import config as module
 from server.config import Config, ConfigError, is_loopback, load, settings, shown
 from server.model_registry import chat_template
+from server.settings import ModelEntry
 from tests.support.permissions import barred
 
 
@@ -97,8 +98,26 @@ def test_a_database_file_is_named_by_its_absolute_path(
     config = load({"db": f"{scheme}:///data/x.db?timeout=5"}, {}).config
     assert config.db == f"sqlite+aiosqlite:///{tmp_path}/data/x.db?timeout=5"
     assert config.db_file == tmp_path / "data" / "x.db"
-    for refused_by_storage in ("sqlite://", "sqlite:///:memory:", "postgresql+asyncpg://h/x", "nonsense"):
-        assert load({"db": refused_by_storage}, {}).config.db == refused_by_storage
+    assert load({"db": "postgresql+asyncpg://h/x"}, {}).config.db == "postgresql+asyncpg://h/x"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite://", "the database must be a file"),
+        ("sqlite:///", "the database must be a file"),
+        ("sqlite:///:memory:", "the database must be a file"),
+        ("sqlite://data/x.db", "the database must be a file"),
+        ("mysql://ann:hush@h/x", "only sqlite+aiosqlite:///PATH and postgresql+asyncpg:// are supported"),
+        ("postgres://ann:hush@h/x", "write postgresql+asyncpg://"),
+        ("postgresql+psycopg2://ann:hush@h/x", "PostgreSQL is reached by postgresql+asyncpg://"),
+        ("nonsense", "not a database URL"),
+    ],
+)
+def test_a_database_that_no_server_could_open_is_no_setting(url: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"db (environment ANTIPHON_DB): {told}")) as refused:
+        load({}, {"ANTIPHON_DB": url})
+    assert "hush" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +216,7 @@ def test_secrets_are_never_shown(env: dict[str, str]) -> None:
 )
 def test_a_password_in_a_url_is_never_shown(env: dict[str, str], url: str) -> None:
     assert "hush" not in shown(url) and shown(url).startswith(url[: url.index("//") + 2])
-    for flags in ({"db": url}, {"upstream": ["http://plain:1", url]}):
+    for flags in ({"db": url} if url.startswith("postgresql") else {}, {"upstream": ["http://plain:1", url]}):
         loaded = load(flags, env)
         assert "hush" not in repr(loaded.config) and "hush" not in str(loaded)
     for plain in ("postgresql+asyncpg://ann@db/x?ssl=require", "http://gpu:8000/v1", "owner@example.org"):
@@ -305,7 +324,7 @@ def test_settings_of_the_model_are_told_to_have_no_effect_on_another_engine(env:
 
 
 def test_every_setting_of_a_local_engine_alone_says_so() -> None:
-    of_the_engine = {field.name for field in fields(EngineConfig)} & set(Config.model_fields)
+    of_the_engine = {field.name for field in fields(EngineConfig)} & {row.name for row in settings()}
     shared = {"max_waiting", "max_waiting_tokens", "chat_template", "allow_special_tokens"}
     marked = {row.name for row in settings() if row.engines and "local" in row.engines}
     assert marked == of_the_engine - shared
@@ -352,3 +371,10 @@ def test_a_chat_template_is_a_file_or_the_template_itself(tmp_path: Path) -> Non
     assert chat_template(load({"chat_template": str(tmp_path / "own.jinja")}, env={}).config) == inline
     with pytest.raises(LoadError):
         chat_template(load({"chat_template": str(tmp_path / "none.jinja")}, env={}).config)
+
+
+def test_an_engine_in_another_process_knows_whose_kv_it_saves() -> None:
+    config = Config().saving_for("a" * 32)
+    assert Config(**config.dumped()).kv_disk_database == "a" * 32
+    assert config.of_entry(ModelEntry(name="m", engine="scripted")).kv_disk_database == "a" * 32
+    assert "kv_disk_database" not in {row.name for row in settings()}

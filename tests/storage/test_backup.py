@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from storage import NotFound, StorageError, back_up, open_storage
+from storage import NotFound, StorageError, back_up, check_backup, open_storage
 from storage import backup as module
 from tests.support.making import OWNER, check, message, turn, url
+from tests.support.permissions import barred
 
 
 async def test_a_backup_is_one_moment_of_a_database_that_goes_on_changing(
@@ -94,3 +95,16 @@ async def test_postgresql_is_told_its_own_command(tmp_path: Path) -> None:
         )
     assert "pg_dump" in str(caught.value) and "'postgresql://antiphon@db-1/chat'" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+async def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path) -> None:
+    """Be it that of the database, or that of the copy."""
+    inner = tmp_path / "inner"
+    await (await open_storage(url(tmp_path), runner="test")).close()
+    await (await open_storage(url(inner), runner="test")).close()
+    for source, target in ((tmp_path, inner / "copy.db"), (inner, tmp_path / "copy.db")):
+        await back_up(
+            url(source), tmp_path / f"{source.name}.first", lambda *_: None
+        )  # imports what it needs
+        with barred(inner), pytest.raises(StorageError, match=r"copy\.db: .*Permission denied"):
+            check_backup(url(source), target)

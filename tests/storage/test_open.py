@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from sqlalchemy import Connection, text
 
 from storage import (
     FolderHeld,
+    ForeignDatabase,
     KeyedRequest,
     Limits,
     NewFork,
@@ -25,6 +27,8 @@ from storage import (
     SchemaTooNew,
     Storage,
     StorageUnavailable,
+    back_up,
+    inspect_database,
     metadata,
     open_storage,
 )
@@ -44,6 +48,7 @@ from tests.support.making import (
     turn,
     url,
 )
+from tests.support.postgres import Postgres
 
 
 def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -135,8 +140,69 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
     await storage.close()
 
 
+INDEXES_OF_0032 = {
+    "responses_deleted": "responses (owner, num_bytes) WHERE deleted_at IS NOT NULL",
+    "responses_by_fork": "responses (fork_of) WHERE fork_of IS NOT NULL",
+    "conversations_by_use": "conversations (used_at)",
+    "conversations_by_parent": "conversations (parent_id) WHERE parent_id IS NOT NULL",
+    "conversation_items_by_item": "conversation_items (owner, item_id)",
+    "conversation_items_deleted": """conversation_items (conversation_id, deleted_at)
+        WHERE deleted_at IS NOT NULL""",
+    "runs_by_owner": "runs (owner)",
+    "upload_parts_by_owner": "upload_parts (owner)",
+    "container_files_by_owner": "container_files (owner)",
+    "vector_store_files_of_owner": "vector_store_files (owner)",
+    "batches_open": "batches (created_at) WHERE ended_at IS NULL",
+    "prompt_versions_by_owner": "prompt_versions (owner)",
+}
+"""Those of which 0033 made others."""
+
+
+def back_to_0032(database_url: str) -> None:
+    """Take away what revisions after 0032 added, and give back what they took."""
+    added = ["responses_unmeasured", "vector_stores_expiring", "vector_stores_deleted"]
+    for table in ("conversations", "files", "upload_parts", "containers", "container_files", "batches"):
+        added.append(f"{table}_by_size")
+    for table in ("vector_store_files", "vector_store_slices", "chat_completions", "prompts"):
+        added.append(f"{table}_by_size")
+    for name in (*added, "prompt_versions_by_size"):
+        query(database_url, f"DROP INDEX {name}")
+    for name, columns in INDEXES_OF_0032.items():
+        query(database_url, f"DROP INDEX IF EXISTS {name}")
+        query(database_url, f"CREATE INDEX {name} ON {columns}")
+    query(database_url, "UPDATE alembic_version SET version_num = '0032'")
+
+
+def back_to_0031(database_url: str) -> None:
+    """Take away what revisions after 0031 added."""
+    back_to_0032(database_url)
+    query(database_url, "DROP INDEX conversations_archived")
+    query(database_url, "UPDATE alembic_version SET version_num = '0031'")
+
+
+def back_to_0030(database_url: str) -> None:
+    """Take away what revisions after 0030 added."""
+    back_to_0031(database_url)
+    query(database_url, "DROP TABLE identity")
+    query(database_url, "UPDATE alembic_version SET version_num = '0030'")
+
+
+async def test_a_database_has_an_id_that_stays(blank_url: str) -> None:
+    storage = await open_storage(blank_url, runner=RUNNER)
+    id = await storage.database_id()
+    assert id is not None and re.fullmatch(r"[0-9a-f]{32}", id)
+    await storage.close()
+    assert (await inspect_database(blank_url)).id == id
+    back_to_0030(blank_url)
+    assert (await inspect_database(blank_url)).id is None
+    storage = await open_storage(blank_url, runner=RUNNER)
+    assert await storage.database_id() not in (None, id), "a new table makes a new one"
+    await storage.close()
+
+
 def back_to_0029(database_url: str) -> None:
     """Take away what revisions after 0029 added."""
+    back_to_0030(database_url)
     for index in ("status", "model", "conversation"):
         query(database_url, f"DROP INDEX responses_by_{index}")
     query(database_url, "CREATE INDEX responses_by_conversation ON responses (conversation_id)")
@@ -378,6 +444,58 @@ async def test_a_newer_schema_is_refused(blank_url: str) -> None:
     for _ in range(2):  # the lock was given back
         with pytest.raises(SchemaTooNew, match="9999"):
             await open_storage(blank_url, runner=RUNNER)
+
+
+FOREIGN = (
+    ("CREATE TABLE users (id integer)",),
+    ("CREATE TABLE alembic_version (version_num text)", "INSERT INTO alembic_version VALUES ('ae1027a6acf')"),
+)
+
+
+@pytest.mark.parametrize("theirs", FOREIGN, ids=("tables", "alembic"))
+async def test_the_file_of_another_program_stays_as_it_is(tmp_path: Path, theirs: tuple[str, ...]) -> None:
+    for statement in theirs:
+        query(url(tmp_path), statement)
+    file = tmp_path / "antiphon.db"
+    file.chmod(0o644)
+    before = file.read_bytes()
+    for opens in (
+        lambda: open_storage(url(tmp_path), runner=RUNNER),
+        lambda: inspect_database(url(tmp_path)),
+        lambda: back_up(url(tmp_path), tmp_path / "copy.db", lambda *_: None),
+    ):
+        with pytest.raises(ForeignDatabase, match=f"{file} belongs to another program.*--db"):
+            await opens()
+    assert file.read_bytes() == before and file.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [file]
+
+
+async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "antiphon.db"
+    file.write_text("letters to a friend\n" * 100)
+    file.chmod(0o644)
+    for opens in (
+        lambda: open_storage(url(tmp_path), runner=RUNNER),
+        lambda: inspect_database(url(tmp_path)),
+        lambda: back_up(url(tmp_path), tmp_path / "copy.db", lambda *_: None),
+    ):
+        with pytest.raises(StorageUnavailable, match=r"can.* be .*: file is not a database"):
+            await opens()
+    assert file.stat().st_mode & 0o777 == 0o644 and list(tmp_path.iterdir()) == [file]
+
+
+async def test_a_schema_of_postgresql_is_shared_with_tables_of_other_names(postgres: Postgres) -> None:
+    blank_url = await postgres.blank()
+    query(blank_url, "CREATE TABLE users (id integer)")
+    query(blank_url, "CREATE TABLE files (id integer)")
+    for opens in (open_storage(blank_url, runner=RUNNER), inspect_database(blank_url)):
+        with pytest.raises(ForeignDatabase, match="whose table 'files' is in it"):
+            await opens
+    assert tables(blank_url) == ["files", "users"]
+    query(blank_url, "DROP TABLE files")
+    await (await open_storage(blank_url, runner=RUNNER)).close()
+    assert "users" in tables(blank_url)
+    await postgres.drop(blank_url)
 
 
 @pytest.mark.sampled(2)

@@ -59,13 +59,14 @@ UNSCOPED = {
 ELSEWHERE = {
     "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_bytes_by_owner",
     "num_live_runs", "conversation_epochs", "forget_shares", "gone_responses",
-    "shrunk_conversations", "lacking_blobs", "open", "ready",  # of no owner
+    "shrunk_conversations", "lacking_blobs", "open", "ready",
+    "require_writable", "database_id",  # of no owner
     "create_key", "find_key", "key_hash", "list_keys", "revoke_key",  # the administrator's
     "any_key", "change_key", "get_key", "key_family", "page_of_keys", "rotate_key", "touch_keys",
     "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",
     "rename_owner", "add_audit", "audit_hash", "examine_audit", "list_audit",
     "add_sealing_key", "sealing_keys",  # the server's own
-    "sweep", "purge", "export_responses", "export_conversations", "export_conversation_items",
+    "sweep", "purge", "purgeable", "export_responses", "export_conversations", "export_conversation_items",
     "owner_known", "live_runs", "run_owner", "response_owner",  # the administrator's
     "cancel_run", "usage_sums", "forget_person_usage",
     "add_usage", "fold_usage", "move_quotas", "sweep_quotas",  # of the caller, or of no owner

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 
 from storage import (
     AuditEntry,
@@ -171,6 +172,34 @@ def queries(where: Path | str, statements: Sequence[str]) -> list[list[tuple[Any
         conn.close()
 
 
+@contextmanager
+def instructions(conn: Connection) -> Iterator[list[None]]:
+    """Grows by one for each hundred instructions that SQLite carries out meanwhile."""
+    hundreds: list[None] = []
+    raw: Any = conn.connection.driver_connection
+    raw.set_progress_handler(lambda: hundreds.append(None), 100)
+    try:
+        yield hundreds
+    finally:
+        raw.set_progress_handler(None, 0)
+
+
+@contextmanager
+def plans(conn: Connection) -> Iterator[list[str]]:
+    """Gets, step by step, how SQLite carries out the statements that it is asked meanwhile."""
+    steps: list[str] = []
+
+    def explain(_: Any, cursor: Any, statement: str, parameters: Any, *__: Any) -> None:
+        raw: Any = conn.connection.driver_connection
+        steps.extend(step for *_, step in raw.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
+
+    event.listen(conn, "before_cursor_execute", explain)
+    try:
+        yield steps
+    finally:
+        event.remove(conn, "before_cursor_execute", explain)
+
+
 def is_sqlite(where: Path | str) -> bool:
     return isinstance(where, Path) or where.startswith("sqlite")
 
@@ -197,17 +226,17 @@ def tables(where: Path | str) -> list[str]:
 
 def counts(where: Path | str) -> dict[str, int]:
     """How many rows each of our tables has, if it has any; a database's own bookkeeping aside."""
-    names = [name for name in tables(where) if name not in ("alembic_version", "commits")]
+    names = [name for name in tables(where) if name not in ("alembic_version", "commits", "identity")]
     found = queries(where, [f"SELECT count(*) FROM {name}" for name in names])
     return {name: size for name, [(size,)] in zip(names, found, strict=True) if size}
 
 
 async def rows(storage: Storage) -> dict[str, int]:
     """How many rows each table has that has any; what the processes know of each other aside, and what
-    nothing ever leaves: the audit log and the sums of usage."""
+    nothing ever leaves: the audit log, the sums of usage and the database's id."""
 
     def count(conn: Connection) -> dict[str, int]:
-        names = metadata.tables.keys() - {"commits", "runners", "audit", "audit_head", "usage"}
+        names = metadata.tables.keys() - {"commits", "runners", "audit", "audit_head", "usage", "identity"}
         counts = {name: conn.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
         return {name: count for name, count in counts.items() if count}
 

@@ -74,7 +74,8 @@ class Postgres:
         database = await self.connect(make_url(url).database)
         try:
             tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-            names = [row["tablename"] for row in tables if row["tablename"] != "alembic_version"]
+            kept = ("alembic_version", "identity")  # what it is, and not what is in it
+            names = [row["tablename"] for row in tables if row["tablename"] not in kept]
             others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             await database.execute(f"SELECT pg_terminate_backend(pid) {others}")
             await database.execute("; ".join(f"DELETE FROM {name}" for name in names))

@@ -44,7 +44,7 @@ ROUND_S = 1.0
 """How often a process that is alone looks for waiting runs whose time is up."""
 
 HINTED_S = 0.25
-"""How soon after a look a hint may bring the next one."""
+"""How soon after a look a hint may bring the next one, and after one that found runs out of time it comes."""
 
 
 State = tuple[int | None, bool]
@@ -105,7 +105,8 @@ class Fleet:
     ) -> None:
         """serves: `Models.serves`; what others serve under the same names has to be the same, because what
         one begins another may go on with. at_work: whether this process carries stored runs on. free: told
-        when there are runs that nobody owns. due: awaited when waiting runs have run out of time."""
+        when there are runs that nobody owns. due: awaited when waiting runs have run out of time; it may end
+        some of them, and is awaited again soon where there are more."""
         self._storage = storage
         self._lease_s = lease_s
         self._presence = presence
@@ -139,8 +140,9 @@ class Fleet:
         away_since: float | None = None
         while True:
             asked = clock()
+            hurries = False
             try:
-                await self.look()
+                hurries = await self.look()
                 # Many parts tell of a database that is away; its return is told once, here.
                 if away_since is not None:
                     log.warning("the database answers again, after %.0f s", clock() - away_since)
@@ -149,12 +151,15 @@ class Fleet:
                 log.warning("the other processes could not be looked at: %s", error)
                 away_since = asked if away_since is None else away_since
             pause_s = self._watch.pause_s(clock()) if self._storage.shared else ROUND_S
+            if hurries:
+                pause_s = min(pause_s, HINTED_S)
             until = clock() + pause_s
             await asyncio.sleep(min(HINTED_S, pause_s))
             hints = await self._storage.hinted(hints, max(0.0, until - clock()))
 
-    async def look(self) -> None:
-        """Look once; what a dead process owned is nobody's afterwards."""
+    async def look(self) -> bool:
+        """Look once; what a dead process owned is nobody's afterwards. Returns whether runs were out of time:
+        more of them may be."""
         clock = asyncio.get_running_loop().time
         asked = clock()
         view = await self._storage.list_processes(now_us())
@@ -171,6 +176,7 @@ class Fleet:
             self._free()
         if view.has_due:
             await self._due()
+        return view.has_due
 
     def _compare(self, view: FleetView) -> None:
         """Warn of others that serve something else, once of each that has beaten since the last look."""

@@ -10,8 +10,9 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from server.errors import ApiError, to_api_error
 from server.sse_frame import event_type
-from storage import ECHO_MARK, TERMINAL_STATUSES, Record, RunGlance
+from storage import ECHO_MARK, TERMINAL_STATUSES, Record, RunGlance, StorageUnavailable
 
 TAIL_BYTES = 1 << 20
 """How much a reader may lag behind the newest event before it has to go back to the log."""
@@ -61,7 +62,8 @@ class Channel:
     echo: the response's immutable fields, as the JSON members to splice into its events. next_seq: the number
     of the next event to appear, None while nobody here writes the run: then the log has its events, and
     `glance` tells how it stood when somebody last looked. over: it is in flight nowhere any more. num_rests:
-    how often it was left to rest: ended, parked or given up.
+    how often it was left to rest: ended, parked or given up. stalled: set while what it has written cannot be
+    stored, so that nobody knows when its end will appear.
     """
 
     def __init__(self, response_id: str, echo: bytes, *, stored: bool, next_seq: int | None) -> None:
@@ -72,6 +74,8 @@ class Channel:
         self.glance: RunGlance | None = None
         self.over = False
         self.num_rests = 0
+        self.stalled = asyncio.Event()
+        self._why = StorageUnavailable()
         self.last: Events | None = None
         self.cut = False  # the streams stop without a terminal event; their readers may come back
         self.readers: set[asyncio.Event] = set()
@@ -85,6 +89,7 @@ class Channel:
 
     def publish(self, record: Record) -> None:
         """Show a record that is durable (or that never will be, with store=false)."""
+        self.stalled.clear()
         self.last = events = Events.of(record, self.echo)
         self.next_seq = events.last_seq + 1
         self._tail.append(events)
@@ -114,6 +119,18 @@ class Channel:
             self.num_rests += 1
         if glance is None or glance != before:
             self._wake()
+
+    def stall(self, why: StorageUnavailable) -> None:
+        """What was written has not been stored for a while, and `why` says that it may take longer."""
+        self._why = why
+        self.stalled.set()
+        self._wake()
+
+    def stall_error(self) -> ApiError:
+        """503: what somebody waits for cannot be stored now. It was begun, so it is not undone."""
+        error = to_api_error(self._why)
+        error.message += f" Response '{self.response_id}' was begun, and goes on then: it can be retrieved."
+        return error
 
     def stop(self) -> None:
         """End all streams without a terminal event."""

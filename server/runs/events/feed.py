@@ -160,26 +160,32 @@ class Reader:
         """Whether the stream was stopped without its end."""
         return self._channel.cut
 
-    async def rested(self) -> None:
-        """Wait until the run was left to rest since the last time (or the joining), or the stream is over."""
+    async def rested(self, *, patient: bool = False) -> None:
+        """Wait until the run was left to rest since the last time (or the joining), or the stream is over.
+        patient: as in `_change`."""
         channel = self._channel
         while not (channel.ended or channel.over or channel.cut or channel.num_rests > self._rests_seen):
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change(patient)
         self._rests_seen = channel.num_rests
 
     async def finished(self) -> Events | None:
         """Wait for the end of a run: the events whose last is the terminal one.
 
-        None when the stream was cut, or the response was deleted.
+        None when the stream was cut, or the response was deleted. ApiError 503 while nothing can be stored.
         """
         channel = self._channel
         while not (channel.ended or channel.over or channel.cut):
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         if channel.ended or channel.cut:
             return channel.last if channel.ended else None
         # Another process has ended it, so only the log has its end.
         seen = channel.last.last_seq if channel.last is not None else -1
         found = [events async for events in self.events(seen, ended=True)]
         return found[-1] if found and found[-1].terminal else None
+
+    async def _change(self, patient: bool = False) -> None:
+        """Wait until something has changed. ApiError 503, unless patient, while nothing can be stored."""
+        if self._channel.stalled.is_set() and not patient:
+            raise self._channel.stall_error()
+        self._changed.clear()
+        await self._changed.wait()

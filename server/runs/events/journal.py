@@ -42,6 +42,12 @@ Draft = dict[str, Any]
 MAX_UNCOMMITTED = 256
 """Writes a run may be ahead of the log before it has to wait for it."""
 
+LAST_COMMIT_S = 1.0
+"""How long a process that ends waits for its last commit. What is not in it is made again: nobody saw it."""
+
+STALL_S = 4.0
+"""How long whoever waits for what a run has written waits for a database that takes nothing."""
+
 RETRY_S = 0.1
 """Pause before a commit is tried again while the database cannot be written."""
 
@@ -108,11 +114,11 @@ class Journal:
         """Start the commit task, which the journal owns until `close`."""
         self._task = asyncio.create_task(self._commits(), name="journal")
 
-    async def close(self, *, patience_s: float | None = None) -> None:
-        """Commit what is pending, for as long as `patience_s` allows (None: until it is done), then stop;
-        whoever writes later has lost its run to the next process."""
+    async def close(self) -> None:
+        """Commit what is pending, if that can be done in LAST_COMMIT_S, then stop; whoever writes later has
+        lost its run to the next process."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(LAST_COMMIT_S):
                 await self._idle.wait()
         self._closed = True
         if self._task is not None:
@@ -142,14 +148,25 @@ class Journal:
     async def has_room(self, entry: RunLog) -> None:
         """Wait until the run is fewer than MAX_UNCOMMITTED writes ahead of the log."""
         while entry.num_uncommitted >= MAX_UNCOMMITTED:
-            entry.committed.clear()
-            await entry.committed.wait()
+            await self._next_commit(entry)
 
     async def flushed(self, entry: RunLog) -> None:
         """Wait until everything written for the run is committed and shown (or the run is lost)."""
         while entry.num_uncommitted:
-            entry.committed.clear()
-            await entry.committed.wait()
+            await self._next_commit(entry)
+
+    async def _next_commit(self, entry: RunLog) -> None:
+        """Wait for it. Whoever waits for the run hears of a database that takes nothing meanwhile."""
+        entry.committed.clear()
+        while not entry.committed.is_set():
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await entry.committed.wait()
+            except TimeoutError:
+                try:
+                    self._storage.require_writable()
+                except StorageUnavailable as why:
+                    entry.channel.stall(why)
 
     # -- writing ---------------------------------------------------------------------------------------------
 

@@ -157,9 +157,17 @@ class RunTasks:
             run.task.cancel()
 
     async def over(self, run: Run) -> None:
-        """Wait until a run has ended or parked, and that is durable."""
-        if run.task is not None:
-            await asyncio.wait({run.task})
+        """Wait until a run has ended or parked, and that is durable. ApiError 503 while nothing can be
+        stored."""
+        if run.task is None:
+            return
+        stalled = asyncio.create_task((channel := run.entry.channel).stalled.wait())
+        try:
+            await asyncio.wait({run.task, stalled}, return_when=asyncio.FIRST_COMPLETED)
+            if not run.task.done():
+                raise channel.stall_error()
+        finally:
+            stalled.cancel()
 
     async def drain(self, grace_s: float) -> Sequence[Run]:
         """Let runs finish for `grace_s`, then stop them where they are, which cuts their streams; those."""

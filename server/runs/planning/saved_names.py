@@ -102,16 +102,20 @@ class SavedNames:
     async def _compare_folder(self, folder: Path) -> int:
         if not await asyncio.to_thread(folder.is_dir):
             return 0
-        from engine import SavedKV  # numpy, which a server without such a folder does without
+        from engine import ForeignFolder, SavedKV  # numpy, which a server without such a folder does without
 
-        left = self._left[folder] = self._left.get(folder) or SavedKV(folder)
-        if gone := await self._gone(await asyncio.to_thread(left.names)):
-            await asyncio.to_thread(left.forget, gone)
+        if (left := self._left.get(folder)) is None:
+            left = self._left[folder] = SavedKV(folder, database=await self._storage.database_id())
+        try:
+            if gone := await self._gone(await asyncio.to_thread(left.names)):
+                await asyncio.to_thread(left.forget, gone)
+        except ForeignFolder:  # what is there is not known to this database, and not gone
+            return 0
         return len(gone)
 
     def _unattended(self) -> set[Path]:
         """The folders of which no engine removes anything now."""
-        models = [model for model in self._models if model.engine.stats().tier.state != "off"]
+        models = [model for model in self._models if model.engine.stats().tier.disk_bytes_limit]
         attended = {self._folders.get(None if m.entry is None else m.entry.id) for m in models}
         return {*self._folders.values()} - attended
 

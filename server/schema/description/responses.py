@@ -478,6 +478,10 @@ _REPLIES: Mapping[str, Schema] = {
         },
         {
             "title": _TITLE,
+            "active_response_id": {
+                **STRING,
+                "description": "An extension, while a turn is at work on it: the response that holds it.",
+            },
             "forked_from": {
                 **of({"conversation_id": STRING, "after": or_null(STRING)}),
                 "description": "An extension, of a fork: the conversation that it begins as, and the last "

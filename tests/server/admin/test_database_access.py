@@ -87,6 +87,7 @@ FIRST_RELEASE = Path(__file__).parents[2] / "storage" / "first_release.sql"
         ["tiers", "local", "--weight", "2"],
         ["export", "--owner", "local"],
         ["import"],
+        ["purge", "--owner", "local"],
         ["purge", "--owner", "local", "--yes"],
     ],
     ids=" ".join,

@@ -61,6 +61,7 @@ def test_a_name_that_is_taken_makes_no_second_owner(
     [
         ("usage", "--owner", "nope"),
         ("export", "--owner", "nope"),
+        ("purge", "--owner", "nope"),
         ("purge", "--owner", "nope", "--yes"),
         ("owners", "limits", "nope"),
         ("owners", "rename", "nope", "Other"),
@@ -75,6 +76,28 @@ def test_an_unknown_owner_is_an_error(
 ) -> None:
     told(capsys, tmp_path, "owners", "create", "Alpha")
     assert "nope" in told(capsys, tmp_path, *argv, rc=1)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("owners", "create", ""),
+        ("owners", "rename", "Alpha", ""),
+        ("keys", "create", "--owner", ""),
+        ("keys", "list", "--owner", ""),
+        ("usage", "--owner", ""),
+        ("purge", "--owner", "", "--yes"),
+    ],
+)
+def test_an_empty_name_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
+    """Such as a variable of a shell that is not set: it stands for no owner, and not for all or a new one."""
+    told(capsys, tmp_path, "owners", "create", "Alpha")
+    before = told(capsys, tmp_path, "owners", "list")
+    refused = told(capsys, tmp_path, *argv, rc=2)
+    assert "empty text" in refused or "has a character at least" in refused
+    assert told(capsys, tmp_path, "owners", "list") == before
 
 
 def test_keys_of_one_owner_are_listed_and_a_misspelt_owner_is_told(

@@ -176,7 +176,11 @@ async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.Ca
             async with api.open(call(), **waits) as live:
                 await live.until("output_item.done")
                 assert await run(running, "purge", "--owner", "ann") == 2
-                assert "--yes" in capsys.readouterr().err
+                told = capsys.readouterr()
+                assert "2 responses (1 in flight), 1 conversation, 0 files, " in told.err
+                assert "--yes" in told.err and not told.out
+                assert await run(running, "purge", "--owner", "ann", "--keys") == 2
+                assert "1 key would be revoked" in capsys.readouterr().err
                 assert (await api.get(gone["id"])) == gone
                 assert await run(running, "purge", "--owner", "ann", "--keys", "--yes") == 0
                 await live.cut()
@@ -190,7 +194,10 @@ async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.Ca
 async def test_a_purge_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with live_app(tmp_path) as running, http_client(running) as http:
         await Api(http).create("say a")
-    purge_it = ["purge", "--owner", "local", "--yes", "--data", str(tmp_path)]
+    look = ["purge", "--owner", "local", "--data", str(tmp_path)]
+    purge_it = [*look, "--yes"]
+    assert await asyncio.to_thread(main, look) == 2
+    assert "nothing was removed" in (told := capsys.readouterr().err) and "1 response (0 in flight)" in told
     assert await asyncio.to_thread(main, purge_it) == 0
     assert "1 response (0 in flight)" in capsys.readouterr().out
     async with live_app(tmp_path) as running:
@@ -201,14 +208,17 @@ async def test_an_owner_that_does_not_exist_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With and without a server; one that has a key, and nothing else, exists."""
-    purge_it = ["purge", "--yes", "--owner"]
+    look, purge_it = ["purge", "--owner"], ["purge", "--yes", "--owner"]
     async with live_app(tmp_path) as running:
         await make_keys(running)
-        assert await run(running, *purge_it, "nobody") == 1
-        assert "no such owner" in capsys.readouterr().err
+        for command in (look, purge_it):
+            assert await run(running, *command, "nobody") == 1
+            assert "no such owner" in capsys.readouterr().err
         assert await run(running, *purge_it, "bob") == 0
         assert await run(running, "export", "--owner", "bob") == 0
     capsys.readouterr()
+    assert await asyncio.to_thread(main, [*look, "nobody", "--data", str(tmp_path)]) == 1
+    assert "no such owner" in capsys.readouterr().err
     for command in (["export", "--owner"], purge_it):
         beside = ["--data", str(tmp_path)]
         assert await asyncio.to_thread(main, [*command, "nobody", *beside]) == 1

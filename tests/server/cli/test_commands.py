@@ -20,13 +20,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import httpx
 import pytest
 
+from engine import EngineStats, ScriptedEngine, TierStats
+from engine.tiers import Folder
 from server import __version__
-from server.admin import database_access
+from server.admin import database_access, leave_address
+from server.cli import doctor
 from server.cli.commands import COMMANDS, main
 from server.cli.doctor import _openings
 from server.clock import now_us
@@ -37,6 +41,7 @@ from tests.support.forking import READY
 from tests.support.mcp_servers import stdio_command
 from tests.support.permissions import barred
 from tests.support.processes import server_process
+from tests.support.running import live_app
 from tools import BUILTIN, Connections, Listing, McpServer, ToolSpec, operator
 
 ROOT = Path(__file__).parents[3]
@@ -177,6 +182,26 @@ def test_runs_are_listed_by_default_and_a_table_without_rows_is_told(
         assert printed.out.split()[0] == "ID" and printed.err == "antiphon: there are none\n"
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["at its end", "at once"])
+def test_an_output_that_nobody_reads_or_that_has_no_room_is_no_traceback(
+    tmp_path: Path, unbuffered: str
+) -> None:
+    command = [READY, "-m", "server.cli", "config", "--data", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+
+    def ran(out: int | IO[bytes]) -> tuple[int, bytes]:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, timeout=60, cwd=ROOT, env=env)
+        return done.returncode, done.stderr
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert ran(writer) == (0, b"")
+    os.close(writer)
+    with open("/dev/full", "wb") as full:
+        no_room = b"antiphon: what it says cannot be written: No space left on device\n"
+        assert ran(full) == (2, no_room)
+
+
 def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> None:
     assert main(["migrate", "--data", str(tmp_path)]) == 0
     command = [READY, "-m", "server.cli", "backup", str(tmp_path / "copy"), "--data", str(tmp_path)]
@@ -231,6 +256,8 @@ def test_a_backup_beside_a_server_that_does_not_answer_says_what_is_missing(
         (["doctor", "--upstream", "http://127.0.0.1:1"], "give --engine upstream too"),
         (["audit", "list", "--type", "bogus"], "type 'bogus', only api_key.created, api_key.updated,"),
         (["migrate", "--db", "mysql://x/y"], "sqlite"),
+        (["config", "--db", "mysql://x/y"], "sqlite"),
+        (["config", "--db", "sqlite:///"], "db (flag --db): the database must be a file"),
         (["keys", "list", "--db", "nonsense"], "not a database URL"),
         (["sealing", "rotate", "--db", "sqlite+aiosqlite:////dev/null/x.db"], "/dev/null cannot be used"),
     ],
@@ -617,6 +644,21 @@ def test_a_backup_says_what_belongs_to_it_and_doctor_misses_it(
     assert asyncio.run(lacking()) == f"{copy}.blobs", "a server says it as it starts"
 
 
+def test_doctor_says_where_the_disk_is_nearly_full(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for free, told in (
+        (200_000_000, None),
+        (50_000_000, "its disk has only 50.0 MB free"),
+        (3_000_000, "its disk has only 3.0 MB free: below 4.2 MB nothing new is stored"),
+    ):
+        monkeypatch.setattr("storage.drivers.sqlite.free_bytes", lambda _, free=free: free)
+        assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "database"]
+        assert line.startswith("ok" if told is None else "note")
+        assert line.endswith("the first start makes them" if told is None else told)
+
+
 def test_doctor_reads_the_file_of_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]
     assert main([*doctor, "--api-key-file", str(tmp_path / "keys")]) == 1
@@ -891,6 +933,7 @@ def test_doctor_fails_where_serve_would_be_refused_for_its_address(
         ["webhooks", "test", "hook_1"],
         ["sealing", "list"],
         ["export", "--owner", "local"],
+        ["purge", "--owner", "local"],
         ["purge", "--owner", "local", "--yes"],
     ],
 )
@@ -984,6 +1027,52 @@ def test_doctor_tells_who_else_can_get_at_tools(
     assert access().startswith("FAIL") and f"chmod 600 {file}" in access()
     file.chmod(0o600)
     assert access().startswith("ok")
+
+
+async def test_doctor_tells_how_it_stands_with_saved_kv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def told(**settings: Any) -> tuple[str, str]:
+        return await doctor.CHECKS["kv"](Config(data=tmp_path, **settings))
+
+    folder = tmp_path / "kv"
+    assert await told() == ("ok", f"{folder} holds 0 B of at most 10 GiB")
+    off: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"kv_disk_bytes": 0}, "kv_disk_bytes is 0"),
+        ({"prefix_caching": False}, "prefix_caching is false"),
+        ({"engine": "scripted"}, "engine is scripted"),
+    )
+    for given, why in off:
+        assert await told(**given) == ("ok", f"off ({why}): nothing that is computed is kept on disk")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 20))
+        verdict, words = await told()
+        assert verdict == "note" and ", and its disk has room for 2.5 MiB: half of" in words
+    engine = ScriptedEngine()
+    async with live_app(tmp_path, engine) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        for tier, expected in (
+            (TierStats("on"), ("ok", "antiphon-scripted: on; ")),
+            (TierStats("full", "the disk is full"), ("note", "antiphon-scripted: full (the disk is full); ")),
+        ):
+            found = EngineStats(kv_blocks=8, tier=tier)
+            monkeypatch.setattr(engine, "stats", lambda found=found: found)
+            verdict, words = await told(db=server.life.config.db)
+            assert (verdict, words.partition(str(folder))[0]) == expected
+        Folder(folder, bytes(16), "b" * 32)
+        verdict, words = await told(db=server.life.config.db)
+        assert verdict == "note" and words.startswith(f"off: {folder} has what servers of another database")
+        verdict, words = await told(db=server.life.config.db, kv_disk_bytes=0)
+        assert verdict == "ok" and "remove" not in words, "it is in use"
+
+
+def test_doctor_tells_of_a_context_that_is_shortened(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["doctor", "--data", str(tmp_path), "--port", "0", "--kv-cache-bytes", "1M"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith("note  model") and told.endswith("kv_cache_bytes is 1 MiB")
+    assert "; the context is " in told
 
 
 def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

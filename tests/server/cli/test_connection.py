@@ -27,11 +27,13 @@ def streamed(body: bytes) -> list[dict[str, Any]]:
     return list(read_events(httpx.Response(200, stream=Pieces(body))))
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_only_a_line_feed_ends_a_line_of_a_stream(end: bytes) -> None:
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("colon", [b": ", b":"])
+def test_a_line_of_a_stream_ends_as_the_standard_says_and_nowhere_else(end: bytes, colon: bytes) -> None:
     event = {"type": "response.output_text.delta", "delta": "a\u2028b\u2029c\u0085d\u00e9"}
-    lines = [b": a comment", b"event: " + event["type"].encode(), b"data: " + orjson.dumps(event), b""]
-    assert streamed(end.join([*lines, *lines, b"data: [DONE]", b"", b"data: no event"])) == [event, event]
+    data, kind = b"data" + colon, b"event" + colon + event["type"].encode()
+    lines = [b": a comment", kind, data + orjson.dumps(event), b""]
+    assert streamed(end.join([*lines, *lines, data + b"[DONE]", b"", data + b"no event"])) == [event, event]
 
 
 def test_an_event_that_was_cut_is_none() -> None:

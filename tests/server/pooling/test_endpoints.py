@@ -792,9 +792,9 @@ async def test_two_models_of_one_name_are_refused() -> None:
     from engine import LoadError
 
     with pytest.raises(LoadError, match="two models are named 'm'; give one another name"):
-        build_pooling(Config(embedding_model=("/a/m", "/b/m")))
+        build_pooling(Config(embedding_model=("a/m", "b/m")))
     with pytest.raises(LoadError, match="two models are named 'antiphon-tiny'"):
-        build_pooling(Config(rerank_model=("antiphon-tiny=/b/m",)))
+        build_pooling(Config(rerank_model=("antiphon-tiny=b/m",)))
 
 
 async def test_a_batch_of_texts_gets_their_vectors(client: httpx.AsyncClient) -> None:

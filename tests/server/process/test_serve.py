@@ -1,12 +1,15 @@
-"""What a server warns of at its start."""
+"""What a server warns of at its start, and what it refuses before it loads anything."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.config import Config
+from engine import LoadError, LocalEngine, PoolingEngine, SpeechEngine, packaged_folder
+from server.config import Config, load
+from server.process.lifecycle import ServerLifecycle
 from server.process.serve import _Process
 
 
@@ -25,3 +28,38 @@ def test_a_server_without_keys_that_others_are_led_to_warns(
     _Process(Config(**settings), 0.0, None)._warn(keyed=keyed)
     told = [line for line in caplog.messages if "leads others to this server" in line]
     assert [line.split()[0] for line in told] == ([named] if named else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "models", "told"),
+    [
+        ({"MODEL": "HERE/none"}, "", "none is not a folder"),
+        ({"MODEL": "HERE/empty"}, "", "empty has no config.json"),
+        ({"DRAFT_MODEL": "HERE/none"}, "", "none is not a folder"),
+        ({"LORA": "terse=HERE/none"}, "", "the adapter 'terse' is not served: .*none is not a folder"),
+        ({"RERANK_MODEL": "HERE/empty"}, "", "empty has no config.json"),
+        ({"SPEECH_MODEL": f"hears={packaged_folder('antiphon-tiny')}"}, "", "a model of the type 'qwen3'"),
+        ({"ENGINE": "upstream", "UPSTREAM": "http://127.0.0.1:1", "MODEL": "HERE/none"}, "", "not a folder"),
+        ({}, 'name = "chat"\npath = "HERE/none"', "none is not a folder"),
+        ({}, 'name = "ranks"\npath = "HERE/empty"\nuse = "rerank"\nchild = false', "empty has no config"),
+    ],
+    ids=["model", "no model", "draft", "adapter", "rerank", "speech", "upstream", "default", "entry"],
+)
+async def test_a_wrong_path_is_told_before_any_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], models: str, told: str
+) -> None:
+    def load_of(engine: object) -> None:
+        pytest.fail(f"{engine} was to be loaded")
+
+    for kind in (LocalEngine, PoolingEngine, SpeechEngine):
+        monkeypatch.setattr(kind, "start", load_of)
+    (tmp_path / "empty").mkdir()
+    if models:
+        (tmp_path / "models.toml").write_text("[[models]]\n" + models.replace("HERE", str(tmp_path)))
+    env = {f"ANTIPHON_{name}": value.replace("HERE", str(tmp_path)) for name, value in settings.items()}
+    life = ServerLifecycle(load({"data": str(tmp_path)}, env).config)
+    try:
+        with pytest.raises(LoadError, match=told):
+            await life.start()
+    finally:
+        await life.close()

@@ -12,7 +12,7 @@ from engine import ScriptedEngine
 from server.mcp_servers import read_mcp_settings
 from storage import AuditFilter
 from tests.support.making import query
-from tests.support.running import Running, running_app
+from tests.support.running import Running, http_client, running_app
 
 TYPES = (
     *("models.updated", "mcp_servers.updated", "given_keys.updated", "given_sealing_keys.updated"),
@@ -97,3 +97,21 @@ async def test_servers_keys_and_limits_of_the_settings_are_told_without_secrets(
     everything = str(query(database, "SELECT details FROM audit"))
     assert TOKEN not in everything and "hidden" not in everything and "sk-given" not in everything
     assert "5e5e" not in everything
+
+
+async def test_owners_of_keys_that_the_settings_add_can_be_limited_at_once(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first:sk-given-1\n")
+    keys.chmod(0o600)
+    async with (
+        running_app(tmp_path / "data", api_key_file=keys) as running,
+        http_client(running, authorization=f"Bearer {running.life.admin_token}") as operator,
+    ):
+        path = "/v1/organization/projects/acme/limits"
+        assert (await operator.get(path)).status_code == 404
+        keys.write_text("first:sk-given-1\nacme:sk-given-2\n")
+        assert running.life.keys.reload()  # what SIGHUP does
+        running.life.settings_changed()
+        assert running.life._noting is not None
+        await running.life._noting
+        assert (await operator.get(path)).status_code == 200

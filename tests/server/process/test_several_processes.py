@@ -18,6 +18,7 @@ import pytest
 from server.config import Config
 from server.process import supervise
 from server.settings import ModelsFile
+from storage import inspect_database
 from tests.support.postgres import Postgres
 from tests.support.processes import ServerProcess, server_process
 
@@ -174,6 +175,8 @@ async def test_calls_shapes_and_the_prefix_cache_are_those_of_one_process(
         assert text_of(shaped) in ("purple", "green")
         header = (await clients[0].get(f"/v1/responses/{first['id']}")).headers
         assert "x-antiphon-exact-resume" not in header
+        # The engine's process has no database, and is told whose KV it saves.
+        assert (tmp_path / "kv" / "database").read_text() == (await inspect_database(database)).id
 
 
 @pytest.mark.long

@@ -221,13 +221,15 @@ async def test_a_second_turn_at_the_same_time_is_locked_out(tmp_path: Path) -> N
         body = {"input": "x", "conversation": conversation}
         turn = asyncio.create_task(client.post("/v1/responses", json=body))
         await reached.wait()
+        holder = (await client.get(f"/v1/conversations/{conversation}")).json()["active_response_id"]
         error = await refused(await client.post("/v1/responses", json=body), 400, "conversation")
-        assert error["code"] == "conversation_locked"
-        assert "resp_" in error["message"]
+        assert error["code"] == "conversation_locked" and holder in error["message"]
+        assert holder.startswith("resp_")
         extra = await client.post(f"/v1/conversations/{conversation}/items", json={"items": said("aside")})
         assert extra.status_code == 200  # the log itself stays open
         release.set()
         assert (await turn).json()["status"] == "completed"
+        assert "active_response_id" not in (await client.get(f"/v1/conversations/{conversation}")).json()
         assert (await client.post("/v1/responses", json=body)).status_code == 200
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from engine import ScriptedEngine
 from server.runs import takeover
+from server.runs.cluster import leases
 from server.runs.takeover import Takeover
 from storage import StorageUnavailable, StoredItem
 from tests.support import wire
@@ -342,6 +343,22 @@ async def test_a_deadline_passes_while_the_server_is_down(tmp_path: Path) -> Non
     async with live_app(tmp_path) as server, http_client(server) as client:
         done = await Api(client).ended(live.id)
         assert done["status"] == "failed" and "0.2 s" in done["error"]["message"]
+
+
+async def test_many_deadlines_pass_while_the_server_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are ended some at a time, and the next ones soon."""
+    monkeypatch.setattr("storage.queries.runs.DUE", 1)
+    monkeypatch.setattr(leases, "ROUND_S", 3600.0)
+    async with (
+        stopping(tmp_path, call(), tool_timeout_s=0.001) as (api, one, _),
+        waiting(api, call(), tool_timeout_s=0.001) as (two, _),
+    ):
+        pass
+    async with live_app(tmp_path) as server, http_client(server) as client:
+        for id in (one.id, two.id):
+            assert (await Api(client).ended(id))["status"] == "failed"
 
 
 async def test_a_run_does_not_go_on_behind_another_model(tmp_path: Path) -> None:

@@ -440,8 +440,13 @@ async def test_pgvector_finds_what_is_found_in_memory(postgres: Postgres) -> Non
     assert query(place, "SELECT count(*) FROM vector_nearest") == [(27,)]
     assert await stores.make_nearest(), "it is there"
     query(place, "ALTER TABLE vector_nearest ALTER COLUMN embedding TYPE vector")  # as releases before had it
+    assert await stores.make_nearest()
+    assert query(place, "SELECT count(*) FROM vector_nearest") == [(0,)], "not converted at once"
     assert not await storage._read(nearest.is_complete)
-    assert await stores.make_nearest() and await storage._read(nearest.is_complete)
+    while await stores.take_over():
+        pass
+    assert await storage._read(nearest.is_complete)
+    assert query(place, "SELECT count(*) FROM vector_nearest") == [(27,)]
     assert await in_memory.nearest("m", [number], wanted, (), only=False, most=7) == first
     await storage.close()
     await postgres.give_back(place)

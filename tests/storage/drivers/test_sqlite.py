@@ -6,17 +6,18 @@ import asyncio
 import errno
 import os
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
 
-from storage import NotFound, RunAppend, Storage, StorageUnavailable, open_storage
-from storage.drivers import sqlite
+from storage import LEAST_ROOM, NotFound, RunAppend, Storage, StorageUnavailable, open_storage
+from storage.drivers import sqlite, writer
 from storage.drivers.interface import ErrorKind
 from storage.drivers.sqlite import SQLiteWriting, trouble
-from tests.support.blocking import gathered, note, notes, until
+from tests.support.blocking import gathered, is_unready, note, notes, until
 from tests.support.making import OWNER, RUNNER, check, message, new, record, url
 
 
@@ -125,11 +126,10 @@ async def test_a_reader_can_hold_the_wal_back_and_does_not_stop_writes(
     assert len(await storage.records("r1", after=-1, limit_bytes=1 << 30)) == 59
 
 
-async def test_a_full_disk(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("storage.drivers.interface._said_full.at", -1e9)
-    await storage.start_response(new("r1"))
+async def test_a_full_disk(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    """What was begun waits for room, also while less would find some; what is new is refused meanwhile."""
+    for id in ("r0", "r1"):
+        await storage.start_response(new(id))
 
     def allow(conn: Connection, more: int) -> None:
         pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
@@ -139,19 +139,105 @@ async def test_a_full_disk(
     large = type(record(0))(2, 1, b"x" * 100_000)
     stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(large,))]))
     await until(lambda: storage._writer._blocked_since is not None)
-    for id in ("r2", "r3"):
+    await storage._write(lambda conn: note(conn, "small"))
+    for size in (100_000, 1):
         with pytest.raises(StorageUnavailable, match="full") as refused:
-            await storage.start_response(new(id, message("m", b"x" * 100_000)))
+            await storage.start_response(new("r2", message("m", b"x" * size)))
         assert refused.value.full
-    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
-        "there is no room: the database could not be written: database or disk is full"
-    ], "once"
+    with pytest.raises(StorageUnavailable) as unready:
+        await storage.ready()
+    assert unready.value.full
     assert (await storage.get_response(OWNER, "r1")).status == "in_progress"
     assert not stream.done()
     await storage._writer.submit(lambda conn: allow(conn, 1 << 20), durable=False, retry_until_available=True)
     assert await stream == {}
     assert len(await storage.records("r1", after=-1)) == 2
+    await storage.ready()
     await storage.start_response(new("r2"))
+    said = [each.message for each in caplog.records if each.name == "antiphon.storage"]
+    assert [line.partition(":")[0] for line in said] == [
+        "there is no room",
+        "the database can be written again, after 0 s",
+    ], "once each"
+
+
+async def test_nothing_is_begun_on_a_disk_with_little_room(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was begun needs it for its end. Room is noticed without a write, so that probes notice it, too."""
+    free = LEAST_ROOM - 1
+    monkeypatch.setattr(writer, "LOOK_S", 0.001)
+    monkeypatch.setattr(sqlite, "free_bytes", lambda _: free)
+    await storage.start_response(new("r1"))
+    await until(lambda: is_unready(storage))
+    with pytest.raises(StorageUnavailable) as refused:
+        await storage.start_response(new("r2"))
+    assert refused.value.full
+    assert await storage.append([RunAppend("r1", 1, records=(record(2),))]) == {}
+    free = LEAST_ROOM + sqlite.ENOUGH_MORE
+    await until(lambda: not is_unready(storage))
+    await storage.start_response(new("r2"))
+    assert "only 4.2 MB are free" in caplog.text
+
+
+async def test_close_does_not_wait_for_an_operator(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "PATIENCE_S", 3600.0)
+    await storage.start_response(new("r1"))
+
+    def full(_conn: Connection) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    waiting = storage._writer.submit(full, durable=True, retry_until_available=True)
+    await until(lambda: is_unready(storage))
+    async with asyncio.timeout(30):
+        await storage.close()
+    with pytest.raises(StorageUnavailable):
+        await waiting
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+async def test_a_file_that_is_removed_under_the_server_is_missed_before_anything_is_lost(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, suffix: str
+) -> None:
+    """SQLite would go on writing to it. Where the file itself comes back, all goes on."""
+    monkeypatch.setattr(writer, "LOOK_S", 0.001)
+    await storage.start_response(new("r1"))
+    await storage.get_response(OWNER, "r1")  # which opens what reading goes on by
+    file = Path(database(storage) + suffix)
+    file.rename(aside := file.with_name("aside"))
+    with pytest.raises(StorageUnavailable, match="was removed or replaced") as refused:
+        await storage.start_response(new("r2"))
+    assert refused.value.moved
+    stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(record(2),))]))
+    file.touch()  # another in its place
+    await until(lambda: is_unready(storage))
+    with pytest.raises(StorageUnavailable) as unready:
+        await storage.ready()
+    assert unready.value.moved and not stream.done()
+    assert (await storage.get_response(OWNER, "r1")).status == "in_progress", "reading goes on"
+    if not suffix:
+        begun, over = threading.Event(), threading.Event()
+
+        def read(_conn: Connection) -> None:
+            begun.set()
+            over.wait()
+
+        reading = asyncio.create_task(storage._read(read))
+        await until(begun.is_set)
+        with pytest.raises(StorageUnavailable) as misread:
+            await storage.list_keys()  # by a further connection, which would read the other file
+        assert misread.value.moved
+        over.set()
+        await reading
+    aside.replace(file)
+    assert await stream == {}
+    await until(lambda: not is_unready(storage))
+    await storage.start_response(new("r2"))
+    said = [each for each in caplog.records if each.name == "antiphon.storage"]
+    assert [each.levelname for each in said] == ["ERROR", "WARNING"], "once each"
+    assert str(file) in said[0].message
 
 
 async def test_a_failed_sync_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
-from storage import ConversationArchived, ConversationChange, ItemConflict, NewFork, NotFound, Storage
-from tests.support.making import OWNER, message, new, now, turn
+import pytest
+from sqlalchemy import Connection
+
+from storage import (
+    ConversationArchived,
+    ConversationChange,
+    ItemConflict,
+    NewFork,
+    NotFound,
+    Storage,
+    open_storage,
+)
+from storage.queries import conversations
+from tests.support.making import OWNER, RUNNER, instructions, message, new, now, queries, query, turn, url
 
 
 async def test_create_read_update_delete(storage: Storage) -> None:
@@ -57,13 +71,102 @@ async def test_titles_and_states_of_conversations(storage: Storage) -> None:
     assert await storage.add_conversation_items(OWNER, "c2", [message("m1")])
 
 
+OLD = f"""
+INSERT INTO conversations (id, owner, created_at, metadata, head)
+WITH RECURSIVE ages (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM ages WHERE n < 3000)
+SELECT 'old' || n, '{OWNER}', n, x'7b7d', 0 FROM ages
+"""
+
+
+async def test_a_list_of_archived_ones_does_not_walk_all_others(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    query(storage.url, OLD)
+    for id in ("old7", "old8", "old9"):
+        await storage.update_conversation(OWNER, id, ConversationChange(archived=True), now())
+    await storage.delete_conversation(OWNER, "old8", now())
+
+    def listed(conn: Connection, after: str | None, archived: bool) -> tuple[list[str], int]:
+        with instructions(conn) as ticks:
+            page = conversations.list_(conn, OWNER, limit=3, order="desc", after=after, archived=archived)
+        return [one.id for one in page.data], len(ticks)
+
+    for after, archived, expected in (
+        (None, True, ["old9", "old7"]),
+        ("old9", True, ["old7"]),
+        (None, False, ["old3000", "old2999", "old2998"]),
+    ):
+        found, ticks = await storage._read(partial(listed, after=after, archived=archived))
+        assert found == expected
+        assert ticks < 30, "it is not one instruction for each of the others"
+    await storage.close()
+
+
+LONG = f"""
+INSERT INTO items (owner, id, kind, body)
+WITH RECURSIVE places (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM places WHERE n < 3000)
+SELECT '{OWNER}', 'm' || n, 'message', x'7b7d' FROM places;
+"""
+LISTED = f"""
+INSERT INTO conversation_items (conversation_id, position, owner, item_id, direction)
+WITH RECURSIVE places (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM places WHERE n < 3000)
+SELECT 'long', n, '{OWNER}', 'm' || n, 'in' FROM places
+"""
+GROWN = "UPDATE conversations SET head = 3001, num_bytes = num_bytes + 3000 * 130 WHERE id = 'long'"
+
+
+async def test_what_is_added_is_not_looked_for_in_all_of_a_long_conversation(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await storage.create_conversation(OWNER, "long", now(), b"{}")
+    queries(storage.url, [LONG, LISTED, GROWN])
+    await storage.fork_conversation(OWNER, "long", NewFork("fork", now()))
+
+    def add(conn: Connection, id: str) -> None:
+        assert [
+            place.position for place in conversations.add_items(conn, OWNER, id, [message("m7", b"{}")])
+        ] == [7]
+
+    def end_turn(conn: Connection, id: str) -> None:
+        turn = [("m7", "in"), (f"{id}.out", "out")]
+        conversations.unlock(conn, id, "r1", turn, [message(f"{id}.out")], kept=False)
+
+    def get(conn: Connection, id: str) -> None:
+        assert conversations.get_item(conn, OWNER, id, "m7").position == 7
+
+    def delete(conn: Connection, id: str) -> None:
+        conversations.delete_item(conn, OWNER, id, f"{id}.out", now())
+
+    def counted(conn: Connection, verb: Callable[[Connection, str], None], id: str) -> int:
+        with instructions(conn) as ticks:
+            verb(conn, id)
+        return len(ticks)
+
+    for id in ("long", "fork"):
+        for verb in (add, end_turn, get, delete):
+            ticks = await storage._write(partial(counted, verb=verb, id=id))
+            assert ticks < 30, (id, verb, "it is not one instruction for each of the items")
+    await storage.close()
+
+
+@pytest.mark.parametrize("max_lookups", [3, conversations.MAX_LOOKUPS])
+async def test_a_fork_takes_what_its_parent_has_behind_it_as_new(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, max_lookups: int
+) -> None:
+    monkeypatch.setattr(conversations, "MAX_LOOKUPS", max_lookups)
+    first = [message(f"m{n}") for n in range(4)]
+    await storage.create_conversation(OWNER, "c1", now(), b"{}", first)
+    await storage.fork_conversation(OWNER, "c1", NewFork("c2", now(), "m2"))
+    added = await storage.add_conversation_items(OWNER, "c2", [message("m9"), *first])
+    assert {place.item.id: place.position for place in added} == {"m0": 0, "m1": 1, "m2": 2, "m9": 3, "m3": 4}
+    assert len((await storage.list_conversation_items(OWNER, "c2", limit=9)).data) == 5
+
+
 async def test_all_items_are_taken_out_also_of_forks(storage: Storage) -> None:
     await storage.create_conversation(OWNER, "c1", now(), b"{}", [message("m1"), message("m2")])
     fork = NewFork("c2", now())
     await storage.fork_conversation(OWNER, "c1", fork)
     await storage.add_conversation_items(OWNER, "c2", [message("m3")])
-    cleared = await storage.clear_conversation(OWNER, "c2", now())
-    assert cleared.epoch > 0
+    await storage.clear_conversation(OWNER, "c2", now())
+    assert await storage.conversation_epochs(["c1", "c2"]) == {"c1": 1, "c2": 1}
     for name in ("c1", "c2"):
         assert (await storage.list_conversation_items(OWNER, name, limit=5)).data == ()
     await storage.add_conversation_items(OWNER, "c2", [message("m4")])

@@ -20,6 +20,7 @@ from storage import (
     TooManyQueued,
     open_storage,
 )
+from storage.queries import runs
 from tests.support.making import OTHER, OWNER, call, entry, finish, message, new, now, output, record, url
 from tests.support.postgres import Postgres
 
@@ -360,6 +361,18 @@ async def test_a_waiting_run_that_is_to_be_cancelled_is_due(
     [claim] = [claim for claims in due for claim in claims]
     assert claim.cancel_requested and claim.state == "waiting"
     assert not (await b.list_processes(10**15)).has_due
+
+
+async def test_runs_that_are_out_of_time_are_taken_over_some_at_a_time(
+    pair: tuple[Storage, Storage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    monkeypatch.setattr(runs, "DUE", 2, raising=False)
+    for number in range(3):
+        await parked(a, f"r{number}", Park(0, 0))
+    for expected in (2, 1, 0):
+        assert (await b.list_processes(10**15)).has_due == bool(expected)
+        assert len(await b.claim_due(10**15)) == expected
 
 
 async def test_deadlines_are_by_one_clock(pair: tuple[Storage, Storage]) -> None:

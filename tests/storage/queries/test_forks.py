@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import asyncpg
 import pytest
+from sqlalchemy import Connection, delete
 
 from storage import (
     ClosedItem,
@@ -23,9 +25,27 @@ from storage import (
     Storage,
     StoredConversation,
     TooManyForks,
+    open_storage,
 )
-from storage.queries import conversations
-from tests.support.making import OTHER, OWNER, call, finish, is_sqlite, message, new, now, record, rows, turn
+from storage.queries import conversations, garbage
+from storage.tables import responses as response_rows
+from tests.support.making import (
+    OTHER,
+    OWNER,
+    RUNNER,
+    call,
+    finish,
+    instructions,
+    is_sqlite,
+    message,
+    new,
+    now,
+    query,
+    record,
+    rows,
+    turn,
+    url,
+)
 
 
 async def talk(storage: Storage, id: str, *names: str) -> None:
@@ -199,9 +219,9 @@ async def test_an_item_is_deleted_from_all_branches(storage: Storage) -> None:
     await storage.delete_conversation_item(OWNER, "c3", "a", now())
     assert [await shown(storage, id) for id in ("c1", "c2", "c3")] == [["b", "c"], ["b"], ["b"]]
     assert await left(storage, "a") == set()
-    assert [(await storage.get_conversation(OWNER, f"c{n}")).epoch for n in (1, 2, 3)] == [1, 1, 1]
+    assert await storage.conversation_epochs(["c1", "c2", "c3"]) == {"c1": 1, "c2": 1, "c3": 1}
     await storage.delete_conversation_item(OWNER, "c1", "c", now())  # which no fork has
-    assert [(await storage.get_conversation(OWNER, f"c{n}")).epoch for n in (1, 2, 3)] == [2, 1, 1]
+    assert (await storage.conversation_epochs(["c1"]))["c1"] == 2
     seen = await storage.history(OWNER, conversation_id="c3", conversation_head=2, as_of=pinned)
     assert [entry.item.id for entry in seen] == ["a", "b"]  # the run that was at work goes on
     with pytest.raises(NotFound):
@@ -213,6 +233,53 @@ async def test_an_item_is_deleted_from_all_branches(storage: Storage) -> None:
     assert (await rows(storage))["items"] == 2  # they went with the next sweep
     await storage.add_conversation_items(OWNER, "c3", [message("a")], now())
     assert await shown(storage, "c3") == ["b", "x", "a"]
+
+
+async def test_an_epoch_grows_in_all_forks_and_in_no_other_branch(storage: Storage) -> None:
+    await talk(storage, "c0")
+    await fork(storage, "c0", "c1")
+    await add(storage, "c1", "a", "b")
+    await fork(storage, "c1", "c2")
+    await fork(storage, "c1", "c3")
+    await add(storage, "c3", "c")
+    for id, item, expected in (
+        ("c3", "c", {"c1": 0, "c2": 0, "c3": 1}),
+        ("c3", "a", {"c1": 1, "c2": 1, "c3": 2}),
+    ):
+        await storage.delete_conversation_item(OWNER, id, item, now())
+        assert await storage.conversation_epochs(["c1", "c2", "c3"]) == expected
+    await add(storage, "c0", "d")
+    await storage.delete_conversation_item(OWNER, "c0", "d", now())  # of which c1 has nothing
+    for id in ("c0", "c1"):  # what goes of them takes no epoch back
+        await storage.delete_conversation(OWNER, id, now())
+        assert await storage.conversation_epochs(["c2", "c3", id]) == {"c2": 1, "c3": 2}
+
+
+async def test_a_deletion_writes_no_more_for_many_branches(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await talk(storage, "c1", "a", "b")
+    query(
+        storage.url,
+        f"""
+        INSERT INTO conversations (id, owner, created_at, metadata, head, num_bytes, parent_id, parent_head)
+        WITH RECURSIVE forks (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM forks WHERE n < 2000)
+        SELECT 'fork' || n, '{OWNER}', 1, x'7b7d', 2, 258, 'c1', 2 FROM forks
+        """,
+    )
+
+    def written(conn: Connection) -> int:
+        raw: Any = conn.connection.driver_connection
+        before = raw.total_changes
+        conversations.delete_item(conn, OWNER, "c1", "a", now())
+        return int(raw.total_changes - before)
+
+    assert 0 < await storage._write(written) < 10
+    assert await storage.conversation_epochs(["c1", "fork1", "fork2000"]) == {
+        "c1": 1,
+        "fork1": 1,
+        "fork2000": 1,
+    }
+    await storage.close()
 
 
 async def test_what_is_read_as_it_was_has_the_epoch_of_then(storage: Storage) -> None:
@@ -391,6 +458,31 @@ async def test_a_deleted_response_keeps_what_its_forks_share_and_no_more(storage
     assert await left(storage, "a", "o1", "o2", "b") == {"a", "o1"}
     await storage.delete_response(OWNER, "f2", now())
     assert not await rows(storage)
+
+
+async def test_what_forks_share_is_found_without_asking_each_of_them(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await turn(storage, "r1", message("a"), outputs=[message("o1"), message("o2"), message("o3")])
+    await branch(storage, "r1", "f1", "o2")
+    many = f"""
+        INSERT INTO responses (id, owner, created_at, completed_at, status, model, background, store, head,
+          echo, plan, fork_of, fork_direction, fork_position)
+        WITH RECURSIVE forks (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM forks WHERE n < 3000)
+        SELECT 'fork' || n, '{OWNER}', n, n, 'completed', 'm', 0, 1, x'', x'', x'', 'r1', 'in', 0 FROM forks
+        """
+    query(storage.url, many)
+    await storage.delete_response(OWNER, "r1", now())
+    assert await left(storage, "a", "o1", "o2", "o3") == {"a", "o1", "o2"}
+
+    def cut(conn: Connection) -> int:
+        conn.execute(delete(response_rows).where(response_rows.c.id == "f1"))
+        with instructions(conn) as ticks:
+            assert garbage._cut_to_forks(conn, ["r1"]) == {"r1"}
+        return len(ticks)
+
+    assert await storage._write(cut) < 30, "it is not one instruction for each fork"
+    assert await left(storage, "a", "o1", "o2") == {"a"}
+    await storage.close()
 
 
 async def test_a_response_that_is_gone_on_from_and_forked_is_cut_later(storage: Storage) -> None:

@@ -19,6 +19,7 @@ from tests.support.making import (
     claim_all,
     counts,
     finish,
+    instructions,
     message,
     new,
     now,
@@ -95,14 +96,9 @@ async def test_a_list_reads_no_more_of_a_long_history_than_it_shows(tmp_path: Pa
     def listed(conn: Connection, filters: dict[str, Any]) -> tuple[list[str], int]:
         """A page's ids, and how many hundreds of instructions SQLite carried out for it."""
         names = ("after", "status", "created_after", "created_before", "conversation_id", "model")
-        ticks: list[None] = []
-        raw: Any = conn.connection.driver_connection
-        raw.set_progress_handler(lambda: ticks.append(None), 100)
-        try:
-            asked = dict.fromkeys(names) | {"limit": 3, "order": "desc"} | filters
+        asked = dict.fromkeys(names) | {"limit": 3, "order": "desc"} | filters
+        with instructions(conn) as ticks:
             page = responses.list_(conn, OWNER, **asked)
-        finally:
-            raw.set_progress_handler(None, 0)
         return [one.id for one in page.data], len(ticks)
 
     for filters, expected in (

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,10 +44,14 @@ from tests.support.making import (
     check,
     entry,
     finish,
+    instructions,
     message,
     new,
     now,
     output,
+    plans,
+    queries,
+    query,
     record,
     rows,
     turn,
@@ -184,6 +189,84 @@ async def test_what_an_owner_stores_is_what_its_responses_and_conversations_take
     await storage.delete_response(OWNER, "t1", now())
     assert await storage.usage(OWNER) == Usage(0, 0)
     assert await storage.usage(OTHER) == Usage(0, 0)
+
+
+async def test_what_is_stored_is_counted_by_indexes_alone(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    columns = retention._held_columns()
+
+    def planned(conn: Connection) -> list[str]:
+        with plans(conn) as steps:
+            retention.num_bytes(conn)
+            retention.num_bytes_by_owner(conn)
+            retention.usage(conn, OWNER)
+            retention._owners_beyond(conn, Limits(max_bytes=1), None, None)
+        return [step for step in steps if step.startswith(("SCAN ", "SEARCH ")) and " ROW" not in step]
+
+    steps = await storage._read(planned)
+    assert len(steps) > 4 * len(columns) > 0
+    assert [step for step in steps if " USING COVERING INDEX " not in step] == [], "these read whole rows"
+    await storage.close()
+
+
+MEASURED = f"""
+INSERT INTO responses
+  (id, owner, created_at, completed_at, status, model, background, store, head, echo, plan, num_bytes)
+WITH RECURSIVE ages (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM ages WHERE n < 3000)
+SELECT 'old' || n, '{OWNER}', n, n, 'completed', 'm', 0, 1, x'', x'', x'', CASE WHEN n <= 3 THEN 0 ELSE 9 END
+FROM ages
+"""
+
+
+async def test_what_is_still_to_be_measured_is_found_behind_all_that_is_younger(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    query(storage.url, MEASURED)
+
+    def found(conn: Connection) -> tuple[list[str], set[str], int]:
+        with instructions(conn) as ticks:
+            owners = retention._unmeasured_owners(conn, None)
+            ids = set(retention._measure(conn, OWNER))
+        return list(owners), ids, len(ticks)
+
+    owners, ids, ticks = await storage._read(found)
+    assert (owners, ids) == ([OWNER], {"old1", "old2", "old3"})
+    assert ticks < 30, "it is not one instruction for each of the others"
+    await storage.close()
+
+
+IN_FLIGHT = f"""
+INSERT INTO runs
+  (response_id, owner, fence, state, attempt, next_seq, segment_end, cancel_requested, priority, created_at)
+WITH RECURSIVE ages (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM ages WHERE n < 1000)
+SELECT 'run' || n, '{OWNER}', 1, 'queued', 0, 0, 0, 0, 0, n FROM ages
+"""
+THEIR_RESPONSES = """
+INSERT INTO responses (id, owner, created_at, status, model, background, store, head, echo, plan)
+SELECT response_id, owner, created_at, 'queued', 'm', 1, 1, x'', x'', x'' FROM runs
+"""
+TAKEN_OUT = f"""
+INSERT INTO conversation_items (conversation_id, position, owner, item_id, direction, deleted_at)
+WITH RECURSIVE places (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM places WHERE n < 1000)
+SELECT 'c1', n, '{OWNER}', 'm' || n, 'in', 9 FROM places
+"""
+
+
+async def test_deleted_items_are_not_compared_with_each_run_in_flight(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    await storage.create_conversation(OWNER, "c1", now(), b"{}")
+    queries(storage.url, [IN_FLIGHT, THEIR_RESPONSES, TAKEN_OUT])
+
+    def counted(conn: Connection) -> tuple[int, int]:
+        with instructions(conn) as at_a_sweep:
+            assert retention._with_deleted_items(conn, "") == []
+        with instructions(conn) as at_a_turns_end:
+            assert garbage.collect_conversation(conn, "c1") is None
+        return len(at_a_sweep), len(at_a_turns_end)
+
+    at_a_sweep, at_a_turns_end = await storage._write(counted)
+    assert at_a_sweep < 500, "it is some ten instructions for each item"
+    assert at_a_turns_end < 30, "it is not one instruction for each item, or each run"
+    await storage.close()
 
 
 async def test_responses_go_for_what_conversations_leave_them(storage: Storage) -> None:

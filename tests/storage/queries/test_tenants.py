@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, insert, text
 
 from storage import (
     ClosedItem,
@@ -29,6 +31,7 @@ from tests.support.making import (
     call,
     entry,
     finish,
+    instructions,
     key,
     message,
     new,
@@ -89,7 +92,9 @@ async def test_a_purge_leaves_nothing_of_an_owner_and_everything_of_the_others(s
     await fill(storage, OTHER)
     before = await everything(storage)
     await fill(storage, OWNER)
+    would_go = await storage.purgeable(OWNER, now())
     went = await purge(storage, with_keys=True)
+    assert replace(would_go, runs=()) == replace(went, runs=()) and {*would_go.runs} == {*went.runs}
     in_flight = {f"{OWNER}.waits", f"{OWNER}.t2", f"{OWNER}.unstored"}
     assert set(went.runs) == in_flight
     assert replace(went, runs=()) == Purged(responses=7, conversations=1, webhooks=1, keys=1)
@@ -135,6 +140,47 @@ async def test_what_comes_while_a_purge_is_at_work_stays(storage: Storage) -> No
     history = await storage.history(OWNER, previous_response_id="new")
     assert [h.item.id for h in history] == ["m1", "m2", "new.out"]
     assert len(await storage.history(OWNER, conversation_id="c1")) == 1
+
+
+async def test_a_run_that_starts_while_others_are_removed_goes_like_them(storage: Storage) -> None:
+    """It was asked for before the purge began, and planned for a while."""
+    await turn(storage, "old", message("m1"))
+    late, went, claim = new("late", message("m2")), Purged(), None
+    async for step in storage.purge(OWNER, now(), entry=entry()):
+        went += step
+        if step.responses and claim is None:
+            claim = await storage.start_response(late)
+    assert claim is not None
+    assert (went.responses, went.runs) == (2, ("late",))
+    assert isinstance(
+        (await storage.append([RunAppend("late", claim.fence, records=(record(2),))]))["late"], RunLost
+    )
+    assert await rows(storage) == {}
+
+
+async def test_a_step_of_a_purge_does_not_walk_over_what_those_before_it_have_hidden(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if storage.shared:
+        pytest.skip("counts what SQLite does")
+    columns = {"owner": OWNER, "model": "m", "background": False, "store": True, "status": "completed"}
+    columns |= {"head": b"{}", "echo": b"", "plan": b"", "completed_at": 1}
+    many = [columns | {"id": f"r{number}", "created_at": number} for number in range(40 * RESPONSES)]
+    await storage._write(lambda conn: conn.execute(insert(metadata.tables["responses"]), many))
+    read, ticks = storage._read, []
+
+    async def counted(job: Callable[[Connection], Any]) -> Any:
+        def count(conn: Connection) -> Any:
+            with instructions(conn) as hundreds:
+                found = job(conn)
+            ticks.append(len(hundreds))
+            return found
+
+        return await read(count)
+
+    monkeypatch.setattr(storage, "_read", counted)
+    hiding = [step async for step in storage.purge(OWNER, now(), entry=None) if not step.responses]
+    assert len(hiding) == 40 and max(ticks) == ticks[0]  # the first also learns what tables there are
 
 
 async def test_much_goes_in_short_steps(storage: Storage) -> None:

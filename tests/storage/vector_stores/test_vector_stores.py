@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -26,11 +27,13 @@ from storage import (
     StoredFile,
     open_storage,
 )
+from storage.vector_stores import ingestion
 from storage.vector_stores.chunk_ids import file_key, key_of
+from storage.vector_stores.records import Due
 from storage.vector_stores.words import INDEXES
 from storage.vector_stores.words.interface import Wanted
 from storage.vector_stores.words.searching import MAX_WORDS, words_of
-from tests.support.making import OTHER, OWNER, RUNNER, now, rows
+from tests.support.making import OTHER, OWNER, RUNNER, instructions, now, query, rows, url
 
 T = TypeVar("T")
 
@@ -637,3 +640,27 @@ async def test_what_owners_keep_in_stores_is_told_by_the_time_when_it_came(stora
     assert (owner, start % 60_000_000, size) == (OWNER, 0, sum(map(len, TEXTS)))
     assert await stores.kept_bytes([OTHER], now() + 60_000_000, 60_000_000) == []
     assert await stores.kept_bytes([], start, 60_000_000) == []
+
+
+MANY = f"""
+INSERT INTO vector_stores (id, owner, created_at, name, metadata, last_active_at, next_file)
+WITH RECURSIVE ages (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM ages WHERE n < 3000)
+SELECT 'vs' || n, '{OWNER}', n, '', x'7b7d', n, 0 FROM ages
+"""
+
+
+async def test_what_is_due_is_found_without_looking_through_all_stores(tmp_path: Path) -> None:
+    storage = await open_storage(url(tmp_path), runner=RUNNER)
+    query(storage.url, MANY)
+    await storage.vector_stores.create(new_store("expired", expires_after=1), [new_file()])
+
+    def asked(conn: Connection) -> tuple[Due, int]:
+        with instructions(conn) as ticks:
+            due = ingestion.due(conn, ingestion.Claimant(RUNNER, False, frozenset(), now()))
+            assert not ingestion.erase(conn) and not ingestion.erase(conn, OWNER)
+        return due, len(ticks)
+
+    due, ticks = await storage._write(asked)
+    assert due.to_expire and not due.to_erase
+    assert ticks < 30, "it is not one instruction for each store"
+    await storage.close()

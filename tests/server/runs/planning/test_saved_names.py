@@ -16,6 +16,8 @@ from engine import EngineStats, RequestFailed, ScriptedEngine, TierStats
 from engine.tiers.folders import Folder
 from engine.tiers.shelf import Shelf
 from server.clock import now_us
+from server.config import Config
+from server.process.lifecycle import ServerLifecycle
 from server.runs.planning.saved_names import name_of
 from storage import StorageUnavailable
 from tests.server.runs.test_disconnect import eventually
@@ -196,7 +198,7 @@ async def test_deletions_reach_what_models_have_left_that_are_not_loaded(
         await api.delete(gone["id"])
         await eventually(lambda: left() == ({*names}, 8))
         with monkeypatch.context() as patched:  # an engine looks after it
-            patched.setattr(engine, "stats", lambda: EngineStats(tier=TierStats(state="on")))
+            patched.setattr(engine, "stats", lambda: EngineStats(tier=TierStats("on", disk_bytes_limit=1)))
             assert (await api.http.delete(f"/v1/conversations/{conversation}")).status_code == 200
             await server.context.runs.saved.compare()
             assert left() == ({*names}, 8)
@@ -204,6 +206,36 @@ async def test_deletions_reach_what_models_have_left_that_are_not_loaded(
         purged = await api.http.post("/admin/purge", json={"owner": "local"}, headers=headers)
         assert purged.status_code == 200, purged.text
         await eventually(lambda: left() == (set(), 0))
+
+
+async def test_what_another_database_has_saved_is_not_taken_for_deleted(tmp_path: Path) -> None:
+    kv, db = tmp_path / "kv", f"sqlite+aiosqlite:///{tmp_path}/{{}}.db".format
+    async with saving(tmp_path / "one", kv_disk_folder=kv, db=db("one")) as (server, _, api):
+        kept = await api.create("say one")
+        shelf = Shelf(Folder(kv, IDENTITY), GROUP_BYTES)
+        save(shelf, kept["id"], "abcd")
+        save(shelf, "resp_gone", "wxyz")
+        assert await server.context.runs.saved.compare() == 1, "it is nobody's yet"
+        files = sorted(kv.rglob("*"))
+    async with saving(tmp_path / "two", kv_disk_folder=kv, db=db("two")) as (server, _, _):
+        assert await server.context.runs.saved.compare() == 0
+        headers = {"authorization": f"Bearer {server.life.admin_token}"}
+        async with http_client(server, **headers) as http:
+            assert (await http.post("/admin/purge", json={"owner": "local"})).status_code == 200
+        assert await server.context.runs.saved.compare() == 0
+    assert sorted(kv.rglob("*")) == files
+
+
+async def test_an_engine_saves_for_the_database_of_its_server(tmp_path: Path) -> None:
+    for data, state in (("one", "on"), ("one", "on"), ("two", "foreign")):
+        config = Config(data=tmp_path / data, kv_disk_folder=tmp_path / "kv", embedding_model=())
+        life = ServerLifecycle(config)
+        try:
+            await life.start()
+            assert life.context is not None
+            assert life.context.models.first.engine.stats().tier.state == state
+        finally:
+            await life.close()
 
 
 async def test_an_owner_who_is_purged(tmp_path: Path) -> None:
