@@ -6,8 +6,8 @@ BIN    := $(VENV)/bin
 SERVE  := $(VENV)/.to-serve
 DEVEL  := $(VENV)/.to-develop
 ARGS   ?=
-# Tests wait for servers and databases a good part of their time: one process more than there are processors.
-AT_ONCE ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 4 ? n + 1 : 4 )))
+# Tests wait for servers and databases half of their time: two processes for each processor, which take up to 3 GB each.
+AT_ONCE ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 3 ? 2 * n : 6 )))
 # The first interpreter that is new enough; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \

@@ -9,7 +9,6 @@ its own place at once, and what others do is told a second later.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,6 @@ class Places:
     def __init__(self, read: Run) -> None:
         self._read = read
         self._known: queue.Ranking | None = None
-        self._fresh_until = 0.0
         self._ranking: asyncio.Task[queue.Ranking] | None = None
 
     async def placed(self, owner: str, read: Sequence[StoredResponse]) -> tuple[StoredResponse, ...]:
@@ -50,7 +48,7 @@ class Places:
 
     async def _rank(self) -> queue.Ranking:
         """The latest ranking. Whoever asks while one is made waits for it."""
-        if self._known is not None and time.monotonic() < self._fresh_until:
+        if self._known is not None:
             return self._known
         if self._ranking is None:
             self._ranking = asyncio.create_task(self._rank_anew(), name="places in the queue")
@@ -58,11 +56,14 @@ class Places:
 
     async def _rank_anew(self) -> queue.Ranking:
         try:
-            self._known = await self._read(queue.ranking)
-            self._fresh_until = time.monotonic() + FRESH_S
-            return self._known
+            self._known = ranking = await self._read(queue.ranking)
+            asyncio.get_running_loop().call_later(FRESH_S, self._forget)
+            return ranking
         finally:
             self._ranking = None
+
+    def _forget(self) -> None:
+        self._known = None
 
 
 def _placed(one: StoredResponse, ranking: queue.Ranking) -> StoredResponse:

@@ -185,7 +185,7 @@ class DiskTier:
         self._state: TierState = "on"
         self._why = ""
         self._until = 0.0  # time.monotonic seconds: then a disk that is left alone is tried again
-        self._needed = 0  # bytes of the latest save: a full disk is so until it has room for as many
+        self._needed = 0  # bytes that the latest save began with: a disk is full until it has room for them
         self._lacks_room = False  # a save found no room, which was told
         self._closing = threading.Event()
         self._written = threading.Event()
@@ -501,10 +501,11 @@ class DiskTier:
             before = shelf.index.behind(save.blocks[0].key.parent)
         shelf.used(before)
         needed = sum(aligned(len(copy)) for copy in copies) + aligned(len(copies) * 256)
-        self._needed = needed
-        if self._free() < needed:  # evicting would help, and take from others what they can use now
+        free = self._free()
+        self._needed = min(needed, PIECE)  # a disk that has room for others is not full for the largest
+        if free < self._needed:  # evicting would help, and take from others what they can use now
             raise _full()
-        if not shelf.make_room(needed, self._room(), self._block_s, before):
+        if free < needed or not shelf.make_room(needed, self._room(), self._block_s, before):
             self._refuse_for_room(needed)
             return
         began = time.perf_counter()

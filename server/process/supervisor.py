@@ -277,7 +277,7 @@ class _Supervisor:
             case {"ready": str(banner)}:
                 member.banner = banner
                 member.ready.set()
-            case {"database": str() | None as id}:
+            case {"database": str() | None as id, **rest} if member.index >= 0 and not rest:
                 self._database = id
                 self._models.save_for(id)
                 self._opened.set()

@@ -185,9 +185,13 @@ class FolderLock:
 # Writing
 
 
-def free_bytes(file: Path) -> int:
-    """What is free on the disk of a file, be it there or not. OSError."""
-    return shutil.disk_usage(next(folder for folder in file.parents if folder.exists())).free
+def free_bytes(file: Path) -> int | None:
+    """What is free on the disk of a file, be it there or not; None where the file system does not say."""
+    try:
+        disk = shutil.disk_usage(next(folder for folder in file.parents if folder.exists()))
+    except OSError:
+        return None
+    return disk.free if disk.total else None
 
 
 def _identity(file: str) -> tuple[int, int] | None:
@@ -325,8 +329,9 @@ class SQLiteWriting:
     def look(self) -> bool:
         self._require_files()
         free = free_bytes(self._path)
-        self._is_short = free < LEAST_ROOM + (ENOUGH_MORE if self._is_short else 0)
-        if self._is_short:
+        enough = LEAST_ROOM + (ENOUGH_MORE if self._is_short else 0)
+        self._is_short = free is not None and free < enough
+        if free is not None and self._is_short:
             raise _error(sqlite3.SQLITE_FULL, f"only {free / 1e6:.1f} MB are free where {self._path} is")
         return True
 

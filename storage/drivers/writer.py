@@ -209,7 +209,7 @@ class Writer:
                 break
         return error
 
-    def _try(self, attempt: Callable[[], None]) -> Exception | None:
+    def _try(self, attempt: Callable[[], object]) -> Exception | None:
         """What `attempt` raises, if it is a trouble that may pass."""
         try:
             attempt()
@@ -322,7 +322,9 @@ class Writer:
         if self._unsure is not None and out_of_time:
             given_up += [outcome.job for outcome in self._unsure]
             self._unsure = None
-        self._note(error)
+        # What one write alone has no room for is no obstacle to others.
+        if kept or self._unsure or kind is not ErrorKind.REFUSED or self._try(self._writing.look) is not None:
+            self._note(error)
         self._deliver([_Outcome(job, None, unavailable(_WHAT, error)) for job in given_up])
         if not kept and not self._unsure:
             self._blocked_since = None

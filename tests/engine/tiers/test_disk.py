@@ -354,6 +354,20 @@ def test_a_disk_with_little_left_is_not_filled(
     ]
 
 
+def test_a_save_larger_than_what_is_free_keeps_no_other_from_the_disk(
+    make: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "PIECE", 3 * 8192)
+    tier = make()
+    free = os.statvfs(tier.folder.root)
+    fields = list(free)
+    fields[4] = 6 * 8192 // free.f_frsize  # f_bavail
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
+    tier.save("large", "abcdefgh")
+    tier.save("small", "wx")
+    assert tier.names() == {"small"} and tier.disk.stats().saves_refused == {"room": 1}
+
+
 def test_what_cannot_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tier(tmp_path / "kv").save("one", "abcd")
     with monkeypatch.context() as patched:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.commands import main
+from server.cli import main
 from server.cli.terminal import History
 from tests.support.running import Running
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,12 +62,25 @@ def test_an_entry_has_settings_of_its_own(tmp_path: Path) -> None:
     assert config.model_copy(update={"model": "other"}).serves_own_model
 
 
-@pytest.mark.parametrize("use", ["embedding", "rerank", "classification", "speech"])
-def test_a_model_that_generates_nothing_is_all_that_its_process_has(tmp_path: Path, use: str) -> None:
+@pytest.mark.parametrize(
+    ("use", "described"),
+    [
+        ("embedding", {"architectures": ["BertModel"]}),
+        ("rerank", {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "fits"}}),
+        ("classification", {"architectures": ["BertForSequenceClassification"]}),
+        ("speech", {"model_type": "whisper"}),
+    ],
+)
+def test_a_model_that_generates_nothing_is_all_that_its_process_has(
+    tmp_path: Path, use: str, described: dict[str, Any]
+) -> None:
     (tmp_path / "antiphon.toml").write_text(
         'speech_model = ["/models/ear"]\nrerank_model = ["/models/rank"]\n'
     )
-    config = written(tmp_path, f'[[models]]\nname = "vec"\npath = "/models/vec"\nuse = "{use}"\n')
+    model = tmp_path / "vec"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(described))
+    config = written(tmp_path, f'[[models]]\nname = "vec"\npath = "{model}"\nuse = "{use}"\n')
     child = Config(**config.of_entry(config.entries.models[0]).dumped())
     assert len(build_others(child)) == 1
     assert config.serves_own_model, "it generates nothing, so the shipped model does"

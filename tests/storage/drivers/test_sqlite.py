@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import Connection
@@ -126,16 +129,17 @@ async def test_a_reader_can_hold_the_wal_back_and_does_not_stop_writes(
     assert len(await storage.records("r1", after=-1, limit_bytes=1 << 30)) == 59
 
 
+def allow(conn: Connection, more: int) -> None:
+    """Let the database have so many pages more."""
+    pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
+    conn.exec_driver_sql(f"PRAGMA max_page_count={pages + more}")
+
+
 async def test_a_full_disk(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
     """What was begun waits for room, also while less would find some; what is new is refused meanwhile."""
     for id in ("r0", "r1"):
         await storage.start_response(new(id))
-
-    def allow(conn: Connection, more: int) -> None:
-        pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
-        conn.exec_driver_sql(f"PRAGMA max_page_count={pages + more}")
-
-    await storage._write(lambda conn: allow(conn, 3))
+    await storage._write(partial(allow, more=3))
     large = type(record(0))(2, 1, b"x" * 100_000)
     stream = asyncio.create_task(storage.append([RunAppend("r1", 1, records=(large,))]))
     await until(lambda: storage._writer._blocked_since is not None)
@@ -149,7 +153,7 @@ async def test_a_full_disk(storage: Storage, caplog: pytest.LogCaptureFixture) -
     assert unready.value.full
     assert (await storage.get_response(OWNER, "r1")).status == "in_progress"
     assert not stream.done()
-    await storage._writer.submit(lambda conn: allow(conn, 1 << 20), durable=False, retry_until_available=True)
+    await storage._writer.submit(partial(allow, more=1 << 20), durable=False, retry_until_available=True)
     assert await stream == {}
     assert len(await storage.records("r1", after=-1)) == 2
     await storage.ready()
@@ -178,6 +182,32 @@ async def test_nothing_is_begun_on_a_disk_with_little_room(
     await until(lambda: not is_unready(storage))
     await storage.start_response(new("r2"))
     assert "only 4.2 MB are free" in caplog.text
+
+
+async def test_one_write_without_room_is_no_obstacle_to_others(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    await storage._write(partial(allow, more=3))
+    with pytest.raises(StorageUnavailable, match="full"):
+        await storage.start_response(new("r1", message("m", b"x" * 100_000)))
+    await storage.ready()
+    await storage.start_response(new("r1"))
+    assert not [each for each in caplog.records if each.name == "antiphon.storage"]
+
+
+@pytest.mark.parametrize("says", [OSError(errno.ESTALE, "Stale file handle"), (0, 0, 0)])
+async def test_a_disk_that_does_not_say_what_is_free_is_written(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, says: OSError | tuple[int, int, int]
+) -> None:
+    def usage(_folder: Path) -> SimpleNamespace:
+        if isinstance(says, OSError):
+            raise says
+        return SimpleNamespace(**dict(zip(("total", "used", "free"), says, strict=True)))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert storage._database.free_bytes() is None
+    assert storage._writer._writing.look()
+    await storage.start_response(new("r1"))
 
 
 async def test_close_does_not_wait_for_an_operator(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
