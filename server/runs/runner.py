@@ -530,7 +530,10 @@ class Runs:
         if run is None or run.plan.owner != owner or run.plan.background or await self._tasks.is_read(run):
             return False
         self._tasks.cancel(run, "next_turn")
-        await self._tasks.over(run)
+        try:
+            await self._tasks.over(run)
+        except ApiError:  # it names that run, and of this turn nothing was done
+            raise run.entry.channel.stall_error(begun=False) from None
         return True
 
     # -- cancelling and deleting -----------------------------------------------------------------------------
@@ -584,10 +587,10 @@ class Runs:
             await self._tasks.over(run)
         # Where it is queued, or waits for tool outputs, nobody carries it on.
         await self._takeover.claim(response_id)
-        if self._storage.shared:
+        if self._storage.shared or self._tasks.has(response_id):
             reader, stored = await self.views.follow(owner, response_id, hidden=hidden)
             try:
-                if stored.status not in TERMINAL:  # whoever does carry it on has yet to notice
+                if stored.status not in TERMINAL:  # its end has yet to be noticed elsewhere, or stored
                     await reader.finished()
             finally:
                 reader.close()

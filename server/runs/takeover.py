@@ -73,11 +73,12 @@ class Takeover:
         self._tasks = tasks
         self._want = want
         self._elsewhere = elsewhere
-        # Held from the claim of a run until the run is at work or has ended. In between, the run is claimed
-        # but not yet among the tasks, so whoever looks for it has to wait.
+        # Held from the claim of a run until it is among the tasks, so whoever looks for it in between has to
+        # wait.
         self._claiming = asyncio.Lock()
         self._unserved: dict[str, float] = {}  # models of runs that no process serves, and since when
         self._aside: dict[str, float] = {}  # runs that could not be restored here, and until when others may
+        self._due: Sequence[str] = ()  # runs that were out of time at the last look
         self._without = set[str]()  # runs of this process that nothing here carried on, at the last look
         self._stopped = False
 
@@ -101,21 +102,19 @@ class Takeover:
                 self._want()
 
     async def _take_up(self, claims: Sequence[RunClaim]) -> None:
-        """Set claimed runs to work, or end them where that is what is left."""
+        """Set claimed runs to work, or have them end where that is what is left."""
         at_once = asyncio.Semaphore(TAKE_UP_AT_ONCE)
 
         async def one(claim: RunClaim) -> None:
             async with at_once:
-                run = await self._restored(claim)
-            if run is not None:
-                await self._tasks.settle(run)
+                await self._restore(claim)
 
         await asyncio.gather(*map(one, claims))
 
-    async def _restored(self, claim: RunClaim) -> Run | None:
-        """A claimed run at work again, or with its end written; None where `_read` has none."""
+    async def _restore(self, claim: RunClaim) -> None:
+        """Have a claimed run at work again, or its end written; nothing where `_read` has none."""
         if (found := await self._read(claim)) is None:
-            return None
+            return
         run, inputs = found
         # What its limits have counted already: all that it had used when it parked the last time.
         answers = [index for index, item in enumerate(run.assembler.output) if is_output(item)]
@@ -143,8 +142,7 @@ class Takeover:
             elif run.claim is not None:
                 self._loop.resumed(run)
             self._loop.received(run, [load_item(item.body, item.private) for item in inputs])
-            self._tasks.spawn(run)
-        return run
+        self._tasks.spawn(run)
 
     async def _read(self, claim: RunClaim) -> tuple[Run, Sequence[StoredItem]] | None:
         """A claimed run, and the outputs that were posted to it.
@@ -269,7 +267,7 @@ class Takeover:
                 for id, glance in (await self._storage.run_status([])).items()
                 if glance.runner == self._storage.runner
             ]
-            without = {id for id in mine if self._tasks.get(id) is None}
+            without = {id for id in mine if not self._tasks.has(id)}
             lost = without & self._without
             self._without = without - lost
             if lost:
@@ -278,9 +276,13 @@ class Takeover:
                 self._want()
 
     async def end_due(self) -> None:
-        """End some waiting runs whose deadline has passed, or that were cancelled."""
+        """End some waiting runs whose deadline has passed, or that were cancelled; the next ones once these
+        have ended, so that no more of them are in memory where ends cannot be stored."""
         async with self._claiming:
-            await self._take_up(await self._storage.claim_due(now_us()))
+            if not any(map(self._tasks.has, self._due)):
+                claims = await self._storage.claim_due(now_us())
+                self._due = [claim.response_id for claim in claims]
+                await self._take_up(claims)
 
     async def orphan(self, owner: str, response_id: str) -> Run | None:
         """A foreground run that a process left and nobody has taken up yet, taken up."""

@@ -63,7 +63,7 @@ class Channel:
     of the next event to appear, None while nobody here writes the run: then the log has its events, and
     `glance` tells how it stood when somebody last looked. over: it is in flight nowhere any more. num_rests:
     how often it was left to rest: ended, parked or given up. stalled: set while what it has written cannot be
-    stored, so that nobody knows when its end will appear.
+    stored, so that nobody knows when its end will appear. mended: set while that is not so.
     """
 
     def __init__(self, response_id: str, echo: bytes, *, stored: bool, next_seq: int | None) -> None:
@@ -75,6 +75,8 @@ class Channel:
         self.over = False
         self.num_rests = 0
         self.stalled = asyncio.Event()
+        self.mended = asyncio.Event()
+        self.mended.set()
         self._why = StorageUnavailable()
         self.last: Events | None = None
         self.cut = False  # the streams stop without a terminal event; their readers may come back
@@ -89,7 +91,6 @@ class Channel:
 
     def publish(self, record: Record) -> None:
         """Show a record that is durable (or that never will be, with store=false)."""
-        self.stalled.clear()
         self.last = events = Events.of(record, self.echo)
         self.next_seq = events.last_seq + 1
         self._tail.append(events)
@@ -101,6 +102,7 @@ class Channel:
     def rest(self) -> None:
         """Nobody here writes the run for now: more than its events may have changed, and the log is where
         others may go on."""
+        self.mend()
         if self.stored and not self.ended:
             self.next_seq = self.glance = None
             self._tail.clear()
@@ -123,13 +125,22 @@ class Channel:
     def stall(self, why: StorageUnavailable) -> None:
         """What was written has not been stored for a while, and `why` says that it may take longer."""
         self._why = why
+        self.mended.clear()
         self.stalled.set()
         self._wake()
 
-    def stall_error(self) -> ApiError:
-        """503: what somebody waits for cannot be stored now. It was begun, so it is not undone."""
+    def mend(self) -> None:
+        """What was written is stored, or is not for this process to store any more."""
+        self.stalled.clear()
+        self.mended.set()
+
+    def stall_error(self, *, begun: bool = True) -> ApiError:
+        """503: what somebody waits for cannot be stored now. begun: that was begun, so it is not undone."""
         error = to_api_error(self._why)
-        error.message += f" Response '{self.response_id}' was begun, and goes on then: it can be retrieved."
+        if begun:
+            found = "a GET, or a repeat with its Idempotency-Key, finds it"
+            then = found if self.stored else "its conversation gets it"
+            error.message += f" Response '{self.response_id}' was begun, and goes on then: {then}."
         return error
 
     def stop(self) -> None:

@@ -166,7 +166,8 @@ class Journal:
                 try:
                     self._storage.require_writable()
                 except StorageUnavailable as why:
-                    entry.channel.stall(why)
+                    if not entry.committed.is_set():  # it may be by now, in the same turn of the loop
+                        entry.channel.stall(why)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -255,6 +256,7 @@ class Journal:
                 entry.lose(refused[append.response_id])
             if entry.lost:
                 continue
+            entry.channel.mend()
             for record in append.records:
                 entry.channel.publish(record)
             entry.num_uncommitted -= num_writes

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from engine import EngineDead
@@ -54,6 +55,7 @@ class RunTasks:
         self._storage = storage
         self._grace_s = resume_grace_s
         self._runs: dict[str, Run] = {}
+        self._unread_ends: dict[str, asyncio.Task[None]] = {}  # of runs that could not be restored
         self._graces: dict[str, asyncio.Task[None]] = {}
         self.on_over: Callable[[Run], None] = lambda run: None  # a run has ended or parked
         feed.on_left = self._unread
@@ -68,6 +70,10 @@ class RunTasks:
         """The run, if this process carries it on now."""
         return self._runs.get(response_id)
 
+    def has(self, response_id: str) -> bool:
+        """Whether this process carries a run on, or has yet to store its end."""
+        return response_id in self._runs or response_id in self._unread_ends
+
     def stored(self) -> list[Run]:
         """The runs that the database knows as this process's."""
         return [run for run in self._runs.values() if run.entry.fence]
@@ -76,8 +82,9 @@ class RunTasks:
 
     def spawn(self, run: Run) -> None:
         """Carry a run on, in a task of its own, and with a place in the engine's queue: one that has none was
-        promised to somebody before, and is not refused any more."""
-        if run.place is None:
+        promised to somebody before, and is not refused any more. Where its end is written, that has to become
+        durable, which may take as long as a disk is full."""
+        if run.place is None and run.stepping:
             admission, plan = run.served.engine.admission, run.plan
             run.place = admission.enter(plan.owner, plan.weight, promised=True)
         run.entry.on_lost = lambda why: self._lost(run, why)
@@ -90,7 +97,8 @@ class RunTasks:
     async def _carry(self, run: Run) -> None:
         patience_s.set(PATIENCE_S)
         try:
-            await self._loop.advance(run)
+            if run.stepping:
+                await self._loop.advance(run)
             await self._journal.flushed(run.entry)
         except EngineDead as dead:
             # A stored stream is cut and can be resumed after a restart; nobody can resume an unstored one.
@@ -124,22 +132,22 @@ class RunTasks:
             run.visit.leave()
         self.on_over(run)
 
-    async def settle(self, run: Run) -> None:
-        """Make the end of a run durable; nothing for one that has a task, which does that itself."""
-        if run.task is None:
-            await self._journal.flushed(run.entry)
-            self._forget(run)
-
     async def end_unread(self, claim: RunClaim, error: dict[str, Any] | None) -> None:
-        """End a claimed run that cannot be restored, and make that durable; see `Loop.end_unread`. Raises
-        NotFound for a deleted one."""
+        """End a claimed run that cannot be restored, and have that become durable; see `Loop.end_unread`.
+        Raises NotFound for a deleted one."""
         stored = await self._storage.get_response(claim.owner, claim.response_id, hidden=True)
         made = await self._restorer.made(stored)
         channel = self._feed.open(stored.id, stored.echo, stored=True, next_seq=claim.next_seq)
         entry = self._journal.resume(channel, claim.fence, claim.next_seq)
         self._loop.end_unread(stored, entry, made, error)
-        await self._journal.flushed(entry)
-        self._feed.release(stored.id)
+        ending = asyncio.create_task(self._journal.flushed(entry), name=f"end of {stored.id}")
+        self._unread_ends[stored.id] = ending
+        ending.add_done_callback(lambda _: self._unread_end_stored(stored.id, ending))
+
+    def _unread_end_stored(self, response_id: str, ending: asyncio.Task[None]) -> None:
+        if self._unread_ends.get(response_id) is ending:
+            del self._unread_ends[response_id]
+            self._feed.release(response_id)
 
     # -- stopping --------------------------------------------------------------------------------------------
 
@@ -183,7 +191,8 @@ class RunTasks:
         return left
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        return [run.task for run in self._runs.values() if run.task is not None]
+        ends = self._unread_ends.values()
+        return [*(run.task for run in self._runs.values() if run.task is not None), *ends]
 
     # -- runs that nobody reads ------------------------------------------------------------------------------
 
@@ -200,9 +209,14 @@ class RunTasks:
 
     async def _grace(self, run: Run) -> None:
         """Cancel a run that nobody has read, at this process or at others, for as long as the grace is."""
-        response_id = run.plan.response_id
+        response_id, channel = run.plan.response_id, run.entry.channel
         while True:
-            await asyncio.sleep(self._grace_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._grace_s):
+                    await channel.stalled.wait()
+            if channel.stalled.is_set():  # who read it was told to come back: the grace begins once they can
+                await channel.mended.wait()
+                continue
             if self._storage.shared:
                 try:
                     watched = await self._storage.watched(response_id)

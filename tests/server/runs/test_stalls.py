@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import Connection
 
-from engine import ScriptedEngine
-from server.runs.events import journal
-from storage import Storage
+from engine import GenerateRequest, Say, ScriptedEngine
+from engine.backends.script import Step
+from server.runs.events import Channel, Journal, RunLog, journal
+from server.runs.planning import RunPlan
+from storage import Park, RunAppend, RunLost, Storage, StorageUnavailable
 from tests.support.blocking import locked, until
 from tests.support.making import is_sqlite
 from tests.support.running import http_client, live_app
-from tests.support.talk import Api, Gate, gated, text
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, gated, saying, text, wrote
 
 Trouble = Callable[[Storage], AbstractAsyncContextManager[None]]
 
@@ -42,6 +45,10 @@ async def full(storage: Storage) -> AsyncIterator[None]:
         await storage._writer.submit(
             lambda conn: allow(conn, 1 << 20), durable=False, retry_until_available=True
         )
+
+
+def broken(_data: bytes) -> RunPlan:
+    raise TypeError("written by another version")
 
 
 def told(reply: httpx.Response) -> str:
@@ -105,6 +112,143 @@ async def test_one_that_is_to_go_and_cannot_end_is_there_until_it_can(
         await api.delete(live.id)
 
 
+@pytest.mark.parametrize("readable", [True, False])
+async def test_one_that_waits_for_its_client_and_cannot_end_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    """It has no task until it is to end. readable: whether what is stored of it can be restored."""
+    monkeypatch.setattr(journal, "STALL_S", 0.1)
+    engine = ScriptedEngine(saying(LONG + wrote("get_weather", city="Paris")))
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        waits = {"tools": [WEATHER], "await_tool_outputs": True, "background": True}
+        gone, late, other = [(await api.create("hi", **waits))["id"] for _ in range(3)]
+        for id in (gone, late, other):
+            await api.waits(id)
+        if not readable:
+            monkeypatch.setattr(RunPlan, "load", broken)
+        async with full(server.context.storage), asyncio.timeout(20):
+            first, second, third = await asyncio.gather(
+                client.delete(f"/v1/responses/{gone}"),
+                client.post(f"/v1/responses/{late}/cancel"),
+                client.post(f"/v1/responses/{late}/cancel"),
+            )
+            assert gone in told(first) and late in told(second) and late in told(third)
+            assert other in told(await client.post(f"/v1/responses/{other}/cancel"))
+            assert late in told(await client.post(f"/v1/responses/{late}/cancel"))
+            assert (await api.get(gone))["status"] == "in_progress"
+        for id in (gone, late, other):
+            assert (await api.ended(id))["status"] == "cancelled"
+        await api.delete(gone)
+        assert server.context.runs.num_active == 0
+
+
+async def test_those_out_of_time_whose_ends_cannot_be_stored_are_few_and_hold_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.queries.runs.DUE", 1)
+    monkeypatch.setattr(journal, "STALL_S", 0.1)
+    engine = ScriptedEngine(saying(LONG + wrote("get_weather", city="Paris")))
+    async with live_app(tmp_path, engine) as server, http_client(server) as client:
+        api, runs = Api(client), server.context.runs
+        waits = {"tools": [WEATHER], "await_tool_outputs": True, "background": True}
+        ids = [(await api.create("hi", **waits))["id"] for _ in range(2)]
+        for id in ids:
+            await api.waits(id)
+        async with full(server.context.storage), asyncio.timeout(20):
+            monkeypatch.setattr("server.runs.takeover.now_us", lambda: 1 << 62)
+            await runs._takeover.end_due()
+            await runs._takeover.end_due()
+            assert runs.num_active == 1
+            for id in ids:
+                assert id in told(await client.delete(f"/v1/responses/{id}"))
+        ended = [await api.ended(id) for id in ids]
+        assert sorted(one["status"] for one in ended) == ["cancelled", "failed"]
+
+
+async def test_one_that_nobody_can_read_meanwhile_is_not_cancelled_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits before its tool is called, so it has not ended; who waited for it was told to come back."""
+    monkeypatch.setattr(journal, "STALL_S", 0.1)
+    gate = Gate()
+
+    def script(request: GenerateRequest, prompt: str) -> Iterator[Step]:
+        if request.generation:
+            yield Say("done")
+        else:
+            yield gate.wait()
+            yield Say(LONG + wrote("calculator", expression="1+1"))
+
+    engine = ScriptedEngine(script)
+    async with (
+        live_app(tmp_path, engine, resume_grace_s=0.0) as server,
+        http_client(server) as client,
+        AsyncExitStack() as stack,
+    ):
+        api, runs = Api(client), server.context.runs
+        creating = asyncio.create_task(client.post("/v1/responses", json={"input": "hi", "tools": [BUILTIN]}))
+        await gate.reached.wait()
+        [run] = runs._tasks
+        id = run.plan.response_id
+        async with full(server.context.storage):
+            gate.release.set()
+            message = told(await creating)
+            assert id in message and "a GET" in message
+            async with api.follow(id) as left:
+                await left.until("created")
+            await until(lambda: not runs.feed.num_readers(id))
+            live = await stack.enter_async_context(api.follow(id))
+            await live.until("created")
+            assert run.stepping and not run.cancelled
+        done = await live.done()
+        assert done["status"] == "completed" and text(done) == f"{LONG}done"
+
+
+async def test_one_of_which_only_the_conversation_is_stored_is_in_that_once_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "STALL_S", 0.1)
+    gate = Gate()
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated(gate, after=LONG))) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        conversation = await api.conversation()
+        turn = {"input": "hi", "store": False, "conversation": conversation}
+        creating = asyncio.create_task(client.post("/v1/responses", json=turn))
+        await gate.reached.wait()
+        async with full(server.context.storage):
+            gate.release.set()
+            message = told(await creating)
+            assert "was begun" in message and message.endswith("its conversation gets it.")
+        await until(lambda: not server.context.runs.num_active)
+        [_, said] = await api.conversation_items(conversation)
+        assert said["content"][0]["text"] == f"one two{LONG}"
+
+
+async def test_a_turn_is_not_told_of_the_response_that_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "STALL_S", 0.1)
+    gate = Gate()
+    async with (
+        live_app(tmp_path, ScriptedEngine(gated(gate, before=LONG))) as server,
+        http_client(server) as client,
+    ):
+        api = Api(client)
+        conversation = await api.conversation()
+        async with api.open("hi", conversation=conversation) as live:
+            await live.until("output_text.delta")
+            await gate.reached.wait()
+        await until(lambda: not server.context.runs.feed.num_readers(live.id))
+        async with full(server.context.storage):
+            turn = {"input": "again", "conversation": conversation}
+            assert "resp_" not in told(await client.post("/v1/responses", json=turn))
+        assert (await api.ended(live.id))["cancel_reason"] == "next_turn"
+
+
 async def test_a_server_that_is_stopped_on_a_full_disk_ends_and_the_next_one_goes_on(tmp_path: Path) -> None:
     gate = Gate()
     engine = ScriptedEngine(gated(gate, after=LONG))
@@ -120,3 +264,65 @@ async def test_a_server_that_is_stopped_on_a_full_disk_ends_and_the_next_one_goe
     async with live_app(tmp_path, engine) as server, http_client(server) as client:
         done = await Api(client).ended(begun["id"])
         assert done["status"] == "completed" and text(done) == f"one two{LONG}"
+
+
+class Held:
+    """A database that takes what it is given once it is open, and says until then that it cannot."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    def require_writable(self) -> None:
+        raise StorageUnavailable("held")
+
+    async def append(self, batch: Sequence[RunAppend]) -> Mapping[str, Exception]:
+        await self.open.wait()
+        return {}
+
+
+@asynccontextmanager
+async def stalled(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Held, RunLog]]:
+    """A run that parks, which shows no event and cannot be stored."""
+    monkeypatch.setattr(journal, "STALL_S", 0.01)
+    held: Any = Held()
+    writing = Journal(held, lambda seconds: None)
+    writing.start()
+    entry = writing.resume(Channel("resp_1", b"", stored=True, next_seq=2), 1, 2)
+    writing.write(entry, [], park=Park(1, 1))
+    flushed = asyncio.create_task(writing.flushed(entry))
+    await entry.channel.stalled.wait()
+    yield held, entry
+    await flushed
+    held.open.set()
+    await writing.close()
+
+
+async def test_a_stall_ends_with_what_shows_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stalled(monkeypatch) as (held, entry):
+        held.open.set()
+        await until(lambda: not entry.num_uncommitted)
+        assert not entry.channel.stalled.is_set()
+
+
+async def test_a_stall_ends_where_the_run_is_another_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stalled(monkeypatch) as (_, entry):
+        entry.on_lost = lambda why: entry.channel.rest()
+        entry.lose(RunLost("resp_1"))
+        assert not entry.channel.stalled.is_set()
+
+
+async def test_what_is_stored_in_the_last_moment_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "STALL_S", 0.0)
+    held: Any = Held()
+    writing = Journal(held, lambda seconds: None)
+    entry = writing.resume(Channel("resp_1", b"", stored=True, next_seq=2), 1, 2)
+    writing.write(entry, [], park=Park(1, 1))
+
+    def committed() -> None:
+        entry.num_uncommitted = 0
+        entry.committed.set()
+        raise StorageUnavailable("held")
+
+    held.require_writable = committed
+    await writing.flushed(entry)
+    assert not entry.channel.stalled.is_set()
