@@ -33,6 +33,7 @@ retention.EVERY_S = blobs.SWEEP_EVERY_S = 0.2
 Files.sweep.__kwdefaults__["grace_s"] = 20.0
 for _ in sys.stdin:
     if (child := os.fork()) == 0:
+        sys.stdin = open(os.devnull)  # this one has been read
         sys.exit(main())
     print(child, flush=True)
     os.waitpid(child, 0)
