@@ -28,7 +28,13 @@ from tests.engine.structured.isolation.test_constraints import ENDLESS, KILLERS
 from tests.engine.structured.test_shapes import BOMBS, LOOKING
 
 STREAMS, PAUSE_S = 8, 0.1
-_FIELDS = {"json": "guided_json", "regex": "guided_regex", "lark": "guided_grammar"}
+_FIELDS = {
+    "json": "guided_json",
+    "choice": "guided_choice",
+    "regex": "guided_regex",
+    "lark": "guided_grammar",
+}
+_JSON = ("json", "choice")  # kinds whose source is JSON
 _DEADLY = [
     *((name, killer.answer) for name, killer in KILLERS.items() if killer.answer is not None),
     ("an endless text, late", Shape("lark", ENDLESS % 20)),
@@ -132,7 +138,7 @@ def _request(shape: Shape, *, shaped: bool) -> bytes:
     if shaped and shape.kind == "tags":
         body["structured_outputs"] = {"structural_tag": shape.source}
     elif shaped:
-        body[_FIELDS[shape.kind]] = json.loads(shape.source) if shape.kind == "json" else shape.source
+        body[_FIELDS[shape.kind]] = json.loads(shape.source) if shape.kind in _JSON else shape.source
     return json.dumps({**body, "temperature": 1.5}).encode()
 
 

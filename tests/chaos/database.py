@@ -40,7 +40,7 @@ def look(database: Path | str, ids: Iterable[str]) -> tuple[dict[str, bytes], li
     for id, echo, events in query(database, _LOGS.format(ids=quoted or "''")):
         logs[id] = logs.get(id, b"") + b"".join(_frame(event, echo) for event in events.split(b"\n"))
     try:
-        check(database)
+        check(database, killed=True)
     except AssertionError as error:
         return logs, [f"I1 the database is not sound: {str(error)[:500]}"]
     return logs, []

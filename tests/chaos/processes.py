@@ -13,7 +13,7 @@ from tests.chaos.driver import CUT, Client, Server, can_compile, free_port, serv
 from tests.chaos.history import History
 from tests.chaos.kills import killing
 from tests.chaos.report import Form, Report, row, spread
-from tests.chaos.scene import KEYS, MINE, SCRIPTED, Scene, at_work, expectations, rehearsed
+from tests.chaos.scene import KEYS, MINE, SCRIPTED, THEIRS, Scene, at_work, expectations, rehearsed
 from tests.chaos.work import Work, cancelled, spoken
 from tests.support.talk import WEATHER, call
 
@@ -140,7 +140,12 @@ async def engine_death(form: Form, report: Report) -> None:
             folder, *flags, "--step-timeout-s", "2", *sabotage, port=free_port(draw), code=SABOTAGE
         )
         scene = Scene([server], works, expected, report, draw)
-        async with serving(server), at_work(scene, 12), Client([server], History(), draw, key=MINE) as client:
+        # As another owner: usage is compared with what all stored responses of the first say.
+        async with (
+            serving(server),
+            at_work(scene, 12),
+            Client([server], History(), draw, key=THEIRS) as client,
+        ):
             unstored = asyncio.create_task(
                 client.stream(
                     {"input": "Hello", "store": False, "ignore_eos": True, "max_output_tokens": 900}
