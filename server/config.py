@@ -512,7 +512,7 @@ class Config(BaseModel):
         None, "longest context; default: the checkpoint's", unit="tokens", gt=0, engines=_WITH_A_MODEL
     )
     max_num_seqs: int = _setting(
-        256, "sequences that are generated at once", unit="sequences", gt=0, engines=_LOCAL
+        256, "sequences that are generated at once", unit="sequences", gt=0, engines=(*_LOCAL, *_SCRIPTED)
     )
     max_num_batched_tokens: int = _setting(
         2048, "tokens that one engine step computes", unit="tokens", ge=16, engines=_LOCAL

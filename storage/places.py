@@ -69,4 +69,5 @@ class Places:
 def _placed(one: StoredResponse, ranking: queue.Ranking) -> StoredResponse:
     if one.run is None or not one.queued:
         return one
-    return replace(one, run=replace(one.run, place=ranking.place(one.id)))
+    place = ranking.place(one.id) or 1  # one that is known nowhere was taken since it was read
+    return replace(one, run=replace(one.run, place=place))

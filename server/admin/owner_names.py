@@ -58,13 +58,15 @@ def nearest_owner(config: Config, word: str) -> tuple[str, str] | None:
 
 def require_new_name(config: Config, name: str, *, of: str | None = None) -> None:
     """AdminError where another owner than `of` has this name, or has it as its id, and for an empty name. The
-    name of an archived owner may be given again."""
+    name of an archived owner may be given again; that of a server without keys is never free."""
     if not name:
         raise AdminError("the name of an owner has a character at least")
     others = [one for one in _owners(config, makes=of is None) if one["id"] != of]
-    taken = [one["id"] for one in others if name == one["id"] or (name == one["name"] and _live(one))]
+    taken = {one["id"] for one in others if name == one["id"] or (name == one["name"] and _live(one))}
+    if name == LOCAL_OWNER != of:
+        taken.add(LOCAL_OWNER)
     if taken:
-        raise AdminError(f"there is an owner {name!r} already: its id is {', '.join(taken)}")
+        raise AdminError(f"there is an owner {name!r} already: its id is {', '.join(sorted(taken))}")
 
 
 def with_owner_names(config: Config, objects: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

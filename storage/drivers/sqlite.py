@@ -231,7 +231,7 @@ class SQLiteWriting:
             self._raw.close()
             raise
         self._path = path
-        self._files: Mapping[str, object] = {}  # those that SQLite has open, as they were told apart then
+        self._files: Mapping[str, object] = {}  # those that are to stay, as they were told apart at the start
         self._is_short = False  # of room
         self._wal = Wal(path)
         self._dirty_since: float | None = None  # the oldest commit that no sync has covered
@@ -247,8 +247,8 @@ class SQLiteWriting:
     def migrate(self, work: Work[None]) -> None:
         self._transact(work)
         self._raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
-        files = (f"{self._path}{suffix}" for suffix in ("", "-wal", "-shm"))
-        self._files = {file: _identity(file) for file in files}
+        files = (f"{self._path}{suffix}" for suffix in ("", "-wal", "-shm", ".lock"))
+        self._files = {file: known for file in files if (known := _identity(file)) is not None}
         self._wal.measure()  # which opens it, under the name that it has now
 
     def transact(self, work: Work[T], *, durable: bool) -> T:
@@ -337,7 +337,7 @@ class SQLiteWriting:
 
     def _require_files(self) -> None:
         """Raises where a file that SQLite has open has its name no more: it would go on writing to it, and
-        all of that would be gone with this process."""
+        all of that would be gone with this process. Without the lock's file another server is let in."""
         for file, known in self._files.items():
             if _identity(file) != known:
                 raise _moved_error(file)
@@ -431,7 +431,7 @@ def _moved_error(file: str) -> sqlite3.OperationalError:
         sqlite3.SQLITE_READONLY_DBMOVED,
         f"{file} was removed or replaced while the server runs: what it stores now would be lost. Put back "
         "the file itself (a deleted one can be copied while the server still runs: docs/running.md), or stop "
-        "the server and restore a backup",
+        "the server and restore a backup. Where it is a file that ends with .lock, start the server again",
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from storage import Storage, open_storage, places
+from storage.queries import responses
 from tests.support.making import OTHER, OWNER, new, url
 
 Pair = tuple[Storage, Storage]
@@ -87,6 +89,15 @@ async def test_a_new_response_is_told_its_own_place_at_once(
     # What another process takes has no place at once, though the ranking has not heard of it.
     assert [claim.response_id for claim in await b.take(1)] == ["b0"]
     assert await place(a, "b0", OTHER) is None and await place(a, "b1", OTHER) == 3
+
+
+async def test_one_that_is_taken_while_it_is_read_was_next(pair: Pair) -> None:
+    a, _ = pair
+    await queue(a, "a0")
+    read = await a._read(partial(responses.get, owner=OWNER, id="a0"))
+    await a.take(1)
+    [told] = await a._places.placed(OWNER, [read])
+    assert told.run is not None and told.run.place == 1
 
 
 async def test_what_others_have_done_is_told_with_the_next_ranking(

@@ -100,6 +100,13 @@ def test_an_empty_name_is_none(
     assert told(capsys, tmp_path, "owners", "list") == before
 
 
+def test_the_name_of_the_owner_of_a_server_without_keys_is_never_free(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also before there is such an owner: the same word would then mean another one."""
+    assert "there is an owner 'local' already" in told(capsys, tmp_path, "owners", "create", "local", rc=2)
+
+
 def test_keys_of_one_owner_are_listed_and_a_misspelt_owner_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,7 +227,7 @@ async def test_close_does_not_wait_for_an_operator(storage: Storage, monkeypatch
         await waiting
 
 
-@pytest.mark.parametrize("suffix", ["", "-wal"])
+@pytest.mark.parametrize("suffix", ["", "-wal", ".lock"])
 async def test_a_file_that_is_removed_under_the_server_is_missed_before_anything_is_lost(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, suffix: str
 ) -> None:
