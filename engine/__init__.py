@@ -14,6 +14,7 @@ from engine.backends import check_request
 from engine.config import EngineConfig
 from engine.interface import Engine
 from engine.late import late
+from engine.model_folder import require_file
 from engine.pooling import PoolingConfig, PoolingInfo, PoolingKind, PoolingStats
 from engine.search import MAX_BEAMS, BeamParams, Generate, Picked, beam_search, best_of
 from engine.shipped import packaged_folder
@@ -213,6 +214,7 @@ __all__ = [
     "packaged_folder",
     "path_of",
     "readable_size",
+    "require_file",
     "transcribe",
     "unheeded",
     "write_random_model",

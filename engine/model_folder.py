@@ -40,6 +40,14 @@ def known_folder(model: str | Path) -> Path | None:
     return None
 
 
+def require_file(model: str | Path, file: str | None) -> None:
+    """Raises LoadError for a path that leads to no folder with this file in it, or, for None, to no folder;
+    what is to be downloaded first may have it."""
+    folder = known_folder(model)
+    if folder is not None and file is not None and not (folder / file).is_file():
+        raise LoadError(f"{folder} has no {file}{_instead(folder)}")
+
+
 def find_folder(model: str | Path, *, weights: bool = True) -> Path:
     """A local folder for a path, a shipped model's name or a hub id; downloads the last (`weights` False: all
     but those) when it is not cached.
@@ -66,8 +74,9 @@ def find_folder(model: str | Path, *, weights: bool = True) -> Path:
 def _instead(path: Path) -> str:
     """What a message ends with that says that `path` is no model: which models lie there, or beside it."""
     whole = path.absolute()
-    where = next((folder for folder in (whole, *whole.parents) if os.path.isdir(folder)), Path("/"))
-    models = _models_in(where)
+    # No farther up: what lies somewhere on this machine has nothing to do with what was meant.
+    where = next((folder for folder in (whole, whole.parent) if os.path.isdir(folder)), whole)
+    models = _models_in(where) if where != where.parent else []
     if not models:
         return ""
     more = ", and others" if len(models) > MOST_NEIGHBOURS else ""

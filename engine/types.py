@@ -545,7 +545,9 @@ class EngineDead(EngineError):
 
 
 class LoadError(EngineError):
-    """The checkpoint cannot be loaded."""
+    """The checkpoint cannot be loaded. model: the name of it that clients know, where there is one."""
+
+    model: str | None = None
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ from storage import (
     NotWaiting,
     OutputConflict,
     OwnerArchived,
+    OwnerPurged,
     PathTaken,
     RequestKnown,
     ResponseKnown,
@@ -224,7 +225,12 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     EngineUnavailable: _Row(
         503, "engine_unavailable", lambda _: "No engine can be reached now. Try again shortly.", _LATER
     ),
-    LoadError: _Row(503, "model_not_loaded", lambda _: "The model could not be loaded.", _LATER),
+    LoadError: _Row(
+        503,
+        "model_not_loaded",
+        lambda error: f"The model {f'{error.model!r} ' if error.model else ''}could not be loaded.",
+        _LATER,
+    ),
     EngineError: _Row(
         500, "server_error", lambda _: "The engine had an error while processing your request."
     ),
@@ -313,6 +319,12 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         "request_id_taken",
         lambda e: f"There is a chat completion with id '{e.id}'. Give another request_id, or none.",
         param="request_id",
+    ),
+    OwnerPurged: _Row(
+        503,
+        "response_interrupted",
+        lambda e: "Everything of this owner was removed while the completion was made.",
+        {"x-should-retry": "false"},
     ),
     ResponseKnown: _Row(
         400,

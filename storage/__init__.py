@@ -23,7 +23,7 @@ from storage.batches import (
     StoredBatch,
     TooManyBatches,
 )
-from storage.chat_completions import ChatCompletionKnown, NewChatCompletion, StoredChatCompletion
+from storage.chat_completions import ChatCompletionKnown, NewChatCompletion, OwnerPurged, StoredChatCompletion
 from storage.files import (
     Blob,
     BlobTooLarge,
@@ -259,6 +259,7 @@ __all__ = [
     "OutputConflict",
     "OwnedByAnother",
     "OwnerArchived",
+    "OwnerPurged",
     "OwnerShare",
     "Page",
     "Park",

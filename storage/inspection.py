@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, inspect, select
 
 from storage.drivers import Database, blob_folder, database, look, unavailable
 from storage.files import blob_columns
@@ -16,6 +16,7 @@ from storage.migrate import HEAD, is_known, revision
 from storage.queries.keys import api_keys, owners
 from storage.records import DatabaseState
 from storage.tables import identity
+from storage.tables import owners as owner_rows
 
 
 async def inspect_database(url: str, *, blobs: bool = False) -> DatabaseState:
@@ -30,7 +31,7 @@ def _inspect(url: str, blobs: bool) -> DatabaseState:
     looked_at = database(url)
     try:
         if not looked_at.exists():
-            state = DatabaseState(looked_at.shown, "absent", None, None, looked_at.shared)
+            state = DatabaseState(looked_at.shown, "absent", 0, None, looked_at.shared, None, HEAD)
         else:
             state = look(looked_at, lambda connection: _state(looked_at, connection, blobs))
         return replace(state, free=looked_at.free_bytes())
@@ -41,22 +42,25 @@ def _inspect(url: str, blobs: bool) -> DatabaseState:
 
 
 def _state(looked_at: Database, connection: Connection, blobs: bool) -> DatabaseState:
-    def state(schema: Literal["absent", "older", "current", "newer"], num_keys: int | None) -> DatabaseState:
-        return DatabaseState(looked_at.shown, schema, num_keys, looked_at.holder(), looked_at.shared)
-
     present = revision(looked_at, connection)
+
+    def state(schema: Literal["absent", "older", "current", "newer"], num_keys: int | None) -> DatabaseState:
+        shown, holder = looked_at.shown, looked_at.holder()
+        return DatabaseState(shown, schema, num_keys, holder, looked_at.shared, present, HEAD)
+
     if present is None:
-        return state("absent", None)
-    if present != HEAD:
-        return state("older" if is_known(present) else "newer", None)
-    num_keys = sum(key.revoked_at is None for key in api_keys.list_(connection))
-    missing = lacking_blobs(looked_at, connection) if blobs else None
-    return replace(
-        state("current", num_keys),
-        limits=owners.limits(connection),
-        missing=missing,
-        id=database_id(connection),
+        return state("absent", 0)
+    if present != HEAD and not is_known(present):
+        return state("newer", None)
+    # Every schema of ours has the columns by which keys are counted; owners, who have limits, came later.
+    found = replace(
+        state("current" if present == HEAD else "older", api_keys.count(connection)),
+        limits=owners.limits(connection) if inspect(connection).has_table(owner_rows.name) else {},
     )
+    if present != HEAD:
+        return found
+    missing = lacking_blobs(looked_at, connection) if blobs else None
+    return replace(found, missing=missing, id=database_id(connection))
 
 
 def database_id(connection: Connection) -> str | None:

@@ -5,8 +5,9 @@ Alembic is imported only if there is something to do, because that costs 0.1 s a
 
 from __future__ import annotations
 
+import logging
 import re
-from functools import partial
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from storage.tables import metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
+
+log = logging.getLogger("antiphon.storage")
 
 HEAD = "0033"
 """The revision that this code is written for; the newest in `alembic/versions`."""
@@ -55,23 +58,32 @@ def migrated(database: Database, runner: str) -> Writing:
     """The connection that a process writes by, to a database that has our schema. SchemaTooNew,
     ForeignDatabase."""
     writing = database.writing(runner)
+    began = time.monotonic()
+    found: list[str | None] = []  # more than once where the transaction had to be tried again
+
+    def work(connection: Connection) -> None:
+        found.append(migrate(database, connection))
+
     try:
-        writing.migrate(partial(migrate, database))
+        writing.migrate(work)
     except BaseException:
         writing.drop()
         raise
+    if found[-1] not in {None, HEAD}:
+        seconds = time.monotonic() - began
+        log.info("the schema was brought from %s to %s in %.1f s", found[-1], HEAD, seconds)
     return writing
 
 
-def migrate(database: Database, connection: Connection) -> None:
+def migrate(database: Database, connection: Connection) -> str | None:
     """Brings the database to HEAD, within the caller's transaction: a kill leaves the old schema or the new
-    one.
+    one. Returns the revision that it had; None for none.
 
     SchemaTooNew if its revision is not among ours; ForeignDatabase.
     """
     present = revision(database, connection)
     if present == HEAD:
-        return
+        return present
     if present is not None and not is_known(present):
         raise SchemaTooNew(
             f"the database has revision {present}, this version knows {HEAD}: it was written by a newer one"
@@ -82,6 +94,7 @@ def migrate(database: Database, connection: Connection) -> None:
     config = _alembic_config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    return present
 
 
 def is_known(revision: str) -> bool:

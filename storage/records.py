@@ -937,9 +937,10 @@ class DatabaseState:
     """A database as `inspect_database` finds it.
 
     schema: absent where there is no database, or an empty one; older where the next server migrates it.
-    num_keys: live API keys; None unless the schema is current. holder: the server that holds it for itself,
+    revision: of its schema, four digits; None where it is absent. newest: the one that this version brings it
+    to. num_keys: live API keys; None where the schema is newer. holder: the server that holds it for itself,
     in words. shared: whether several servers may use it at once. limits: of the owners who have some of their
-    own, JSON objects by their ids; empty unless the schema is current. missing: the folder of blobs, where it
+    own, JSON objects by their ids; empty where the schema is newer. missing: the folder of blobs, where it
     lacks one that a row names. id: what tells it from every other; None unless the schema is current. free:
     bytes on its disk; None where that is not this machine's.
     """
@@ -949,6 +950,8 @@ class DatabaseState:
     num_keys: int | None
     holder: str | None
     shared: bool
+    revision: str | None
+    newest: str
     limits: Mapping[str, bytes] = field(default_factory=dict)
     missing: str | None = None
     id: str | None = None

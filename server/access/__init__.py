@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.access.accesses import Accesses
-from server.access.actors import AUDIT_TYPES, OPERATOR, SERVER, Actor, AuditType
+from server.access.actors import AUDIT_TYPES, OPERATOR, PURGED, SERVER, Actor, AuditType
 from server.access.keys import (
     FRESH_S,
     KEY_PREFIX,
@@ -48,6 +48,7 @@ __all__ = [
     "OPERATOR",
     "OPERATOR_ONLY",
     "OWNER_PREFIX",
+    "PURGED",
     "SERVER",
     "THE_OPERATOR",
     "USE_NOTED_S",

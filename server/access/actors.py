@@ -43,6 +43,9 @@ AuditType = Literal[
 AUDIT_TYPES: tuple[str, ...] = get_args(AuditType)
 """The types of entries that this server writes; the official API has more."""
 
+PURGED: AuditType = "project.purged"
+"""What is asked for before the time of such an entry about its owner is not stored any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Actor:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from server import __version__
 from server.config import Config
 from storage import (
     FolderHeld,
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT_S = 30.0
+
+NOT_YET = (
+    "a server holds the database and has not said where it listens: it is starting, and may be bringing the "
+    "database to its schema, so ask again when it is ready; or it was started with another --data"
+)
 
 
 class AdminError(Exception):
@@ -103,7 +109,13 @@ def answer_of(reply: httpx.Response) -> dict[str, Any]:
             return said
         error = said["error"]
         unknown = (error["code"], error["param"]) == ("not_found", "owner")
-        refusal = (UnknownOwner if unknown else AdminError)(error["message"])
+        told = error["message"]
+        if error["code"] in {"unknown_url", "method_not_allowed"}:
+            told = (
+                f"the server that runs is of another version than this command, which is {__version__}: it "
+                f"says {told!r}. Use the `antiphon` of its version, or start the server with this one"
+            )
+        refusal = (UnknownOwner if unknown else AdminError)(told)
     except (ValueError, KeyError, TypeError):
         told = f"what answers at {reply.url} does not speak this API: status {reply.status_code}"
         raise AdminError(told) from None
@@ -146,6 +158,8 @@ def asking(config: Config) -> Iterator[httpx.Client]:
     try:
         address = orjson.loads(address_file(config).read_bytes())
         verify = _pinned(Path(address["certificate"])) if address["certificate"] else True
+    except FileNotFoundError:
+        raise Unreachable(NOT_YET) from None
     except (OSError, ValueError) as exc:
         told = f"the database is in use, and its server's address or certificate cannot be read: {exc}"
         raise Unreachable(told) from None
@@ -157,7 +171,8 @@ def asking(config: Config) -> Iterator[httpx.Client]:
         ) as http:
             yield http
     except httpx.HTTPError as exc:
-        raise Unreachable(f"the server at {address['url']} does not answer: {exc}") from None
+        told = f"the server at {address['url']} does not answer: {exc}" if is_served(config) else NOT_YET
+        raise Unreachable(told) from None
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
-from server.access import LOCAL_OWNER, OPERATOR, Actor
+from server.access import LOCAL_OWNER, OPERATOR, PURGED, Actor
 from server.admin.database_access import (
     AdminError,
     UnknownOwner,
@@ -108,15 +108,19 @@ async def purge(
     before: int,
     with_keys: bool,
     limit_s: float = float("inf"),
+    begun: Callable[[], None] = lambda: None,
     cut: Callable[[Sequence[str]], None] = lambda response_ids: None,
 ) -> dict[str, Any]:
     """Remove everything that an owner had at `before` (microseconds), for `limit_s` seconds at most.
 
-    The reply says what went and whether it is `done`; if not, begin again with the same `before`. cut: told
-    which runs in flight went.
+    The reply says what went and whether it is `done`; if not, begin again with the same `before`. begun:
+    called once, before anything goes: completions that are made then will not be stored. cut: told which runs
+    in flight went.
     """
-    entry = by.did("project.purged", owner, owner, before=before, keys=with_keys)
+    entry = by.did(PURGED, owner, owner, before=before, keys=with_keys)
     first = None if await _is_noted(storage, entry) else entry
+    if first is not None:
+        begun()
     until = time.monotonic() + limit_s
     total, done = Purged(), True
     purging = storage.purge(owner, before, entry=first, with_keys=with_keys, spending=spent_so_far)

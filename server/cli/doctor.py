@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import httpx
 import orjson
@@ -32,7 +32,14 @@ from server.encrypted_reasoning import given_keys
 from server.limits import NONE, changed, load_limits, parse_limits
 from server.masking import masked
 from server.mcp_servers import server_of
-from server.model_registry import build_engine, build_pooling, build_speech, expected_bytes
+from server.model_registry import (
+    build_engine,
+    build_pooling,
+    build_speech,
+    expected_bytes,
+    first_of,
+    lacking,
+)
 from storage import LEAST_ROOM, DatabaseState, StorageError, inspect_database
 from tools import (
     BUILTIN,
@@ -60,6 +67,15 @@ Check = Callable[[Config], Awaitable[Finding]]
 
 LITTLE_ROOM = 100_000_000
 """Bytes on the database's disk below which they are told."""
+
+OWN_FOLDERS = {"kv", "runners", "sandbox-python"}
+"""Folders that a server makes in its folder, besides those of blobs."""
+
+SQLITE = b"SQLite format 3\0"
+"""How each database of SQLite begins, once it has a table."""
+
+ASK_STARTING_S = 5.0
+"""Seconds that a server which is starting has for saying so."""
 
 ASK_MCP_S = 10.0
 """Seconds that an MCP server has for starting and listing its tools."""
@@ -119,11 +135,28 @@ async def _database(config: Config) -> Finding:
 
 
 async def _state_of(config: Config, state: DatabaseState) -> Finding:
+    schemas = f"{state.revision}; this version has {state.newest}"
     if state.schema == "newer":
-        return "FAIL", f"{state.shown} was written by a newer version"
+        return "FAIL", f"{state.shown} was written by a newer version, whose schema it has ({schemas})"
     if state.holder is not None:
-        if (url := await _running(config)) is not None:
-            return "ok", f"{state.shown}: {state.holder} and answers at {url}; a second one would be refused"
+        if (running := await _running(config)) is not None:
+            told = (
+                f"{state.shown}: {state.holder} and answers at {running.url}; a second one would be refused"
+            )
+            if running.version not in {None, __version__}:
+                told += f"; it is of version {running.version}"
+            if state.schema == "older":
+                told += (
+                    f"; the database has an older schema ({schemas}), which the next start of this version "
+                    "migrates: stop that server first"
+                )
+            return "ok", told
+        if not is_served(config):
+            return "note", (
+                f"{state.shown}: {state.holder} and has not said where it listens; it is starting, and may "
+                "be bringing the database to its schema, or was started with another --data; a second one "
+                "would be refused"
+            )
         return "FAIL", f"{state.holder}{_address(config)}: stop it, or give another --data"
     if state.schema == "absent":
         return "ok", f"{state.shown} holds no tables yet; the first start makes them"
@@ -134,7 +167,8 @@ async def _state_of(config: Config, state: DatabaseState) -> Finding:
             "folder of its blobs belong together"
         )
     if state.schema == "older":
-        return "ok", f"{state.shown} is {use} and has an older schema, which the next start migrates"
+        told = f"{state.shown} is {use} and has an older schema ({schemas}), which the next start migrates"
+        return "ok", f"{told}, and {state.num_keys} keys"
     return "ok", f"{state.shown} has this version's schema, is {use} and has {state.num_keys} keys"
 
 
@@ -146,14 +180,26 @@ def _address(config: Config) -> str:
         return ""
 
 
-async def _running(config: Config) -> str | None:
-    """Where the server of this database listens; None where there is none that is ready."""
+class _Running(NamedTuple):
+    """A server that is ready: where it listens, and its version where it tells one."""
 
-    def ask() -> str | None:
+    url: str
+    version: str | None
+
+
+async def _running(config: Config) -> _Running | None:
+    """The server of this database; None where there is none that is ready."""
+
+    def ask() -> _Running | None:
         with asking(config) as http:
             del http.headers["authorization"]  # whoever answers there may be another by now
-            ready = http.get("/ready").status_code == 200
-            return str(http.base_url).rstrip("/") if ready else None
+            if http.get("/ready").status_code != 200:
+                return None
+            try:
+                version: str | None = str(orjson.loads(http.get("/version").content)["version"])
+            except (ValueError, KeyError, TypeError):
+                version = None
+            return _Running(str(http.base_url).rstrip("/"), version)
 
     try:
         return await asyncio.to_thread(ask) if is_served(config) else None
@@ -180,7 +226,7 @@ def _openings(config: Config) -> Iterator[Finding]:
     files += sorted(config.data.glob("server-*.json"))
     files += [config.tools] if config.tools is not None and _holds_secrets(config.tools) else []
     folders = {config.data}
-    if (database := config.db_file) is not None:
+    if (database := config.db_file) is not None and not _is_of_others(database):
         folders.add(database.parent)
         files += sorted(database.parent.glob(f"{glob.escape(database.name)}*"))
     files += [config.models] if config.models is not None and _holds_secrets(config.models) else []
@@ -193,9 +239,38 @@ def _openings(config: Config) -> Iterator[Finding]:
         for place in (folder, *folder.parents):
             mode = _permissions(place, stat.S_IFDIR)
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                yield "FAIL", f"any user can replace what is in {place}: chmod o-w {shlex.quote(str(place))}"
+                yield "FAIL", f"any user can replace what is in {place}: {_closed(place, 'o-w')}"
         if folder in folders and _permissions(folder, stat.S_IFDIR) & 0o077:
-            yield "note", f"other users can look into {folder}: chmod 700 {shlex.quote(str(folder))}"
+            yield "note", f"other users can look into {folder}: {_closed(folder, '700')}"
+
+
+def _closed(folder: Path, mode: str) -> str:
+    """What keeps others out of what the server keeps in a folder. Only a folder that is the server's alone
+    may be closed: programs and other users need what else there is in /tmp, /etc, or a home."""
+    if _is_own(folder):
+        return f"chmod {mode} {shlex.quote(str(folder))}"
+    return "the database belongs into a folder of its own: give --data or --db one, which the start makes"
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder holds what a server keeps, and nothing that looks like the work of others."""
+    try:
+        found = folder.stat()
+        with os.scandir(folder) as entries:
+            inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return False
+    ours = all(name in OWN_FOLDERS or name.endswith(".blobs") for name in inner)
+    return ours and found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX
+
+
+def _is_of_others(database: Path) -> bool:
+    """Whether a file is there that no SQLite wrote, so that nothing beside it is a server's."""
+    try:
+        with database.open("rb") as file:
+            return not SQLITE.startswith(file.read(len(SQLITE)))
+    except OSError:
+        return False
 
 
 def _permissions(path: Path, kind: int = stat.S_IFREG) -> int:
@@ -234,8 +309,11 @@ async def _port(config: Config) -> Finding:
     try:
         bind(config.host, config.port).close()
     except OSError as exc:
-        if (url := await _running(config)) is not None and httpx.URL(url).port == config.port:
-            return "ok", f"the server of this database listens on {url}"
+        running = await _running(config)
+        if running is not None and httpx.URL(running.url).port == config.port:
+            return "ok", f"the server of this database listens on {running.url}"
+        if await _is_starting(config):
+            return "note", f"a server that is starting listens on port {config.port}"
         return "FAIL", cannot_listen(config, exc)
     if config.api_key_file is not None:
         try:
@@ -245,8 +323,11 @@ async def _port(config: Config) -> Finding:
     free = f"{config.host}:{config.port} is free"
     if config.loopback and config.led_to is None:
         return "ok", free
-    if config.api_key or config.api_key_file is not None or await _keyed(config):
+    keyed = await _keyed(config)
+    if keyed:
         return "ok", free
+    if keyed is None:
+        return "note", f"{free}; whether the database has a key, as an address like this needs, is not known"
     if not config.loopback:
         return "FAIL", f"{free}, but an address like this needs keys: antiphon keys create{config.flags}"
     return "note", (
@@ -255,23 +336,48 @@ async def _port(config: Config) -> Finding:
     )
 
 
-async def _keyed(config: Config) -> bool:
-    """Whether the database has a key."""
-    try:
-        return bool((await inspect_database(config.db)).num_keys)
-    except (StorageError, ValueError):
+async def _is_starting(config: Config) -> bool:
+    """Whether a server that is starting listens where this one would, and may be that of the database."""
+    state = await _readable(config)
+    if state is None or (state.holder is None and not state.shared):
         return False
+    scheme = "http" if config.ssl_certfile is None else "https"
+    url = httpx.URL(scheme=scheme, host=config.host, port=config.port, path="/ready")
+    try:  # it is told nothing, so that any certificate will do
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=ASK_STARTING_S) as http:
+            return bool(orjson.loads((await http.get(url)).content)["error"]["code"] == "not_ready")
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return False
+
+
+async def _keyed(config: Config) -> bool | None:
+    """Whether who comes needs a key; None where only the database could tell, and cannot be read."""
+    if config.api_key or config.api_key_file is not None:
+        return True
+    state = await _readable(config)
+    return None if state is None else bool(state.num_keys)
+
+
+async def _readable(config: Config) -> DatabaseState | None:
+    """How the database stands; None where this version cannot read what is in it, as its own line says."""
+    try:
+        state = await inspect_database(config.db)
+    except (StorageError, ValueError):
+        return None
+    return None if state.schema == "newer" else state
 
 
 async def _limits(config: Config) -> Finding:
     """What whoever comes may use: a server without keys knows one owner only."""
     every = changed(NONE, parse_limits(config.owner_limit))
-    try:
-        stored = (await inspect_database(config.db)).limits
-    except (StorageError, ValueError):
-        stored = {}
-    own = {owner: limits for owner, dumped in stored.items() if (limits := load_limits(dumped)) != NONE}
-    if not config.loopback or config.api_key or config.api_key_file is not None or await _keyed(config):
+    if (state := await _readable(config)) is None:
+        of_each = keys.shown_limits({"limits": every.given()})
+        return (
+            "note",
+            f"of each owner: {of_each}; the database, which may say otherwise of some, cannot be read",
+        )
+    own = {owner: limits for owner, dumped in state.limits.items() if (limits := load_limits(dumped)) != NONE}
+    if not config.loopback or await _keyed(config):
         of_others = keys.shown_limits({"limits": every.given()})
         owners = "1 owner has" if len(own) == 1 else f"{len(own)} owners have"
         return "ok", f"{owners} limits of their own; of every other: {of_others}"
@@ -532,16 +638,15 @@ async def _models(config: Config) -> Finding:
     told: list[str] = []
     missing: list[str] = []
     away: list[str] = []
+    first = first_of(config)
     for entry in config.entries:
         kind = "in a process of its own" if entry.in_child else f"engine {entry.engine}"
         default = ", the default" if entry.default else ""
         told.append(f"{entry.id} ({kind}{default})")
-        where = os.path.expanduser(entry.path or "")
-        if where.startswith((".", "/", "~")) and not os.path.isdir(where):
+        if (why := await asyncio.to_thread(lacking, entry, config.of_entry(entry))) is not None:
             # The server starts without those that it loads when they are wanted.
-            (missing if entry.default or not entry.in_child else away).append(
-                f"{entry.id}: there is no folder {entry.path}"
-            )
+            needed = entry.id == first or not entry.in_child
+            (missing if needed else away).append(f"{entry.id}: {why}")
         needs = expected_bytes(entry, config.of_entry(entry)) if entry.in_child else 0
         if (most := config.models_memory_bytes) is not None and needs > most:
             missing.append(f"{entry.id} takes about {needs} bytes, and models_memory_bytes is {most}")

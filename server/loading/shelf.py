@@ -191,6 +191,8 @@ class Shelf:
         except EngineError as error:
             held.num_failures += 1
             held.failure = str(error)
+            if isinstance(error, LoadError):
+                error.model = held.name
             held.breaker.failed()
             log.error("%s cannot be loaded: %s", held.name, error)
             raise

@@ -13,13 +13,14 @@ from server.model_registry.building import (
     chat_template,
     generates_here,
     is_hosted,
+    lacking,
     note_model,
     served_names,
     shipped_or_given,
 )
 from server.model_registry.children import expected_bytes
 from server.model_registry.registry import Load, Models, PooledModel, ServedModel, SpeechModel
-from server.model_registry.several_models import SeveralModels
+from server.model_registry.several_models import SeveralModels, first_of
 from server.model_registry.shared_models import SharedModels
 
 __all__ = [
@@ -39,8 +40,10 @@ __all__ = [
     "caps_of",
     "chat_template",
     "expected_bytes",
+    "first_of",
     "generates_here",
     "is_hosted",
+    "lacking",
     "note_model",
     "served_names",
     "shipped_or_given",

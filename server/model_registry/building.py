@@ -21,9 +21,11 @@ from engine import (
     SpeechEngine,
     SpeechInfo,
     packaged_folder,
+    require_file,
 )
 from server.config import Config
 from server.limits import Caps
+from server.settings import ModelEntry
 
 if TYPE_CHECKING:
     from engine import EngineLine, RemoteEngine, RemotePooling, RemoteSpeech
@@ -272,6 +274,25 @@ def adapters_of(config: Config) -> dict[str, str]:
     if named and config.engine != "local":
         raise LoadError(f"adapters are served by a model in this process, not with engine {config.engine}")
     return named
+
+
+def lacking(entry: ModelEntry, config: Config) -> str | None:
+    """Why a model of the file cannot be loaded, as far as the folders tell that its entry names; None where
+    they do not. config: as it is for the entry."""
+    if entry.engine == "scripted" or entry.path is None:
+        return None
+    # Models for vectors and scores have files of several kinds; of an upstream's only the tokenizer is read.
+    generates_or_hears = entry.use in {"text", "speech"} and entry.engine == "local"
+    try:
+        require_file(entry.path, "config.json" if generates_or_hears else None)
+        for name, where in adapters_of(config).items():
+            try:
+                require_file(where, "adapter_config.json")
+            except LoadError as error:
+                raise LoadError(f"the adapter {name!r} cannot be served: {error}") from None
+    except LoadError as error:
+        return str(error)
+    return None
 
 
 def chat_template(config: Config) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +12,13 @@ from engine import Engine
 from server.config import Config
 from server.errors import ApiError
 from server.loading import Child, FarChild, ShelfHost, State
-from server.model_registry.building import remote_engine, shipped_or_given
+from server.model_registry.building import lacking, remote_engine, shipped_or_given
 from server.settings import ModelEntry
 
 if TYPE_CHECKING:
     from engine import RemotePooling, RemoteSpeech
+
+log = logging.getLogger("antiphon.models")
 
 ITSELF = 300 << 20
 """Bytes that a process with torch takes before it has read any weights."""
@@ -32,6 +35,12 @@ def expected_bytes(entry: ModelEntry, config: Config) -> int:
     with suppress(OSError):
         weights = sum(file.stat().st_size for file in where.glob("*.safetensors"))
     return ITSELF + weights + (config.kv_cache_bytes or 0)
+
+
+def warn_where_lacking(entry: ModelEntry, config: Config) -> None:
+    """Say at the start what would else be told at the first request for a model."""
+    if (why := lacking(entry, config)) is not None:
+        log.warning("the server starts, and cannot load %s: %s", entry.id, why)
 
 
 class InChild:

@@ -15,12 +15,23 @@ from server.config import Config
 from server.errors import ApiError
 from server.loading import Child, Held, Shelf, ShelfLine, Standing, standing
 from server.model_registry.building import adapters_of, build_engine, build_others, caps_of
-from server.model_registry.children import ChildOther, ChildText, InChild
+from server.model_registry.children import ChildOther, ChildText, InChild, warn_where_lacking
 from server.model_registry.registry import Models
 from server.settings import ModelEntry
 from server.telemetry import Reading
 
 log = logging.getLogger("antiphon.models")
+
+
+def first_of(config: Config) -> str | None:
+    """The model of the file that has to be there: the default one, or the first, unless another one has
+    started. None for none."""
+    texts = [entry for entry in config.entries if entry.use == "text"]
+    default = next((entry.id for entry in texts if entry.default), None)
+    inside = config.serves_own_model or not all(entry.in_child for entry in texts)
+    if default is None and not inside and texts:
+        default = texts[0].id
+    return default
 
 
 class SeveralModels:
@@ -61,12 +72,14 @@ class SeveralModels:
 
         Raises LoadError for folders that are not there or hold no such model.
         """
-        first = self._first()
+        first = first_of(self._config)
         for entry in self._config.entries:
             config = self._config.of_entry(entry)
             if entry.in_child:
                 if entry.id == first:
                     build_engine(config)  # that process builds its own
+                elif self._line is None:
+                    warn_where_lacking(entry, config)
             elif entry.use != "text":
                 self._built[entry.id] = [*build_others(config)]
             else:
@@ -86,7 +99,7 @@ class SeveralModels:
         self.shelf.start()
         if self._line is not None:
             self._follow(self._line)
-        first = self._first()
+        first = first_of(self._config)
         for held in list(self.shelf):
             entry = self._children[held.name].entry
             if held.name == first:
@@ -96,15 +109,6 @@ class SeveralModels:
                     await self.shelf.loaded(held)
                 except LoadError:
                     log.error("the server starts without %s", held.name)
-
-    def _first(self) -> str | None:
-        """The model that has to be there: the default one, or the first, unless another one has started."""
-        texts = [entry for entry in self._config.entries if entry.use == "text"]
-        default = next((entry.id for entry in texts if entry.default), None)
-        inside = self._config.serves_own_model or not all(entry.in_child for entry in texts)
-        if default is None and not inside and texts:
-            default = texts[0].id
-        return default
 
     def _put(self, entry: ModelEntry, config: Config) -> None:
         wanted = partial(self._wanted, entry.id)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from server.config import Config
 from server.loading import Child, Held, Shelf, ShelfHost
-from server.model_registry.children import ChildOfAll
+from server.model_registry.children import ChildOfAll, warn_where_lacking
 
 
 class SharedModels:
@@ -24,6 +24,7 @@ class SharedModels:
         for number, entry in enumerate(config.entries):
             if entry.in_child:
                 own, folder = config.of_entry(entry), path.with_name(f"model-{number}")
+                warn_where_lacking(entry, own)
                 child = self._children[entry.id] = Child(entry.id, own, folder=folder)
                 model = ChildOfAll(entry, own, child, self._host)
                 self._shelf.add(Held(entry.id, model, pinned=entry.pin, idle_s=entry.idle_s))

@@ -279,7 +279,7 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
         return body
     if who is not None:
         await here.runs.views.get(who, started.response_id)  # raises NotFound when it was deleted
-    raise interrupted(started.response_id)
+    raise interrupted(started.reader)
 
 
 LISTS_TOOLS = b'"mcp_list_tools"'
@@ -382,13 +382,18 @@ def _stream(
 
 
 async def _frames(reader: Reader, view: View, ended: bool, numbered: bool) -> AsyncIterator[bytes]:
-    terminal = ended
+    terminal, after = ended, view.reads_after
     try:
         async with aclosing(reader.events(view.reads_after, ended=ended)) as stream:
             async for events in stream:
-                terminal = events.terminal
+                terminal, after = events.terminal, events.last_seq
                 if shown := await view.shown(events.first_seq, events.bodies):
                     yield frames(shown, numbered=numbered)
+        if not terminal and reader.removed:  # a client that came back would learn no more
+            after, why = after + 1, interrupted(reader)
+            told = {"code": why.code, "message": why.message, "param": None}
+            event = orjson.dumps({"type": "error", "sequence_number": after, **told})
+            yield frames(await view.shown(after, [event]), numbered=numbered)
     except (ReaderLagged, EventsExpired):
         terminal = False
     if not terminal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.access import PURGED
 from server.clock import now_us
 from server.config import THREADED_BYTES
 from server.errors import ApiError
@@ -33,7 +34,7 @@ from server.ignored import ignore, unread
 from server.routes.documented import PAGE_FROM_OLDEST, documented
 from server.schema import ChatRequest, check_metadata, completion_name, missing
 from server.threads import aside, in_large_request
-from storage import ChatCompletionKnown, KeyedRequest, NewChatCompletion, StoredChatCompletion
+from storage import ChatCompletionKnown, Kept, KeyedRequest, NewChatCompletion, StoredChatCompletion
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["Completions"])
 
@@ -49,12 +50,13 @@ have it."""
 @dataclass(frozen=True, slots=True)
 class Keeping:
     """How a completion is stored once it has ended. messages: those of its request, a JSON array. named: its
-    client chose the id."""
+    client chose the id. asked_at: microseconds since the epoch; a purge that is noted later has it go."""
 
     request: Request
     metadata: Mapping[str, str]
     messages: bytes
     named: bool = False
+    asked_at: int = field(default_factory=now_us)
 
     @asynccontextmanager
     async def claimed(self, head: Mapping[str, Any]) -> AsyncGenerator[None]:
@@ -78,28 +80,29 @@ class Keeping:
 
     async def whole(self, head: Mapping[str, Any], body: bytes) -> bytes:
         """Store the completion with this body; the reply, which a repeat with the same idempotency key gets,
-        too. ChatCompletionKnown."""
-        storage = context(self.request).storage
+        too. ChatCompletionKnown, OwnerPurged."""
         keeping = kept(self.request, stored_completion_json, head["id"])
-        return stored_completion_json(
-            await storage.chat_completions.create(self._new(head, body), kept=keeping)
-        )
+        return stored_completion_json(await self._store(head, body, keeping))
 
     async def streamed(self, head: Mapping[str, Any], body: bytes) -> None:
-        """Store the completion whose chunks come to this body. ChatCompletionKnown."""
+        """Store the completion whose chunks come to this body. ChatCompletionKnown, OwnerPurged."""
         keyed(self.request).about = head["id"]
-        await context(self.request).storage.chat_completions.create(self._new(head, body))
+        await self._store(head, body)
 
-    def _new(self, head: Mapping[str, Any], body: bytes) -> NewChatCompletion:
-        return NewChatCompletion(
+    async def _store(
+        self, head: Mapping[str, Any], body: bytes, keeping: Kept[StoredChatCompletion] | None = None
+    ) -> StoredChatCompletion:
+        new = NewChatCompletion(
             id=head["id"],
             owner=owner(self.request),
-            created_at=now_us(),
+            created_at=self.asked_at,
             model=head["model"],
             metadata=self.metadata,
             body=body,
             messages=self.messages,
         )
+        completions = context(self.request).storage.chat_completions
+        return await completions.create(new, purge=PURGED, kept=keeping)
 
 
 async def keeping_of(request: Request, asked: ChatRequest) -> Keeping | None:

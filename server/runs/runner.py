@@ -575,6 +575,12 @@ class Runs:
         await self._storage.cancel_run(response_id, entry=by.did("run.cancelled", response_id, whose))
         await self._ended(whose, response_id, hidden=True)
 
+    def cancel_unstored(self, owner: str) -> None:
+        """Have an owner's runs end of which the database knows nothing."""
+        for run in tuple(self._tasks):
+            if run.plan.owner == owner and not run.entry.fence:
+                self._tasks.cancel(run)
+
     async def _cancel(self, owner: str, response_id: str) -> None:
         """Cancel a stored run in flight, whoever carries it on, and wait for its end."""
         await self._storage.request_cancel(owner, response_id)
@@ -611,7 +617,7 @@ class Runs:
             if run is not None:
                 run.purged = True
                 run.entry.lose(RunLost(response_id))
-            self.feed.stop(response_id)
+            self.feed.remove(response_id)
         self._pasts.forget(response_ids)
         self.saved.forget(response_ids)
 

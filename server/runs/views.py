@@ -10,7 +10,7 @@ from server.errors import ApiError
 from server.runs.events import Feed, Reader, Snapshot, snapshot
 from server.runs.execution import Run, RunTasks, as_it_stands, at_its_end
 from server.runs.planning import TERMINAL
-from storage import Page, StoredResponse
+from storage import NotFound, Page, StoredResponse
 
 if TYPE_CHECKING:
     from storage import Storage
@@ -66,14 +66,17 @@ class Views:
 
     async def answer(self, owner: str, response_id: str) -> Snapshot:
         """What the request that started a response is answered with, once more: it at its end, or, in the
-        background, as it stands. Raises NotFound, and ApiError 503 where this server stops before its end.
+        background, as it stands. Raises NotFound, and ApiError 503 where this server stops before its end,
+        or the response is removed.
         """
         reader, stored = await self.follow(owner, response_id, hidden=True)
         try:
             if not stored.background:
                 stored = await self.at_rest(reader, stored)
                 if stored.status not in TERMINAL:
-                    raise interrupted(response_id)
+                    raise interrupted(reader)
+        except NotFound as gone:
+            raise (interrupted(reader) if reader.removed else gone) from None
         finally:
             reader.close()
         return await self._snapshot(stored)
@@ -115,7 +118,11 @@ class Views:
             raise
 
 
-def interrupted(response_id: str) -> ApiError:
-    """503 `response_interrupted`: this server stops before a run that is read here has ended."""
-    message = f"The server stopped before response '{response_id}' was done."
+def interrupted(reader: Reader) -> ApiError:
+    """503 `response_interrupted`: this server stops before a run that is read here has ended, or the run was
+    removed together with all that its owner had."""
+    if reader.removed:
+        message = f"Response '{reader.response_id}' was removed before it was done."
+        return ApiError(503, message, code="response_interrupted", headers={"x-should-retry": "false"})
+    message = f"The server stopped before response '{reader.response_id}' was done."
     return ApiError(503, message, code="response_interrupted", headers={"retry-after": "5"})

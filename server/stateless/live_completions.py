@@ -28,6 +28,12 @@ class LiveCompletions:
         """Who has a completion of this id made here: several may, because clients choose ids."""
         return [owner for owner, known in self._found if known == id]
 
+    def cancel_all(self, owner: str) -> None:
+        """End an owner's completions, each as `Cancellation.cancel` does."""
+        for completion in self:
+            if completion.account.owner == owner:
+                completion.cancellation.cancel()
+
     @contextmanager
     def enter(self, completion: Completion) -> Iterator[None]:
         """Held from when a completion is asked of the engine until its reply has ended.

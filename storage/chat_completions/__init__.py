@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from storage.chat_completions.records import (
     ChatCompletionKnown,
     NewChatCompletion,
+    OwnerPurged,
     StoredChatCompletion,
 )
 
@@ -20,6 +21,7 @@ __all__ = [
     "ChatCompletionKnown",
     "ChatCompletions",
     "NewChatCompletion",
+    "OwnerPurged",
     "StoredChatCompletion",
 ]
 

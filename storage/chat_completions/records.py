@@ -10,8 +10,8 @@ from storage.records import StorageError
 
 @dataclass(frozen=True, slots=True)
 class NewChatCompletion:
-    """A chat completion to be stored. body: the object that its client was given, without its metadata.
-    messages: those of the request, a JSON array."""
+    """A chat completion to be stored. created_at: when it was asked for, by which it is listed. body: the
+    object that its client was given, without its metadata. messages: those of the request, a JSON array."""
 
     id: str
     owner: str
@@ -39,3 +39,7 @@ class ChatCompletionKnown(StorageError):
     def __init__(self, id: str) -> None:
         super().__init__(id)
         self.id = id
+
+
+class OwnerPurged(StorageError):
+    """The owner of what was to be stored was purged after it was asked for."""

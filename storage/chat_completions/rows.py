@@ -12,10 +12,16 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, Row, delete, exists, func, insert, select, tuple_, update
 
-from storage.chat_completions.records import ChatCompletionKnown, NewChatCompletion, StoredChatCompletion
+from storage.chat_completions.records import (
+    ChatCompletionKnown,
+    NewChatCompletion,
+    OwnerPurged,
+    StoredChatCompletion,
+)
 from storage.drivers import insert_unless_taken
 from storage.kept_replies import forget_replies
 from storage.records import Cursor, NotFound, Order, Page, page_length
+from storage.tables import audit
 from storage.tables import chat_completion_metadata as pairs
 from storage.tables import chat_completions as table
 
@@ -29,8 +35,13 @@ Place = tuple[str, str]
 """(owner, id)."""
 
 
-def create(conn: Connection, new: NewChatCompletion) -> StoredChatCompletion:
-    """Stores a completion. ChatCompletionKnown where its owner has one of this id."""
+def create(conn: Connection, new: NewChatCompletion, purge: str | None = None) -> StoredChatCompletion:
+    """Stores a completion. ChatCompletionKnown where its owner has one of this id; OwnerPurged, see
+    `ChatCompletions.create`."""
+    if purge is not None:
+        noted = (audit.c.target == new.owner, audit.c.action == purge, audit.c.at >= new.created_at)
+        if conn.execute(select(audit.c.number).where(*noted).limit(1)).first() is not None:
+            raise OwnerPurged
     metadata = orjson.dumps(dict(new.metadata))
     values = {
         "owner": new.owner,

@@ -28,10 +28,16 @@ class ChatCompletions:
         self._write_kept = write_kept
 
     async def create(
-        self, new: NewChatCompletion, *, kept: Kept[StoredChatCompletion] | None = None
+        self,
+        new: NewChatCompletion,
+        *,
+        purge: str | None = None,
+        kept: Kept[StoredChatCompletion] | None = None,
     ) -> StoredChatCompletion:
-        """Stores a completion. ChatCompletionKnown where its owner has one of this id."""
-        return await self._write_kept(partial(rows.create, new=new), kept)
+        """Stores a completion. ChatCompletionKnown where its owner has one of this id. purge: as what the
+        audit log notes the purges of owners; OwnerPurged where it has one of this owner that came after the
+        completion was asked for. None: nobody looks."""
+        return await self._write_kept(partial(rows.create, new=new, purge=purge), kept)
 
     async def is_known(self, owner: str, id: str) -> bool:
         """Whether an owner has a completion of this id."""

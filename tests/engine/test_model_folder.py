@@ -60,3 +60,6 @@ def test_a_model_that_may_not_be_looked_up_is_none(tmp_path: Path) -> None:
 def test_where_no_model_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"of the form owner/name$"):
         find_folder(tmp_path / "nothing" / "at" / "all")
+    put_model(tmp_path / "elsewhere")
+    with pytest.raises(LoadError, match=r"of the form owner/name$"):
+        find_folder(tmp_path / "nothing" / "here")

@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 
 import httpx
+import pytest
 
 from server.cli.commands import main
 from storage.migrate import HEAD
@@ -43,7 +44,10 @@ def one(file: Path, query: str) -> object:
         connection.close()
 
 
-def test_migrate_brings_it_to_this_versions_schema_and_keeps_every_row(tmp_path: Path) -> None:
+def test_migrate_brings_it_to_this_versions_schema_and_keeps_every_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "antiphon.storage")
     file = first_release(tmp_path)
     tables = (
         "responses",
@@ -61,6 +65,8 @@ def test_migrate_brings_it_to_this_versions_schema_and_keeps_every_row(tmp_path:
     assert one(file, "SELECT version_num FROM alembic_version") == HEAD
     assert {table: one(file, f"SELECT count(*) FROM {table}") for table in tables} == before
     assert main(argv) == 0, "again: nothing"
+    (told,) = [text for text in caplog.messages if "the schema was brought" in text]
+    assert told.startswith(f"the schema was brought from 0001 to {HEAD} in ")
 
 
 async def test_what_it_holds_is_served_and_gone_on_with(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from server.access import Actor
+from server.access import PURGED, Actor
 from server.batches import batch_json
 from server.clock import now_us
 from server.http import (
@@ -143,7 +143,7 @@ def _deleted_ids(found: ExportedResponse) -> Iterator[str]:
 async def _purges(storage: Storage, owner: str) -> Sequence[tuple[int, int]]:
     """The purges of an owner, the latest ones: what was there at the first time was deleted by the second, if
     it is to go."""
-    wanted = AuditFilter(actions=("project.purged",), targets=(owner,))
+    wanted = AuditFilter(actions=(PURGED,), targets=(owner,))
     noted = [one.entry for one in (await storage.list_audit(wanted, limit=PURGES)).data]
     befores = [int(orjson.loads(entry.details)["before"]) for entry in noted]
     return [(before, max(before, entry.at)) for before, entry in zip(befores, noted, strict=True)]

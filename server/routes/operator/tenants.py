@@ -85,6 +85,11 @@ async def purge(request: Request) -> Response:
     with_keys = boolean(body.get("keys", False), "keys")
     here = context(request)
     await _require(here.storage, owner)
+
+    def begun() -> None:
+        here.completions.cancel_all(owner)
+        here.runs.cancel_unstored(owner)
+
     went = await tenants.purge(
         here.storage,
         owner,
@@ -92,6 +97,7 @@ async def purge(request: Request) -> Response:
         before=before,
         with_keys=with_keys,
         limit_s=tenants.SLICE_S,
+        begun=begun,
         cut=here.runs.gone,
     )
     life(request).keys.forget()

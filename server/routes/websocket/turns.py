@@ -161,7 +161,7 @@ class Turn:
             return
         if parsed.store:
             await self._here.runs.views.get(owner(asked), started.response_id)  # NotFound when it was deleted
-        raise interrupted(started.response_id)
+        raise interrupted(started.reader)
 
     async def _send(self, events: Sequence[tuple[int, bytes]], headers: dict[str, str]) -> None:
         async with self.lane.sending:

@@ -80,6 +80,7 @@ class Channel:
         self._why = StorageUnavailable()
         self.last: Events | None = None
         self.cut = False  # the streams stop without a terminal event; their readers may come back
+        self.removed = False  # nothing is left of the response that they could come back to
         self.readers: set[asyncio.Event] = set()
         self._tail: deque[Events] = deque()
         self._tail_bytes = 0

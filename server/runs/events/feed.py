@@ -88,11 +88,16 @@ class Feed:
         """How many follow any response in this process."""
         return sum(len(channel.readers) for channel in self._channels.values())
 
-    def stop(self, response_id: str | None = None) -> None:
-        """Cut the streams of one response, or of all, without a terminal event."""
+    def stop(self) -> None:
+        """Cut all streams without a terminal event."""
         for channel in list(self._channels.values()):
-            if response_id is None or channel.response_id == response_id:
-                channel.stop()
+            channel.stop()
+
+    def remove(self, response_id: str) -> None:
+        """Cut the streams of a response that is in the database no more."""
+        if (channel := self._channels.get(response_id)) is not None:
+            channel.removed = not channel.ended
+            channel.stop()
 
     def left(self, channel: Channel) -> None:
         """A reader has gone."""
@@ -159,6 +164,16 @@ class Reader:
     def cut(self) -> bool:
         """Whether the stream was stopped without its end."""
         return self._channel.cut
+
+    @property
+    def response_id(self) -> str:
+        """Of the response that is read."""
+        return self._channel.response_id
+
+    @property
+    def removed(self) -> bool:
+        """Whether what has come to no end will come to none, because the response was removed."""
+        return self._channel.removed or self._channel.over
 
     async def rested(self, *, patient: bool = False) -> None:
         """Wait until the run was left to rest since the last time (or the joining), or the stream is over.

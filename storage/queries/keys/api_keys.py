@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, func, insert, or_, select, update
 
 from storage.queries.keys import owners
 from storage.records import (
@@ -37,6 +37,12 @@ def list_(conn: Connection) -> tuple[StoredKey, ...]:
     """All keys, revoked ones included, oldest first."""
     query = select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)
     return tuple(_stored(row) for row in conn.execute(query).all())
+
+
+def count(conn: Connection) -> int:
+    """How many keys are not revoked; by columns that every schema of ours has."""
+    query = select(func.count()).select_from(api_keys).where(api_keys.c.revoked_at.is_(None))
+    return conn.execute(query).scalar_one()
 
 
 def any_(conn: Connection) -> bool:

@@ -16,7 +16,7 @@ from server.admin.database_access import carry_out
 from server.admin.exports.exporting import COUNTED
 from server.cli.commands import main
 from server.config import Config
-from storage import Storage
+from storage import Storage, open_storage
 from tests.support.running import live_app
 
 
@@ -59,6 +59,49 @@ async def test_a_reply_of_another_server_is_told_as_that(tmp_path: Path, body: b
         leave_address(config, f"http://127.0.0.1:{found.sockets[0].getsockname()[1]}", "token")
         with pytest.raises(AdminError, match="does not speak this API: status 502"):
             await asyncio.to_thread(owners, config)
+
+
+@pytest.mark.parametrize("method, path", [("DELETE", "/admin/purge"), ("POST", "/admin/what-comes-later")])
+async def test_a_server_that_does_not_know_the_command_is_of_another_version(
+    tmp_path: Path, method: str, path: str
+) -> None:
+    async with live_app(tmp_path, ScriptedEngine()) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+
+        def asked() -> dict[str, Any]:
+            with asking(server.life.config) as http:
+                return answer_of(http.request(method, path))
+
+        with pytest.raises(AdminError, match=r"of another version than this command.*Use the `antiphon`"):
+            await asyncio.to_thread(asked)
+
+
+async def test_a_command_beside_a_server_that_starts_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It holds the database from before it migrates, and says where it listens when it is ready."""
+    config = Config(data=tmp_path)
+    storage = await open_storage(config.db, runner="starting")
+    try:
+        for argv in (["keys", "list"], ["purge", "--owner", "local"]):
+            assert await asyncio.to_thread(main, [*argv, "--data", str(tmp_path)]) == 2
+            assert "it is starting, and may be bringing the database" in capsys.readouterr().err
+        argv = ["doctor", "--engine", "scripted", "--data", str(tmp_path)]
+        async with await asyncio.start_server(_not_ready, "127.0.0.1", 0) as port:
+            argv += ["--port", str(port.sockets[0].getsockname()[1])]
+            assert await asyncio.to_thread(main, argv) == 0
+        lines = {line[6:14].rstrip(): line for line in capsys.readouterr().out.splitlines()}
+    finally:
+        await storage.close()
+    assert lines["database"].startswith("note") and "it is starting" in lines["database"]
+    assert lines["port"].startswith("note") and "a server that is starting listens" in lines["port"]
+
+
+async def _not_ready(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    body = b'{"error": {"code": "not_ready", "message": "The server is starting."}}'
+    writer.write(b"HTTP/1.1 503 X\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    writer.close()
 
 
 async def test_what_cannot_be_said_to_a_server_is_refused(tmp_path: Path) -> None:

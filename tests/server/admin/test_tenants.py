@@ -16,18 +16,21 @@ from typing import Any
 import httpx
 import pytest
 
+from engine import ScriptedEngine
 from server.access import OPERATOR
 from server.admin.database_access import AdminError, leave_address
 from server.admin.exports import exporting
 from server.admin.tenants import export, purge
 from server.cli.commands import main
+from server.clock import now_us
 from server.config import Config
 from storage import AuditFilter
 from tests.support import wire
+from tests.support.blocking import until
 from tests.support.making import rows
 from tests.support.running import Running, http_client, live_app
 from tests.support.sandboxes import with_sandbox
-from tests.support.talk import WEATHER, Api, call
+from tests.support.talk import WEATHER, Api, Gate, call, gated_at
 
 
 async def make_keys(running: Running) -> dict[str, dict[str, str]]:
@@ -183,12 +186,101 @@ async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.Ca
                 assert "1 key would be revoked" in capsys.readouterr().err
                 assert (await api.get(gone["id"])) == gone
                 assert await run(running, "purge", "--owner", "ann", "--keys", "--yes") == 0
-                await live.cut()
+                *_, last = await live.cut()
+                assert (last["type"], last["code"]) == ("error", "response_interrupted")
+                assert "removed" in last["message"]
+                assert last["sequence_number"] == live.events[-2]["sequence_number"] + 1
             told = capsys.readouterr().out
             assert "2 responses (1 in flight), 1 conversation, 0 files, " in told and "1 key revoked" in told
             assert (await ann.get(f"/v1/responses/{gone['id']}")).status_code == 401
             assert await Api(bob).get(kept["id"]) == kept
             assert await rows(storage) == untouched
+
+
+CHAT = "/v1/chat/completions"
+SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "say one\nhold"}]}
+STORED: dict[str, Any] = {**SAID, "store": True}
+BUILTIN = {"type": "mcp", "server_label": "b", "server_url": "builtin:", "require_approval": "never"}
+IN_FLIGHT: list[tuple[str, dict[str, Any], dict[str, str]]] = [
+    (CHAT, SAID, {}),
+    (CHAT, STORED, {}),
+    (CHAT, STORED, {"idempotency-key": "k"}),
+    (CHAT, {**STORED, "stream": True}, {}),
+    (CHAT, {**STORED, "tools": [BUILTIN]}, {}),
+    ("/v1/completions", {"prompt": "hold"}, {}),
+    ("/v1/responses", {"input": "hold", "store": False}, {}),
+]
+
+
+async def test_a_purge_cuts_what_is_stored_nowhere(tmp_path: Path) -> None:
+    """Of the owner alone: another one's completion goes on, and is stored."""
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    async with live_app(tmp_path, engine) as running:
+        keys = await make_keys(running)
+        async with http_client(running, **keys["ann"]) as ann, http_client(running, **keys["bob"]) as bob:
+            theirs = asyncio.create_task(bob.post(CHAT, json=STORED))
+            ours = [
+                asyncio.create_task(ann.post(path, json=body, headers=headers))
+                for path, body, headers in IN_FLIGHT
+            ]
+            await until(lambda: engine.stats().running == len(ours) + 1)
+            assert await run(running, "purge", "--owner", "ann", "--yes") == 0
+            gate.release.set()
+            *chats, response = await asyncio.gather(*ours)
+            for reply in chats:
+                *_, last = reply.text.strip().split("\n\n")
+                error = json.loads(last.removeprefix("data: "))["error"]
+                assert error["code"] == "response_interrupted" and "cancelled" in error["message"]
+            assert response.json()["status"] == "cancelled"
+            assert (await ann.get(CHAT)).json()["data"] == []
+            kept = (await theirs).json()["id"]
+            assert [one["id"] for one in (await bob.get(CHAT)).json()["data"]] == [kept]
+
+
+async def test_what_waits_for_a_response_that_is_purged_is_told_so(tmp_path: Path) -> None:
+    """One that is stored for the repeats of its request alone; and a repeat."""
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    async with live_app(tmp_path, engine) as running, http_client(running) as http:
+        keyed: dict[str, Any] = {
+            "json": {"input": "hold", "store": False},
+            "headers": {"idempotency-key": "k"},
+        }
+        first = asyncio.create_task(http.post("/v1/responses", **keyed))
+        await gate.reached.wait()
+        repeat = asyncio.create_task(http.post("/v1/responses", **keyed))
+        await until(lambda: running.context.runs.feed.total_readers == 2)
+        assert await run(running, "purge", "--owner", "local", "--yes") == 0
+        for reply in (await first, await repeat):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (503, "response_interrupted")
+            assert "removed" in error["message"] and reply.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_completion_that_outlives_a_purge_is_not_stored(
+    tmp_path: Path, stream: bool, headers: dict[str, str]
+) -> None:
+    """The command purges by itself where several servers share the database, which make completions then."""
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    async with live_app(tmp_path, engine) as running, http_client(running) as http:
+        storage = running.context.storage
+        asked = {**STORED, "stream": stream}
+        making = asyncio.create_task(http.post(CHAT, json=asked, headers=headers))
+        await gate.reached.wait()
+        await purge(storage, "local", by=OPERATOR, before=now_us(), with_keys=False)
+        gate.release.set()
+        *_, last = (await making).text.strip().split("\n\n")
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert error["code"] == "response_interrupted" and "removed" in error["message"]
+        assert (await http.get(CHAT)).json()["data"] == []
+        again = (await http.post(CHAT, json=STORED, headers=headers)).json()[
+            "id"
+        ]  # it begins behind the purge
+        assert [one["id"] for one in (await http.get(CHAT)).json()["data"]] == [again]
 
 
 async def test_a_purge_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ from server.clock import now_us
 from server.config import SUBJECTS, Config, settings
 from server.telemetry import end_user
 from storage import StoredFile, open_storage
+from storage.migrate import HEAD
 from tests.support.forking import READY
 from tests.support.mcp_servers import stdio_command
 from tests.support.permissions import barred
@@ -45,6 +46,7 @@ from tests.support.running import live_app
 from tools import BUILTIN, Connections, Listing, McpServer, ToolSpec, operator
 
 ROOT = Path(__file__).parents[3]
+FIRST_RELEASE = ROOT / "tests" / "storage" / "first_release.sql"
 
 LIGHT = """
 import sys
@@ -699,7 +701,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # The server starts without a model that it would load when it is wanted.
     assert main(["doctor", "--models", str(models), "--data", str(tmp_path), "--port", "0"]) == 0
     told = capsys.readouterr().out
-    assert "note  models" in told and "gone: there is no folder /nowhere/at/all" in told
+    assert "note  models" in told and "gone: /nowhere/at/all is not a folder, nor" in told
     several = ["--api-server-count", "2", "--data", str(tmp_path), "--port", "0"]
     assert main(["doctor", "--engine", "scripted", *several]) == 1
     assert "FAIL  database  --api-server-count 2 needs" in capsys.readouterr().out
@@ -869,6 +871,36 @@ def test_doctor_tells_of_a_server_without_keys_that_others_are_led_to(
     assert "leads others" not in capsys.readouterr().out
 
 
+def test_doctor_looks_where_the_entries_of_models_lead(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    models = tmp_path / "several.toml"
+
+    def told(*entries: str) -> str:
+        models.write_text("".join(f"[[models]]\n{entry}\n" for entry in entries))
+        main(["doctor", "--models", str(models), "--data", str(tmp_path), "--port", "0"])
+        return next(line for line in capsys.readouterr().out.splitlines() if line[6:12] == "models")
+
+    here = "name = 'here'\nengine = 'scripted'"
+    line = told(
+        here, f"name = 'a'\npath = '{tmp_path / 'empty'}'", f"name = 'b'\npath = '{tmp_path / 'file'}'"
+    )
+    assert line.startswith("note") and f"a: {tmp_path / 'empty'} has no config.json" in line
+    assert f"b: {tmp_path / 'file'} is a file, nor a hub id" in line
+    line = told(here, "name = 'c'\npath = 'antiphon-tiny'\nlora = ['x=/nope']")
+    assert line.startswith("note") and line.endswith(
+        "c: the adapter 'x' cannot be served: /nope is not a folder, nor a hub id of the form owner/name"
+    )
+    # Wherever the path lies, the server starts without all but the default, or else the first.
+    for path in ("/nope", "nope", "./nope"):
+        default = f"name = 'd'\npath = '{path}'\ndefault = true"
+        assert told(here, default).startswith("FAIL") and told(default.partition("default")[0]).startswith(
+            "FAIL"
+        )
+
+
 async def test_doctor_changes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -948,7 +980,11 @@ def test_what_looks_or_removes_makes_no_database(
 
 
 @pytest.mark.parametrize(
-    ("revision", "code", "words"), [("0001", 0, "older schema"), ("9999", 1, "newer version")]
+    ("revision", "code", "words"),
+    [
+        ("0001", 0, f"an older schema (0001; this version has {HEAD})"),
+        ("9999", 1, f"by a newer version, whose schema it has (9999; this version has {HEAD})"),
+    ],
 )
 def test_doctor_tells_the_schema(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, revision: str, code: int, words: str
@@ -960,6 +996,50 @@ def test_doctor_tells_the_schema(
     capsys.readouterr()
     assert main(["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]) == code
     assert words in database_line(capsys)
+
+
+def test_doctor_counts_the_keys_of_an_older_schema(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]
+    with closing(sqlite3.connect(tmp_path / "antiphon.db")) as connection:
+        connection.executescript(FIRST_RELEASE.read_text())
+    (tmp_path / "antiphon.db").chmod(0o600)
+    assert main([*doctor, "--host", "0.0.0.0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line[6:10] == "port").endswith(" is free")
+    assert next(line for line in lines if line[6:12] == "limits").startswith("ok    limits    0 owners have")
+    assert next(line for line in lines if line[6:14] == "database").endswith("migrates, and 1 keys")
+
+
+def test_doctor_says_where_it_does_not_know_of_keys_and_limits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "antiphon.db").write_bytes(b"no database" * 100)
+    doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]
+    assert main([*doctor, "--host", "0.0.0.0"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[6:14].rstrip() for line in lines if line.startswith("FAIL")] == ["database"]
+    port = next(line for line in lines if line[6:10] == "port")
+    assert port.startswith("note") and "whether the database has a key" in port and "not known" in port
+    limits = next(line for line in lines if line[6:12] == "limits")
+    assert limits.startswith("note") and "cannot be read" in limits
+
+
+async def test_doctor_tells_the_schema_and_the_version_of_a_server_that_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server_process(tmp_path) as server:
+        beside = ["doctor", "--engine", "scripted", "--data", str(tmp_path)]
+        beside += ["--port", server.url.rpartition(":")[2]]
+        with closing(sqlite3.connect(tmp_path / "antiphon.db")) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = '0030'")
+            connection.commit()
+        monkeypatch.setattr(doctor, "__version__", "99.0")
+        assert await asyncio.to_thread(main, beside) == 0
+    told = database_line(capsys)
+    assert f"it is of version {__version__}" in told
+    assert f"has an older schema (0030; this version has {HEAD})" in told and "stop that server first" in told
 
 
 def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -993,6 +1073,26 @@ def test_doctor_tells_who_else_can_read(capsys: pytest.CaptureFixture[str], tmp_
     (data / "antiphon.toml").write_text('api_key = ["sk-hush"]\n')
     told = access()
     assert told.startswith("FAIL") and "antiphon.toml" in told and "sk-hush" not in told
+
+
+def test_doctor_closes_no_folder_that_others_use(tmp_path: Path) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    (home := tmp_path / "home").mkdir()
+    (home / "Desktop").mkdir()
+    for folder, mode in ((shared, 0o1777), (home, 0o755), (tmp_path, 0o755)):
+        folder.chmod(mode)
+
+    def told(db: Path) -> str:
+        return "; ".join(words for _, words in _openings(Config(data=db.parent, db=f"sqlite:///{db}")))
+
+    for folder in (shared, home, Path("/etc")):
+        (words,) = told(folder / "x.db").split("; ")
+        assert words.startswith(
+            f"other users can look into {folder}: the database belongs into a folder of its"
+        )
+    home.chmod(0o777)
+    assert "chmod" not in told(home / "x.db") and "any user can replace" in told(home / "x.db")
+    assert "chmod" not in told(Path("/etc/passwd")), "which is no database"
 
 
 def test_doctor_passes_over_what_it_may_not_look_up(tmp_path: Path) -> None:
@@ -1045,7 +1145,7 @@ async def test_doctor_tells_how_it_stands_with_saved_kv(
     for given, why in off:
         assert await told(**given) == ("ok", f"off ({why}): nothing that is computed is kept on disk")
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 20))
+        patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 20, total=1 << 40))
         verdict, words = await told()
         assert verdict == "note" and ", and its disk has room for 2.5 MiB: half of" in words
     engine = ScriptedEngine()

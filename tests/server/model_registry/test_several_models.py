@@ -405,9 +405,19 @@ async def test_a_model_whose_first_load_fails_behind_the_start_of_its_process_is
         asked = {"model": "outside", "input": "say hi"}
         refused = await api.http.post("/v1/responses", json=asked)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_loaded")
+        assert refused.json()["error"]["message"] == "The model 'outside' could not be loaded."
         assert (held.state, held.takes_memory) == ("failed", False)
         assert (await api.create(**asked))["model"] == "outside"
         assert held.is_up and len(starts) == 2
+
+
+async def test_a_start_warns_of_models_that_are_not_where_the_file_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    away: Json = {"name": "away", "engine": "local", "path": "/nowhere/at/all"}
+    async with serving(tmp_path, {"name": "inside"}, away):
+        (told,) = [text for text in caplog.messages if "cannot load" in text]
+    assert told.startswith("the server starts, and cannot load away: /nowhere/at/all is not a folder")
 
 
 async def test_a_process_that_others_use_is_not_loaded_until_it_can_be_asked_here(
