@@ -76,6 +76,11 @@ class View:
         """What is sent behind the last event."""
         return b"" if self._older is None else _DONE
 
+    def error(self, sequence_number: int, code: str | None, message: str) -> bytes:
+        """The JSON of an event that is in no log: why the stream ends behind those before that number."""
+        told = {"code": code, "message": message, "param": None}
+        return orjson.dumps({"type": "error", "sequence_number": sequence_number, **told})
+
     @property
     def ping(self) -> Callable[[], bytes] | None:
         """What makes the event that keeps a silent stream open; None where a comment does."""

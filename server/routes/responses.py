@@ -391,8 +391,7 @@ async def _frames(reader: Reader, view: View, ended: bool, numbered: bool) -> As
                     yield frames(shown, numbered=numbered)
         if not terminal and reader.removed:  # a client that came back would learn no more
             after, why = after + 1, interrupted(reader)
-            told = {"code": why.code, "message": why.message, "param": None}
-            event = orjson.dumps({"type": "error", "sequence_number": after, **told})
+            event = view.error(after, why.code, why.message)
             yield frames(await view.shown(after, [event]), numbered=numbered)
     except (ReaderLagged, EventsExpired):
         terminal = False
