@@ -43,8 +43,7 @@ from engine.core.messages import (
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.sequences import Sequence
 from engine.core.speculation import ROOM, Drafter, Lookup, Speculation
-from engine.core.tier_opening import open_tier
-from engine.core.tiering import Tiering
+from engine.core.tier_opening import NO_TIER, OpenedTier, open_tier
 from engine.core.token_masks import ask_masks, make_masks, see_taken, take_drawn
 from engine.executor import NO_TOKEN, Forwarded, PoolSizes, Runner, StepResult, size_pools
 from engine.failures import of_device, without
@@ -145,13 +144,11 @@ class EngineLoop:
         max_model_len: int,
         max_num_seqs: int,
         speculation: Speculation,
-        tiering: Tiering | TierStats | None = None,
+        tier: OpenedTier = NO_TIER,
     ) -> None:
-        """tiering: what saves KV on disk, or why nothing does."""
         self.runner = runner
         self.scheduler = scheduler
-        self.tiering = tiering if isinstance(tiering, Tiering) else None
-        self._untiered = tiering if isinstance(tiering, TierStats) else TierStats()
+        self.tiering, self._untiered = tier.tiering, tier.untiered
         self.lock = threading.Lock()  # held while the books change, never during a forward
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
@@ -659,11 +656,7 @@ def build_loop(
     if config.draft_model is not None:
         drafter = open_assistant(config, runner, rows, max_model_len=sizes.max_len)
     # Behind all that may fail: it begins threads, which `build_loop` leaves to whoever has the loop.
-    found = open_tier(config, runner, kv, rows, tell=lambda function: inbox.put(Update(function)))
-    secret: bytes | None = None
-    tiering: Tiering | None = None
-    if not isinstance(found, TierStats):
-        secret, tiering = found
+    opened = open_tier(config, runner, kv, rows, tell=lambda function: inbox.put(Update(function)))
     scheduler = Scheduler(
         kv,
         rows,
@@ -673,8 +666,8 @@ def build_loop(
         eos_token_ids=eos_token_ids,
         adapters={name: number for number, (name, _) in enumerate(adapters, 1)},
         prefix_caching=config.prefix_caching,
-        hasher=BlockHasher(config.block_size, secret=secret, adapters=dict(adapters)),
-        tiering=tiering,
+        hasher=BlockHasher(config.block_size, secret=opened.secret, adapters=dict(adapters)),
+        tiering=opened.tiering,
     )
     return EngineLoop(
         runner,
@@ -691,7 +684,7 @@ def build_loop(
             num_assistant_tokens=config.num_assistant_tokens,
             room=ROOM[runner.device.type],
         ),
-        tiering=found if isinstance(found, TierStats) else tiering,
+        tier=opened,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from engine.core.tiering import Tiering
 from engine.executor import Runner, block_memory
 from engine.step import LayerGroup
 from engine.tiers import DiskTier, Folder, ForeignFolder, Rates
-from engine.types import GenerateRequest, SamplingParams, TierStats, readable_size
+from engine.types import GenerateRequest, SamplingParams, TierState, TierStats, readable_size
 
 log = logging.getLogger("antiphon.engine")
 
@@ -69,6 +70,17 @@ def growth_of(spec_groups: Seq[LayerGroup], num_parameters: int) -> float:
     return 4 * 2 * numbers / (2 * num_parameters)
 
 
+class OpenedTier(NamedTuple):
+    """What saves KV on disk, and the secret of its digests; or `untiered`, why nothing does."""
+
+    secret: bytes | None = None
+    tiering: Tiering | None = None
+    untiered: TierStats = TierStats()
+
+
+NO_TIER = OpenedTier()
+
+
 def open_tier(
     config: EngineConfig,
     runner: Runner,
@@ -76,20 +88,20 @@ def open_tier(
     rows: Rows,
     *,
     tell: Callable[[Callable[[], None]], None],
-) -> tuple[bytes, Tiering] | TierStats:
-    """The tier of a configuration, and the secret of its digests; or why there is none. That its folder
-    cannot be used, or is another database's, is logged."""
+) -> OpenedTier:
+    """The tier of a configuration. That its folder cannot be used, or is another database's, is logged."""
     if config.kv_disk_folder is None or not config.kv_disk_bytes:
-        return TierStats(why="kv_disk_bytes is 0")
+        return OpenedTier(untiered=TierStats(why="kv_disk_bytes is 0"))
     if not config.prefix_caching:
-        return TierStats(why="prefix_caching is false")
+        return OpenedTier(untiered=TierStats(why="prefix_caching is false"))
     spec = runner.model.spec
     named = identity(runner, deterministic=config.deterministic, kind=config.kv_tier_dtype)
     try:
         folder = Folder(Path(config.kv_disk_folder), named, config.kv_disk_database)
     except OSError as error:
         log.warning("KV is not saved on disk: %s", error)
-        return TierStats("foreign" if isinstance(error, ForeignFolder) else "failed", str(error))
+        state: TierState = "foreign" if isinstance(error, ForeignFolder) else "failed"
+        return OpenedTier(untiered=TierStats(state, str(error)))
     rates = Rates(
         token_s=token_seconds(runner, kv, rows),
         growth=growth_of(spec.groups, spec.num_parameters),
@@ -111,7 +123,7 @@ def open_tier(
         else f"its disk has room for {readable_size(room)} of the {readable_size(disk.limit)} that "
         "kv_disk_bytes allows, because half of what is free there is left free",
     )
-    return folder.secret, Tiering(kv, disk, tell)
+    return OpenedTier(folder.secret, Tiering(kv, disk, tell))
 
 
 @torch.inference_mode()

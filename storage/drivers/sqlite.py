@@ -109,9 +109,8 @@ class SQLite:
         """Nothing: no other process writes."""
 
     def reading(self) -> SQLiteReading:
-        self._read = self._read or _read_only(
-            self.path, alone=True
-        )  # which compiles a statement for all of them
+        # One engine, which compiles a statement for all of them.
+        self._read = self._read or _read_only(self.path, alone=True)
         return SQLiteReading(self._read)
 
     def looking(self) -> SQLiteReading:
