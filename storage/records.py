@@ -865,6 +865,9 @@ class Purged:
     files: int = 0
     containers: int = 0
     chat_completions: int = 0
+    batches: int = 0
+    vector_stores: int = 0
+    prompts: int = 0
 
     def __add__(self, other: Purged) -> Purged:
         return Purged(
@@ -876,6 +879,9 @@ class Purged:
             self.files + other.files,
             self.containers + other.containers,
             self.chat_completions + other.chat_completions,
+            self.batches + other.batches,
+            self.vector_stores + other.vector_stores,
+            self.prompts + other.prompts,
         )
 
 

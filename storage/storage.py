@@ -906,15 +906,15 @@ class Storage:
         )
         batches, files = self.batches.purge(owner, now), self.files.purge(owner, now)
         async with aclosing(rows), aclosing(batches), aclosing(files):
-            async for _ in batches:  # first: one at work makes responses
-                yield Purged()
+            async for num in batches:  # first: one at work makes responses
+                yield Purged(batches=num)
             async for gone in rows:
                 yield gone
             async for num in files:
                 yield Purged(files=num)
-        async with aclosing(self.prompts.purge(owner, now)) as gone_prompts:
-            async for _ in gone_prompts:
-                yield Purged()
+        async with aclosing(self.prompts.purge(owner, now)) as removed:
+            async for num in removed:
+                yield Purged(prompts=num)
         async with aclosing(self.containers.purge(owner, now)) as removed:
             async for num in removed:
                 yield Purged(containers=num)

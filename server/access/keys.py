@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from server.access.principal import LOCAL, LOCAL_OWNER, OWNER_PREFIX, Principal
 from server.access.scopes import ALL, Scopes
@@ -37,6 +37,8 @@ time."""
 USE_NOTED_S = 300.0
 """The last use of a key is written down when the one that is written is older than this, in seconds."""
 MAX_REMEMBERED = 4096
+SHORT = 16
+"""A key of the configuration that has fewer characters than this can be guessed."""
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
 
@@ -64,19 +66,35 @@ class KeyFileError(ValueError):
     """The file of keys cannot be used; the message says why, and shows no key."""
 
 
-def read_key_file(file: Path) -> list[tuple[bytes, str]]:
-    """The keys of a file as pairs of hash and owner, in its order.
+class KeyFile(NamedTuple):
+    """What a file of keys says. keys: pairs of hash and owner, in its order. short: the numbers of the lines
+    whose keys have fewer than `SHORT` characters."""
+
+    keys: list[tuple[bytes, str]]
+    short: list[int]
+
+    def doubts(self, file: Path) -> str | None:
+        """What an operator should know of short keys in it; None where there are none."""
+        if not self.short:
+            return None
+        lines = f"line{'' if len(self.short) == 1 else 's'} {', '.join(map(str, self.short))}"
+        return f"{file}, {lines}: a key of fewer than {SHORT} characters can be guessed"
+
+
+def read_key_file(file: Path) -> KeyFile:
+    """The keys of a file.
 
     A line is KEY or OWNER:KEY; blank lines, and those that begin with #, say nothing. KeyFileError for a file
-    that cannot be read, for a line of another form, and for a file without a key: with none the server would
-    be open to whoever reaches it.
+    that cannot be read, for a line of another form, for a key that two lines give to two owners, and for a
+    file without a key: with none the server would be open to whoever reaches it.
     """
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         said = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise KeyFileError(f"the file of keys {file} cannot be read: {said}") from None
-    found = []
+    found: dict[bytes, tuple[str, int]] = {}  # whose a key is, and the number of its line
+    short = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
@@ -84,10 +102,15 @@ def read_key_file(file: Path) -> list[tuple[bytes, str]]:
         owner, key = owner.strip(), key.strip()
         if not key or (colon and not owner) or any(map(str.isspace, owner + key)) or ":" in owner:
             raise KeyFileError(f"{file}, line {number}, is neither KEY nor OWNER:KEY")
-        found.append((hash_key(key), owner or owner_of_flag_key(key)))
+        digest, owner = hash_key(key), owner or owner_of_flag_key(key)
+        whose, before = found.setdefault(digest, (owner, number))
+        if whose != owner:
+            raise KeyFileError(f"{file}, lines {before} and {number}, give one key to two owners")
+        if len(key) < SHORT:
+            short.append(number)
     if not found:
         raise KeyFileError(f"the file of keys {file} holds no key")
-    return found
+    return KeyFile([(digest, owner) for digest, (owner, _) in found.items()], short)
 
 
 @dataclass(slots=True)
@@ -131,6 +154,8 @@ class Keys:
 
     def give(self, keys: Sequence[str]) -> None:
         """Accept these of the configuration, in place of those that it had before."""
+        if any(len(key) < SHORT for key in keys):
+            log.warning("api_key has a key of fewer than %d characters, which can be guessed", SHORT)
         self._flags = [(hash_key(key), owner_of_flag_key(key)) for key in keys]
         self._accept()
 
@@ -163,8 +188,11 @@ class Keys:
         than before. After a KeyFileError all is as it was."""
         before = self._of_file
         if self._file is not None:
-            self._of_file = read_key_file(self._file)
+            read = read_key_file(self._file)
+            self._of_file = read.keys
             self._accept()
+            if (doubts := read.doubts(self._file)) is not None:
+                log.warning("%s", doubts)
             if self._file.stat().st_mode & 0o077:
                 log.warning("other users can open the file of keys %s: chmod 600 it", self._file)
         return self._of_file != before

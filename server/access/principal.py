@@ -45,7 +45,7 @@ class Principal:
     @property
     def service(self) -> Service:
         """How the request may be served."""
-        return Service.of(self.key_limits, self.owner_limits, self.tiers)
+        return Service.of(self.key_limits, self.owner_limits, self.tiers, keyed=self.key_id is not None)
 
     def require(self, *scopes: str) -> None:
         """ApiError 403 `insufficient_permissions` that names those of these scopes that are missing."""

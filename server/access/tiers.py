@@ -24,15 +24,22 @@ KEYED_TIERS: tuple[ServedTier, ...] = ("default", "flex")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a principal may have. tiers: the default first. max_priority: the lowest number allowed."""
+    """What a principal may have. tiers: the default first. max_priority: the lowest number allowed. keyed:
+    whether it has that by a key."""
 
     weight: float = 1.0
     tiers: tuple[str, ...] = EVERY_TIER
     max_priority: int = PRIORITIES["priority"]
+    keyed: bool = True
 
     @classmethod
     def of(
-        cls, key: ServiceShape, owner: ServiceShape, unsaid: tuple[ServedTier, ...] = EVERY_TIER
+        cls,
+        key: ServiceShape,
+        owner: ServiceShape,
+        unsaid: tuple[ServedTier, ...] = EVERY_TIER,
+        *,
+        keyed: bool = True,
     ) -> Service:
         """What the limits of a key and of its owner leave. unsaid: the tiers where neither says which; a
         `max_priority` below 0 says that `priority` is among them."""
@@ -47,7 +54,7 @@ class Service:
             if tier in owners and (tier == "flex" or most <= PRIORITIES[tier])
         )
         # Limits that contradict each other must not shut a key out altogether.
-        return cls(owner.weight or 1.0, tiers or ("flex",), most)
+        return cls(owner.weight or 1.0, tiers or ("flex",), most, keyed)
 
     def resolved(self, asked: str | None, priority: int | None) -> tuple[str, int]:
         """The tier at which a request is served and its number in the queues, for the tier and the number
@@ -57,14 +64,15 @@ class Service:
         else:
             tier = effective_tier(asked) if is_tier(asked) else self.tiers[0]
             number, param = max(PRIORITIES[tier], self.max_priority), "service_tier"
+        who = "This key" if self.keyed else "A request without a key"
         if tier not in self.tiers:
             named = " and ".join(f"'{each}'" for each in self.tiers)
             told = (
                 f"'{asked}'" if param == "service_tier" else f"'{tier}', which is that of priority {number}"
             )
-            raise _forbidden(f"This key may not use the service tier {told}. It may use {named}.", param)
+            raise _forbidden(f"{who} may not use the service tier {told}. It may use {named}.", param)
         if number < self.max_priority:
-            message = f"This key may not use priority {number}. The most urgent it may use is "
+            message = f"{who} may not use priority {number}. The most urgent it may use is "
             raise _forbidden(f"{message}{self.max_priority}; lower numbers go first.", param)
         return tier, number
 

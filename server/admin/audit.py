@@ -12,7 +12,7 @@ import orjson
 
 from server.access import AUDIT_TYPES
 from server.admin.database_access import AdminError, carry_out
-from server.admin.owner_names import owner_id
+from server.admin.owner_names import known_owner_id, owner_id
 from server.config import Config
 from server.masking import one_line
 from storage import AuditFilter, Page, Storage, StoredAudit
@@ -121,6 +121,10 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "GET",
         f"{PATH}?{urlencode(query)}",
     )["data"]
+    seen = {log["project"]["id"] for log in found if log["project"]}
+    for owner in owners:
+        if owner not in seen:
+            known_owner_id(config, owner)
     if options.json:
         yield orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
         return

@@ -15,7 +15,7 @@ from server.access import ADMIN, LOCAL_OWNER, OPERATOR, OWNER_PREFIX, Actor, has
 from server.admin.database_access import AdminError, carry_out
 from server.admin.durations import MAX_S as MAX_S
 from server.admin.durations import seconds_of, seconds_until
-from server.admin.listing import Columns, list_lines, shown_time
+from server.admin.listing import Columns, list_lines, shown_once, shown_time
 from server.admin.owner_names import known_owner_id, nearest_owner, owner_id, shown_owner
 from server.clock import now_us
 from server.config import Config
@@ -241,14 +241,15 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
 def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     body = {
         "name": options.name,
-        "owner": None if options.owner is None else owner_id(config, options.owner, makes=True),
+        "owner": None if options.owner is None else _owner(config, options.owner),
         "scopes": _scopes(options),
         "expires_in_s": _end(options.expires),
         "limits": limits_of(options),
     }
     body = {name: value for name, value in body.items() if value is not None}
     made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
-    yield made["key"]
+    with shown_once(lambda: _ended(config, made["id"]), f"The key {made['id']} is revoked."):
+        yield made["key"]
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
     if made["new_owner"]:
         yield f"{made['owner']} is a new owner: nothing was kept for that name before."
@@ -259,6 +260,12 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
             )
     if made["first"]:
         yield from _first(made["owner"], config)
+
+
+def _owner(config: Config, word: str) -> str:
+    """Whose a new key is. UnknownOwner for the id of an owner that there is not: any other word makes one."""
+    find = known_owner_id if word.startswith(OWNER_PREFIX) else owner_id
+    return find(config, word, makes=True)
 
 
 def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
@@ -275,12 +282,14 @@ def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
         f"{PATH}/{options.id}/rotate",
         body,
     )
-    yield made["key"]
+    left = f"{options.id} is accepted until {shown_time(made['old'], 'expires_at')} UTC"
+    with shown_once(lambda: _ended(config, made["id"]), f"The key {made['id']} is revoked, and {left}."):
+        yield made["key"]
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
     until, before = made["old"]["expires_at"], made["was_accepted_until"]
     sooner = before is not None and until < before
     earlier = f", not until {shown_time(made, 'was_accepted_until')} as before" if sooner else ""
-    yield f"{options.id} is accepted until {shown_time(made['old'], 'expires_at')} UTC{earlier}"
+    yield f"{left}{earlier}"
     if made["successors"]:
         yield (
             f"{options.id} was rotated before, and {', '.join(made['successors'])} replaces it too: "
@@ -314,8 +323,7 @@ def _update(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    path = f"{PATH}/{options.id}"
-    done = carry_out(config, lambda storage: revoke(storage, OPERATOR, options.id), "DELETE", path)
+    done = _ended(config, options.id)
     if done["revoked_before"] is not None:
         yield f"{options.id} was revoked already, on {shown_time(done, 'revoked_before')} UTC"
         return
@@ -328,10 +336,15 @@ def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
         )
 
 
+def _ended(config: Config, id: str) -> dict[str, Any]:
+    """What `revoke` says of a key."""
+    return carry_out(config, lambda storage: revoke(storage, OPERATOR, id), "DELETE", f"{PATH}/{id}")
+
+
 def _first(owner: str, config: Config) -> Iterator[str]:
-    """What the first key changes."""
+    """What the first key changes, and the first one after all were revoked."""
     yield (
-        f"It is the first key in {masked(str(config.db))}. Every request needs a key now, in the header "
+        f"No other key is live in {masked(str(config.db))}. Every request needs a key now, in the header "
         "'authorization: Bearer KEY'."
     )
     if owner == LOCAL_OWNER:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from server.admin.database_access import carry_out
+from server.admin.database_access import AdminError, carry_out
 from server.admin.owner_names import with_owner_names
 from server.config import Config
 from server.masking import one_line
@@ -59,6 +61,19 @@ def table(columns: Columns, objects: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     if not objects:
         print("antiphon: there are none", file=sys.stderr)
+
+
+@contextmanager
+def shown_once(undo: Callable[[], object], undone: str) -> Iterator[None]:
+    """Around the line that shows a secret, which nobody can see again. Where it cannot be written, `undo`
+    ends what the secret is of: AdminError, which says what is `undone`."""
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, "standard output is closed")
+        yield
+    except OSError as error:
+        undo()
+        raise AdminError(f"what nobody can see again cannot be written: {error.strerror}. {undone}") from None
 
 
 def shown_time(object: dict[str, Any], at: str = "created_at") -> str:

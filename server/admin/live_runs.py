@@ -7,6 +7,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -43,7 +44,10 @@ PAGE_BYTES = 1 << 18
 
 async def listed(storage: Storage) -> dict[str, Any]:
     """The stored runs that have not ended, oldest first."""
-    return {"object": "list", "data": [as_json(run) for run in await storage.live_runs(MOST)]}
+    found = await storage.live_runs(MOST)
+    if not storage.shared:  # whoever else had a run did not give it back, and is gone: this process holds all
+        found = tuple(run if run.runner == storage.runner else replace(run, runner=None) for run in found)
+    return {"object": "list", "data": [as_json(run) for run in found]}
 
 
 async def cancel(storage: Storage, by: Actor, id: str, owner: str | None = None) -> dict[str, Any]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
@@ -18,13 +21,16 @@ from server.admin.database_access import (
     answer_of,
     asking,
     carry_out,
+    is_served,
     opened,
 )
 from server.admin.exports import exported
 from server.admin.owner_names import owner_id
 from server.clock import now_us
 from server.config import Config
+from server.progress import Progress
 from server.runs import spent_so_far
+from server.runs.planning import kv_folders
 from storage import (
     AuditEntry,
     AuditFilter,
@@ -110,12 +116,13 @@ async def purge(
     limit_s: float = float("inf"),
     begun: Callable[[], None] = lambda: None,
     cut: Callable[[Sequence[str]], None] = lambda response_ids: None,
+    reached: Callable[[Mapping[str, int]], None] = lambda counts: None,
 ) -> dict[str, Any]:
     """Remove everything that an owner had at `before` (microseconds), for `limit_s` seconds at most.
 
     The reply says what went and whether it is `done`; if not, begin again with the same `before`. begun:
     called once, before anything goes: completions that are made then will not be stored. cut: told which runs
-    in flight went.
+    in flight went. reached: told after each short step what went by then, as the reply says it.
     """
     entry = by.did(PURGED, owner, owner, before=before, keys=with_keys)
     first = None if await _is_noted(storage, entry) else entry
@@ -128,6 +135,7 @@ async def purge(
         async for step in steps:
             total += step
             cut(step.runs)
+            reached(_counts(total))
             if time.monotonic() > until:
                 done = False
                 break
@@ -139,17 +147,27 @@ async def purgeable(storage: Storage, owner: str) -> dict[str, Any]:
     return _counts(await storage.purgeable(owner, now_us()))
 
 
+KINDS = {
+    "responses": "response",
+    "conversations": "conversation",
+    "files": "file",
+    "vector_stores": "vector store",
+    "batches": "batch",
+    "prompts": "prompt template",
+    "containers": "container",
+    "webhooks": "webhook",
+    "chat_completions": "stored chat completion",
+}
+"""What goes with an owner: the names of counts, and what one of each is called."""
+
+
 def _counts(purged: Purged) -> dict[str, int]:
-    return {
-        "responses": purged.responses,
-        "runs": len(purged.runs),
-        "conversations": purged.conversations,
-        "files": purged.files,
-        "containers": purged.containers,
-        "webhooks": purged.webhooks,
-        "chat_completions": purged.chat_completions,
-        "keys": purged.keys,
-    }
+    of_kinds = {kind: getattr(purged, kind) for kind in KINDS}
+    return {**of_kinds, "runs": len(purged.runs), "keys": purged.keys}
+
+
+def _size(counts: Mapping[str, int]) -> int:
+    return sum(counts[kind] for kind in KINDS)
 
 
 async def _is_noted(storage: Storage, entry: AuditEntry) -> bool:
@@ -162,21 +180,48 @@ async def _is_noted(storage: Storage, entry: AuditEntry) -> bool:
 def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon purge`; yields the lines to print. Raises AdminError."""
     owner = owner_id(config, options.owner)
+    would_go = carry_out(
+        config, partial(_look, owner=owner), "GET", f"/admin/purge?{urlencode({'owner': owner})}"
+    )
     if not options.yes:
-        would_go = carry_out(
-            config, partial(_look, owner=owner), "GET", f"/admin/purge?{urlencode({'owner': owner})}"
-        )
         keys = f", and {_num(would_go['keys'], 'key')} would be revoked" if options.keys else ""
         raise AdminError(
             f"nothing was removed. All of the owner {owner} would go: {_listed(would_go)}{keys}. None of it "
             "comes back: add --yes to do it"
         )
-    body = {"owner": owner, "before": now_us(), "keys": options.keys}
+    with Progress("removing what the owner has", total=_size(would_go), unit="objects") as progress:
+        total, left = _purge(config, owner, options.keys, progress)
+    for words in left:
+        print(f"antiphon: {words}", file=sys.stderr)
+    yield f"everything of the owner {owner} is removed: {_listed(total)}"
+    if options.keys:
+        yield f"{_num(total['keys'], 'key')} revoked"
+    else:
+        yield "the owner's keys, if any, are still accepted: --keys revokes them"
+
+
+def _purge(
+    config: Config, owner: str, with_keys: bool, progress: Progress
+) -> tuple[dict[str, int], list[str]]:
+    """Remove everything of an owner; returns the counts of what went, and a sentence for each folder of saved
+    KV that still has some of it."""
+    before = now_us()
+    body = {"owner": owner, "before": before, "keys": with_keys}
     total: dict[str, int] = {}
+    left: list[str] = []
 
     async def in_database(storage: Storage) -> dict[str, Any]:
         await require_owner(storage, owner)
-        return await purge(storage, owner, by=OPERATOR, before=body["before"], with_keys=options.keys)
+        went = await purge(
+            storage,
+            owner,
+            by=OPERATOR,
+            before=before,
+            with_keys=with_keys,
+            reached=lambda counts: progress.reached(_size(counts)),
+        )
+        left.extend(await _forget_saved(config, storage, owner))
+        return went
 
     done = False
     while not done:
@@ -188,11 +233,40 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
             break  # the last of it went by itself
         done = went.pop("done")
         total = {name: total.get(name, 0) + num for name, num in went.items()}
-    yield f"everything of the owner {owner} is removed: {_listed(total)}"
-    if options.keys:
-        yield f"{_num(total['keys'], 'key')} revoked"
-    else:
-        yield "the owner's keys, if any, are still accepted: --keys revokes them"
+        progress.reached(_size(total))
+    return total, left
+
+
+async def _forget_saved(config: Config, storage: Storage, owner: str) -> list[str]:
+    """Remove what was computed for an owner and is kept on disk, unless a server of this data folder does it,
+    which is there only beside a database that is shared. Returns a sentence for each folder that still has
+    some."""
+    if storage.shared and is_served(config):
+        return []
+    database = await storage.database_id()
+    folders = sorted({folder for folder in kv_folders(config).values() if os.path.isdir(folder)})
+    found = [await asyncio.to_thread(_still_saved, folder, owner, database) for folder in folders]
+    return [words for words in found if words is not None]
+
+
+def _still_saved(folder: Path, owner: str, database: str | None) -> str | None:
+    from engine import ForeignFolder, SavedKV  # numpy, which other commands do without
+
+    why = "files cannot be removed"
+    try:
+        shelves = SavedKV(folder, database=database).shelves()
+        whose = [(shelf, shelf.folder.owner(owner)) for shelf in shelves]
+        for shelf, of_owner in whose:
+            shelf.forget_owner(of_owner)
+        if not any(any(shelf.folder.files(of_owner)) for shelf, of_owner in whose):
+            return None
+    except ForeignFolder:  # nothing in it was computed for an owner of this database
+        return None
+    except OSError as error:
+        why = error.strerror or str(error)
+    return (
+        f"{folder} still has what was computed for the owner: {why}. The next server that starts tries again"
+    )
 
 
 async def _look(storage: Storage, owner: str) -> dict[str, Any]:
@@ -201,14 +275,10 @@ async def _look(storage: Storage, owner: str) -> dict[str, Any]:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    """Those of the things that go which are counted; batches, vector stores and prompts go as well."""
-    return (
-        f"{_num(counts['responses'], 'response')} ({counts['runs']} in flight), "
-        f"{_num(counts['conversations'], 'conversation')}, {_num(counts['files'], 'file')}, "
-        f"{_num(counts['containers'], 'container')}, {_num(counts['webhooks'], 'webhook')}, "
-        f"{_num(counts['chat_completions'], 'stored chat completion')}"
-    )
+    in_flight = {"responses": f" ({counts['runs']} in flight)"}
+    return ", ".join(_num(counts[kind], noun) + in_flight.get(kind, "") for kind, noun in KINDS.items())
 
 
 def _num(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"

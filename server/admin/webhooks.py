@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from server.access import LOCAL_OWNER, OPERATOR, Actor
 from server.admin.database_access import AdminError, carry_out
-from server.admin.listing import Columns, list_lines, shown_time
+from server.admin.listing import Columns, list_lines, shown_once, shown_time
 from server.admin.owner_names import known_owner_id, shown_owner
 from server.clock import now_us
 from server.config import Config, is_loopback
@@ -147,7 +147,8 @@ def _add(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "allow_http": options.allow_http,
     }
     made = carry_out(config, lambda storage: add(storage, OPERATOR, **body), "POST", PATH, body)
-    yield made["signing_secret"]
+    with shown_once(lambda: _removed(config, made["id"]), f"The endpoint {made['id']} is removed."):
+        yield made["signing_secret"]
     yield f"id {made['id']}, owner {made['owner']}. The secret is not shown again."
 
 
@@ -156,20 +157,20 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _remove(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    carry_out(config, lambda storage: remove(storage, OPERATOR, options.id), "DELETE", _path(options))
+    _removed(config, options.id)
     yield f"{options.id} is removed"
 
 
+def _removed(config: Config, id: str) -> None:
+    carry_out(config, lambda storage: remove(storage, OPERATOR, id), "DELETE", f"{PATH}/{id}")
+
+
 def _test(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    path = f"{_path(options)}/test"
+    path = f"{PATH}/{options.id}/test"
     result = carry_out(config, lambda storage: test(storage, options.id), "POST", path, makes=False)
     if result["status_code"] is None:
         raise AdminError(f"{options.id} could not be reached ({result['error']})")
     yield f"{options.id} answered {result['event_type']} with status {result['status_code']}"
-
-
-def _path(options: argparse.Namespace) -> str:
-    return f"{PATH}/{options.id}"
 
 
 COLUMNS: Columns = {

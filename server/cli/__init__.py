@@ -16,12 +16,14 @@ UNWRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Ctrl-C ends it without a traceback from here on, also while
     what it needs is imported, which takes a second; so does an output that nobody reads, or that has no
-    room, which is often known only when the last of it is written."""
+    room, which is often known only when the last of it is written. A code that says more than this stands."""
+    code = 0
     try:
         try:
             from server.cli.commands import main
 
-            return main(argv)
+            code = main(argv)
+            return code
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -29,13 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         _write_no_more()
-        return 0
+        return code
     except OSError as error:
         if error.errno not in UNWRITTEN or error.filename is not None:
             raise
         _write_no_more()
-        print(f"antiphon: what it says cannot be written: {error.strerror}", file=sys.stderr)
-        return REFUSED
+        if not code:
+            print(f"antiphon: what it says cannot be written: {error.strerror}", file=sys.stderr)
+        return code or REFUSED
 
 
 def _write_no_more() -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -200,11 +200,17 @@ def _load(options: argparse.Namespace, *, for_engine: bool = False) -> Loaded:
     return loaded
 
 
-def _print(lines: Iterable[str]) -> int:
-    """Print what an operator's command has to say. Raises Refusal."""
+def _print(lines: Iterator[str]) -> int:
+    """Print what an operator's command has to say. Raises Refusal. A line that cannot be written is an
+    OSError also where it was said: that may have something to undo."""
     with _refusing():
         for line in lines:
-            print(line)
+            try:
+                print(line, flush=True)
+            except OSError as error:
+                if isinstance(lines, Generator):
+                    lines.throw(error)
+                raise
     return 0
 
 
@@ -725,7 +731,7 @@ def _add_purge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", required=True, help="whose data: an owner's id or name")
     parser.add_argument("--keys", action="store_true", help="also revoke the owner's keys")
     parser.add_argument("--yes", action="store_true", help="confirm: nothing that is removed comes back")
-    _add_storage_settings(parser)
+    _add_settings(parser, only=("data", "db", "models", "kv_disk_folder"))
 
 
 def _purge(options: argparse.Namespace) -> int:

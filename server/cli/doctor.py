@@ -103,17 +103,23 @@ async def _python(config: Config) -> Finding:
 
 
 async def _data(config: Config) -> Finding:
+    if (why := _unwritable(config.data)) is not None:
+        return "FAIL", why
     if not os.path.exists(config.data):
-        above = next(folder for folder in config.data.parents if os.path.exists(folder))
-        if not os.access(above, os.W_OK | os.X_OK):
-            return "FAIL", f"{config.data} does not exist, and {above} cannot be written"
         return "ok", f"{config.data} does not exist yet; the first start makes it"
-    try:
-        with tempfile.TemporaryFile(dir=config.data):
-            pass
-    except OSError as exc:
-        return "FAIL", f"{config.data} cannot be written: {exc.strerror or exc}"
     return "ok", f"{config.data} can be written"
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why nothing can be made in a folder or, where it is not there, in the nearest one above it; None where
+    that can be. A try tells more than permissions: root does without them, and /proc only shows some."""
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return None
+    except OSError as exc:
+        missing = f"{folder} does not exist, and " if there != folder else ""
+        return f"{missing}{there} cannot be written: {exc.strerror or exc}"
 
 
 async def _database(config: Config) -> Finding:
@@ -126,6 +132,9 @@ async def _database(config: Config) -> Finding:
     except (StorageError, ValueError) as exc:
         return "FAIL", str(exc)
     verdict, words = await _state_of(config, state)
+    file = config.db_file
+    if verdict == "ok" and state.holder is None and file is not None and (why := _unwritable(file.parent)):
+        return "FAIL", why
     if state.free is not None and state.free < LITTLE_ROOM:
         words += f"; its disk has only {state.free / 1e6:.1f} MB free"
         if state.free < LEAST_ROOM:
@@ -315,12 +324,15 @@ async def _port(config: Config) -> Finding:
         if await _is_starting(config):
             return "note", f"a server that is starting listens on port {config.port}"
         return "FAIL", cannot_listen(config, exc)
+    doubts = None
     if config.api_key_file is not None:
         try:
-            read_key_file(config.api_key_file)
+            doubts = read_key_file(config.api_key_file).doubts(config.api_key_file)
         except KeyFileError as exc:
             return "FAIL", str(exc)
     free = f"{config.host}:{config.port} is free"
+    if doubts is not None:
+        return "note", f"{free}; {doubts}"
     if config.loopback and config.led_to is None:
         return "ok", free
     keyed = await _keyed(config)

@@ -41,7 +41,10 @@ def read_web(config: Config) -> dict[str, ToolSpec]:
             raise ToolsError(
                 "--demo-web stands in for a search provider: take the table [web] out, or the flag"
             )
-        return folder_tools(asyncio.run(read_folder(config.demo_web)))
+        try:
+            return folder_tools(asyncio.run(read_folder(config.demo_web)))
+        except ToolsError as fault:
+            raise ToolsError(f"--demo-web: {fault}") from None
     try:
         search = config.web.search(config.mcp)
     except ValueError as fault:

@@ -409,13 +409,13 @@ def tidy(conn: Connection, before: int) -> int:
     return conn.execute(delete(batches).where(batches.c.id.in_(old))).rowcount
 
 
-def purge(conn: Connection, owner: str, before: int) -> int:
-    """Removes some of an owner's lines, then batches, that were there at that time; returns how many rows
+def purge(conn: Connection, owner: str, before: int) -> tuple[int, int]:
+    """Removes some of an owner's lines, then batches, that were there at that time; returns how many of each
     went. Whoever carries one on loses it."""
     own = select(batches.c.id).where(batches.c.owner == owner, batches.c.created_at <= before)
     if num := _remove_lines(conn, batch_lines.c.batch_id.in_(own)):
-        return num
-    return conn.execute(delete(batches).where(batches.c.id.in_(own.limit(ROWS)))).rowcount
+        return num, 0
+    return 0, conn.execute(delete(batches).where(batches.c.id.in_(own.limit(ROWS)))).rowcount
 
 
 def _remove_lines(conn: Connection, where: ColumnElement[bool]) -> int:

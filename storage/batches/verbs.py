@@ -177,8 +177,9 @@ class Batches:
         while await self._read(partial(batch_rows.untidy, before=before)):
             await self._write(partial(batch_rows.tidy, before=before))
 
-    async def purge(self, owner: str, now: int) -> AsyncGenerator[None]:
-        """Removes the batches that an owner had at `now`; yields after each short transaction."""
-        while await self._write(partial(batch_rows.purge, owner=owner, before=now)):
-            yield
+    async def purge(self, owner: str, now: int) -> AsyncGenerator[int]:
+        """Removes the batches that an owner had at `now`; yields how many went after each short
+        transaction."""
+        while any(gone := await self._write(partial(batch_rows.purge, owner=owner, before=now))):
+            yield gone[1]
         self._blobs.let_go()

@@ -52,6 +52,7 @@ from storage.records import (
 )
 from storage.tables import (
     api_keys,
+    batches,
     chat_completions,
     containers,
     conversation_items,
@@ -61,10 +62,12 @@ from storage.tables import (
     idempotency,
     metadata,
     person_usage,
+    prompts,
     queue_shares,
     response_items,
     responses,
     runs,
+    vector_stores,
     webhooks,
 )
 from storage.tables import items as item_rows
@@ -299,6 +302,11 @@ def purgeable(conn: Connection, owner: str, now: int) -> Purged:
         files=had(files),
         containers=had(containers),
         chat_completions=had(chat_completions),
+        batches=had(batches),
+        vector_stores=num(
+            vector_stores, vector_stores.c.created_at <= now, vector_stores.c.deleted_at.is_(None)
+        ),
+        prompts=had(prompts),
     )
 
 
@@ -339,8 +347,8 @@ async def purge(
         while await write(partial(_empty_conversations, ids=ids, now=now)):
             yield Purged()
         yield Purged(conversations=await write(partial(_remove_conversations, ids=ids)))
-    while await write(partial(let_go, owner=owner, before=now, now=now)):
-        yield Purged()
+    while num := await write(partial(let_go, owner=owner, before=now, now=now)):
+        yield Purged(vector_stores=num)
     while await write(partial(erase, owner=owner)):
         yield Purged()
     rest: Sequence[tuple[Table, ColumnElement[bool]]] = (

@@ -462,14 +462,14 @@ def forget_files(conn: Connection, where: ColumnElement[bool], now: int) -> int:
     return len(rows)
 
 
-def let_go(conn: Connection, owner: str, before: int, now: int) -> bool:
-    """Makes some stores of an owner that were made by `before` unknown, and what is in them; False when all
-    are."""
+def let_go(conn: Connection, owner: str, before: int, now: int) -> int:
+    """Makes some stores of an owner that were made by `before` unknown, and what is in them; returns how
+    many, 0 when all are."""
     mine = (_stores.c.owner == owner, _stores.c.created_at <= before, _stores.c.deleted_at.is_(None))
     some = select(_stores.c.number).where(*mine).order_by(_stores.c.number).limit(FORGOTTEN)
     numbers = conn.execute(some.with_for_update()).scalars().all()
     conn.execute(update(_stores).where(_stores.c.number.in_(numbers)).values(deleted_at=now))
-    return bool(numbers)
+    return len(numbers)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -78,6 +78,10 @@ async def test_the_demo_is_a_folder_with_documents(tmp_path: Path) -> None:
     assert (verdict, "there is no .md, .txt or .html file" in said) == ("FAIL", True)
     (tmp_path / "docs" / "a.md").write_text("# A\n\nwords")
     assert (await check(Config(data=tmp_path, demo_web=tmp_path / "docs")))[0] == "ok"
+    missing = await check(Config(data=tmp_path, demo_web=tmp_path / "none"))
+    assert missing == ("FAIL", f"--demo-web: there is no folder {tmp_path}/none")
+    file = await check(Config(data=tmp_path, demo_web=tmp_path / "docs" / "a.md"))
+    assert file == ("FAIL", f"--demo-web: {tmp_path}/docs/a.md is not a folder")
     both = Config(data=tmp_path, demo_web=tmp_path / "docs", web=WebSettings(provider="brave", api_key="k"))
     assert (await check(both))[0] == "FAIL"
 

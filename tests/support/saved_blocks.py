@@ -52,11 +52,11 @@ def table(path: Path) -> list[Row]:
         return read_table(descriptor, identity=IDENTITY, owner=OWNER, group_bytes=GROUP_BYTES)
 
 
-def save(shelf: Shelf, name: str, text: str, *, first: int = 0) -> bytes:
+def save(shelf: Shelf, name: str, text: str, *, first: int = 0, owner: str = "a") -> bytes:
     """Save a sequence with a block for each letter from the first one on, those before are on disk; returns
     what stands for its owner."""
     keys = [(key, 0b11, depth) for depth, key in enumerate(chain(text))][first:]
-    whose = shelf.folder.owner("a")
+    whose = shelf.folder.owner(owner)
 
     def fill(writer: FileWriter) -> None:
         writer.add(keys, [content(key) for key, _, _ in keys])

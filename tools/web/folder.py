@@ -5,6 +5,7 @@ Its pages have URLs under `https://demo.test/`, a name that leads nowhere.
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections.abc import Collection, Sequence
@@ -63,6 +64,9 @@ class Folder:
 
 async def read_folder(folder: Path) -> Folder:
     """The documents of a folder and of those in it: `.md`, `.txt` and `.html`. Raises ToolsError."""
+    if not os.path.isdir(folder):  # which raises nothing where it may not be looked up
+        why = f"{folder} is not a folder" if os.path.exists(folder) else f"there is no folder {folder}"
+        raise ToolsError(why)
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in KINDS and file.is_file())
     if not files:
         raise ToolsError(f"{folder}: there is no .md, .txt or .html file in it")

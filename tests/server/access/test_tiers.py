@@ -83,6 +83,14 @@ def test_what_a_key_may_not_use_is_named(
     assert told in error.message
 
 
+async def test_without_keys_no_key_is_spoken_of(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        refused = await client.post(RESPONSES, json=SAID[RESPONSES] | {"priority": -10})
+    told = refused.json()["error"]["message"]
+    assert refused.status_code == 403
+    assert told.startswith("A request without a key may not use priority -10. The most urgent it may use is")
+
+
 @pytest.mark.parametrize(
     "limits",
     [

@@ -68,6 +68,10 @@ def test_a_name_that_is_taken_makes_no_second_owner(
         ("owners", "archive", "nope"),
         ("tiers", "nope", "--weight", "2"),
         ("keys", "list", "--owner", "nope"),
+        ("keys", "create", "--owner", "own_nope"),
+        ("audit", "list", "--owner", "nope"),
+        ("audit", "list", "--owner", "Alpha", "--owner", "nope"),
+        ("audit", "list", "--owner", "nope", "--json"),
         ("webhooks", "add", "https://example.org/x", "--owner", "nope"),
     ],
 )
@@ -135,6 +139,17 @@ async def test_a_name_of_several_owners_is_refused_with_their_ids(
         assert all(id in error for id in twins)
         assert await beside(running, capsys, "owners", "archive", twins[0])
         assert f"owner {twins[1]}." in await beside(running, capsys, "keys", "create", "--owner", "Twin")
+
+
+async def test_an_unknown_owner_is_an_error_beside_a_server_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_app(tmp_path) as running:
+        for argv in (("keys", "create", "--owner", "own_nope"), ("audit", "list", "--owner", "nope")):
+            assert "nope" in await beside(running, capsys, *argv, rc=1)
+        assert (
+            await beside(running, capsys, "audit", "list", "--owner", "local", "--type", "run.forked") == ""
+        )
 
 
 async def beside(running: Running, capsys: pytest.CaptureFixture[str], *argv: str, rc: int = 0) -> str:

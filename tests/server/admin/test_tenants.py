@@ -17,19 +17,25 @@ import httpx
 import pytest
 
 from engine import ScriptedEngine
+from engine.tiers.folders import Folder
+from engine.tiers.shelf import Shelf
 from server.access import OPERATOR
+from server.admin import tenants
 from server.admin.database_access import AdminError, leave_address
 from server.admin.exports import exporting
 from server.admin.tenants import export, purge
 from server.cli.commands import main
 from server.clock import now_us
 from server.config import Config
+from server.progress import Progress
 from storage import AuditFilter
 from tests.support import wire
+from tests.support.batching import input_file
 from tests.support.blocking import until
 from tests.support.making import rows
 from tests.support.running import Running, http_client, live_app
 from tests.support.sandboxes import with_sandbox
+from tests.support.saved_blocks import GROUP_BYTES, IDENTITY, save
 from tests.support.talk import WEATHER, Api, Gate, call, gated_at
 
 
@@ -294,6 +300,86 @@ async def test_a_purge_without_a_server(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 response (0 in flight)" in capsys.readouterr().out
     async with live_app(tmp_path) as running:
         assert await rows(running.context.storage) == {"owners": 1}
+
+
+async def test_what_would_go_names_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And so does what went, beside a server and without one."""
+    async with live_app(tmp_path) as running:
+        gone = await input_file(running.context.storage, [])  # with which the batch fails at once
+        async with http_client(running) as http:
+            batch = {"input_file_id": gone, "endpoint": "/v1/responses", "completion_window": "24h"}
+            made = [
+                await http.post("/v1/batches", json=batch),
+                await http.post("/v1/vector_stores", json={"name": "Manuals"}),
+                await http.post("/v1/vector_stores", json={"name": "Letters"}),
+                await http.post("/v1/prompts", json={"name": "p", "template": {"instructions": "Be brief."}}),
+            ]
+            assert [reply.status_code for reply in made] == [200] * 4
+        assert await run(running, "purge", "--owner", "local") == 2
+        told = capsys.readouterr().err
+    kinds = "1 file, 2 vector stores, 1 batch, 1 prompt template, 0 containers, 0 webhooks, "
+    assert kinds in told
+    assert await asyncio.to_thread(main, ["purge", "--owner", "local", "--yes", "--data", str(tmp_path)]) == 0
+    assert kinds in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", ["kv", "elsewhere"])
+async def test_a_purge_without_a_server_removes_what_was_computed(tmp_path: Path, folder: str) -> None:
+    """Of the owner alone, and under names that no response has, too."""
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        kept = (await Api(http).create("say a"))["id"]
+    shelf = Shelf(Folder(tmp_path / folder, IDENTITY), GROUP_BYTES)
+    ours, theirs = (
+        save(shelf, name, blocks, owner=owner)
+        for name, blocks, owner in ((kept, "abcd", "local"), ("resp_other", "wxyz", "bob"))
+    )
+    purge_it = ["purge", "--owner", "local", "--yes", "--data", str(tmp_path)]
+    elsewhere = ["--kv-disk-folder", str(tmp_path / folder)] if folder != "kv" else []
+    assert await asyncio.to_thread(main, [*purge_it, *elsewhere]) == 0
+    assert not any(shelf.folder.files(ours)) and any(shelf.folder.files(theirs))
+
+
+async def test_what_another_database_has_computed_outlives_a_purge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        await Api(http).create("say a")
+    shelf = Shelf(Folder(tmp_path / "kv", IDENTITY, "f" * 32), GROUP_BYTES)
+    theirs = save(shelf, "resp_a", "abcd", owner="local")
+    assert await asyncio.to_thread(main, ["purge", "--owner", "local", "--yes", "--data", str(tmp_path)]) == 0
+    assert any(shelf.folder.files(theirs)) and not capsys.readouterr().err
+
+
+async def test_what_cannot_be_removed_from_the_disk_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        await Api(http).create("say a")
+    shelf = Shelf(Folder(tmp_path / "kv", IDENTITY), GROUP_BYTES)
+    save(shelf, "resp_a", "abcd", owner="local")
+    monkeypatch.setattr(Folder, "remove_owner", lambda *_: None)  # as on a disk that is read-only
+    assert await asyncio.to_thread(main, ["purge", "--owner", "local", "--yes", "--data", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert f"{tmp_path / 'kv'} still has what was computed" in told.err and "is removed" in told.out
+
+
+async def test_a_purge_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what would go, after each short step."""
+    shown: list[tuple[float, float | None]] = []
+
+    class Seen(Progress):
+        def reached(self, done: float, total: float | None = None) -> None:
+            super().reached(done, total)
+            shown.append((done, self.total))
+
+    monkeypatch.setattr(tenants, "Progress", Seen)
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        for n in range(20):
+            await Api(http).create(f"say {n}")
+    assert await asyncio.to_thread(main, ["purge", "--owner", "local", "--yes", "--data", str(tmp_path)]) == 0
+    totals, done = {total for _, total in shown}, [done for done, _ in shown]
+    assert totals == {20} and done[0] == 0 and done[-1] == 20 and done == sorted(done)
+    assert any(0 < num < 20 for num in done)
 
 
 async def test_an_owner_that_does_not_exist_is_told(

@@ -204,6 +204,38 @@ def test_an_output_that_nobody_reads_or_that_has_no_room_is_no_traceback(
         assert ran(full) == (2, no_room)
 
 
+@pytest.mark.parametrize("made", ["keys create", "keys rotate", "webhooks add"])
+@pytest.mark.parametrize("out", ["full", "unread", "closed"])
+def test_a_secret_that_could_not_be_shown_is_of_no_use_to_anybody(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, made: str, out: str
+) -> None:
+    data = ["--data", str(tmp_path)]
+    assert main(["keys", "create", "--owner", "local", "--expires", "30d", *data]) == 0
+    old = capsys.readouterr().out.split()[2].rstrip(",")
+    rest = {"keys create": [], "keys rotate": [old], "webhooks add": ["https://example.org/told"]}[made]
+    command = [READY, "-m", "server.cli", *made.split(), *rest, *data]
+    if out == "closed":
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    reader, unread = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full, open(unread, "wb") as pipe:
+        done = subprocess.run(
+            command,
+            stdout=pipe if out == "unread" else full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == 2
+    assert b"what nobody can see again cannot be written" in done.stderr and done.stderr.count(b"\n") == 1
+    assert main(["keys", "list", "--json", *data]) == 0
+    live = [key["id"] for key in json.loads(capsys.readouterr().out) if key["revoked_at"] is None]
+    assert live == [old]
+    assert main(["webhooks", "list", "--json", *data]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
 def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> None:
     assert main(["migrate", "--data", str(tmp_path)]) == 0
     command = [READY, "-m", "server.cli", "backup", str(tmp_path / "copy"), "--data", str(tmp_path)]
@@ -350,6 +382,20 @@ def test_keys_are_listed_as_json(capsys: pytest.CaptureFixture[str], tmp_path: P
         assert isinstance(json.loads(capsys.readouterr().out), list)
 
 
+def test_a_key_after_all_were_revoked_is_not_called_the_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What it changes is told, for with no live key none was needed."""
+    for _ in range(2):
+        assert main(["keys", "create", "--data", str(tmp_path)]) == 0
+        told = capsys.readouterr().out
+        assert "first key" not in told
+        assert f"No other key is live in sqlite+aiosqlite:///{tmp_path}/antiphon.db. Every request" in told
+        id = told.split()[2].rstrip(",")
+        assert main(["keys", "revoke", id, "--data", str(tmp_path)]) == 0
+        assert "No stored key is live any more" in capsys.readouterr().out
+
+
 def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data = ["--data", str(tmp_path)]
     assert main(["migrate", *data]) == 0
@@ -358,8 +404,8 @@ def test_migrate_and_keys_without_a_server(capsys: pytest.CaptureFixture[str], t
     _, key, told, new, changed, owner = capsys.readouterr().out.splitlines()
     assert new.startswith("ann is a new owner")
     assert str(tmp_path) in changed and "Every request needs a key" in changed and "--owner local" in owner
-    assert main(["keys", "create", "--owner", "own_mistyped", *data]) == 2
-    assert "there is no owner 'own_mistyped'" in capsys.readouterr().err
+    assert main(["keys", "create", "--owner", "own_mistyped", *data]) == 1
+    assert "there is no owner whose id or name is 'own_mistyped'" in capsys.readouterr().err
     assert main(["keys", "create", *data]) == 0
     second = capsys.readouterr().out.splitlines()
     assert len(second) == 2  # nothing changes with it
@@ -661,10 +707,27 @@ def test_doctor_says_where_the_disk_is_nearly_full(
         assert line.endswith("the first start makes them" if told is None else told)
 
 
+@pytest.mark.parametrize(
+    "flags, line", [(["--data", "/proc/x"], "data"), (["--db", "sqlite:////proc/x/x.db"], "database")]
+)
+def test_doctor_misses_a_folder_that_cannot_be_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str], line: str
+) -> None:
+    data = [] if "--data" in flags else ["--data", str(tmp_path)]
+    assert main(["doctor", "--engine", "scripted", "--port", "0", *data, *flags]) == 1
+    [found] = [told for told in capsys.readouterr().out.splitlines() if told.split()[1] == line]
+    assert found.startswith("FAIL") and "/proc/x does not exist, and /proc cannot be written" in found
+
+
 def test_doctor_reads_the_file_of_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]
     assert main([*doctor, "--api-key-file", str(tmp_path / "keys")]) == 1
     assert f"the file of keys {tmp_path}/keys cannot be read" in capsys.readouterr().out
+    (tmp_path / "keys").write_text("ann:sk-1\n")
+    (tmp_path / "keys").chmod(0o600)
+    assert main([*doctor, "--api-key-file", str(tmp_path / "keys")]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "port"]
+    assert line.startswith("note") and f"{tmp_path}/keys, line 1: a key of fewer than 16" in line
     assert main([*doctor, "--host", "0.0.0.0"]) == 1
     assert f"antiphon keys create --data {tmp_path}" in capsys.readouterr().out
 

@@ -240,6 +240,32 @@ def test_a_file_of_keys_with_a_fault(tmp_path: Path, text: str) -> None:
     assert str(file) in str(caught.value) and "sk-1" not in str(caught.value)
 
 
+def test_a_key_of_two_owners_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"ann:{ANN}\n# bob\nbob:{ANN}\n")
+    with pytest.raises(KeyFileError) as caught:
+        read_key_file(file)
+    assert str(caught.value) == f"{file}, lines 1 and 3, give one key to two owners"
+    file.write_text(f"ann:{ANN}\nann:{ANN}\n")
+    assert read_key_file(file).keys == [(hash_key(ANN), "ann")]
+
+
+async def test_short_keys_are_warned_of_by_their_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# who may call\nann:{ANN}\nbob:k\neve:fifteen-letters\n")
+    file.chmod(0o600)
+    async with running_app(tmp_path, api_key_file=file, api_key=("x",)) as running:
+        assert (await running.life.keys.principal("k")).owner == "bob"
+    told = [record.getMessage() for record in caplog.records if "can be guessed" in record.getMessage()]
+    assert told == [
+        "api_key has a key of fewer than 16 characters, which can be guessed",
+        f"{file}, lines 3, 4: a key of fewer than 16 characters can be guessed",
+    ]
+    assert "fifteen" not in caplog.text
+
+
 def test_a_file_of_keys_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="cannot be read: No such file"):
         read_key_file(tmp_path / "keys")

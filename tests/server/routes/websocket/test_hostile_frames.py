@@ -272,13 +272,15 @@ async def test_a_connection_that_is_denied_hears_why(
 
 
 async def test_a_key_is_needed_where_one_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with live_app(tmp_path, api_key=("sk-one",)) as running:
+    async with live_app(tmp_path, api_key=("sk-one-of-several",)) as running:
         reader, writer, reply = await raw(running)
         assert reply.startswith(b"HTTP/1.1 401 ")
         assert b'"code":"invalid_api_key"' in await asyncio.wait_for(reader.read(), 10)
         writer.close()
         assert not caplog.records
-        async with line(running.base_url, additional_headers={"authorization": "Bearer sk-one"}) as socket:
+        async with line(
+            running.base_url, additional_headers={"authorization": "Bearer sk-one-of-several"}
+        ) as socket:
             assert text(await socket.turn("say hello")) == "hello"
 
 
