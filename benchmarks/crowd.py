@@ -68,7 +68,7 @@ async def serving(engine: ScriptedEngine | None = None) -> AsyncIterator[Running
     from tests.support.running import live_app  # not in the program
 
     with tempfile.TemporaryDirectory() as folder:
-        async with live_app(Path(folder), engine) as running:
+        async with live_app(Path(folder), engine, watched=False) as running:
             gc.freeze()
             yield running
 

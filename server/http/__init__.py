@@ -18,10 +18,10 @@ from server.http.authentication import (
 )
 from server.http.body import parse_object, read_as, read_body, require_parsable
 from server.http.bounded_protocol import BoundedHttp
-from server.http.error_boundary import Boundary, Envelope
+from server.http.departure import while_connected
+from server.http.error_boundary import Boundary, Envelope, NameIgnored
 from server.http.host_and_origin import HostAndOrigin
 from server.http.idempotency import RUN_ROUTES, IdempotencyMiddleware, kept, keyed
-from server.http.ignored_header import NameIgnored
 from server.http.proxies import RootPath, trusted_hosts
 from server.http.query_params import (
     MAX_PAGE,
@@ -58,7 +58,6 @@ from server.http.request import (
     require_stored_bytes,
     standing_of,
     tell_outcome,
-    while_connected,
 )
 from server.http.sse import EventStream, StreamCut
 from server.http.state import Context, Phase, ServerState

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.http.arrivals import MIN_BODY_RATE
+from server.http.departure import Begun
 from server.http.request import life
 from server.schema import shorten
 from server.settings import nearest
@@ -219,9 +220,12 @@ async def body_chunks(request: Request, limit: int, param: str | None = None) ->
     chunks = request.stream()
     while True:
         until = began + allowed_s + num_bytes / MIN_BODY_RATE
+        coming = Begun(anext(chunks, None))
         try:
-            async with asyncio.timeout_at(until):
-                chunk = await anext(chunks, None)
+            if coming.waits:
+                async with asyncio.timeout_at(until):
+                    await coming
+            chunk = await coming
         except TimeoutError:
             raise ApiError(
                 408,

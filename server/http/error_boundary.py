@@ -2,8 +2,8 @@
 
 `Envelope` is the outermost middleware and gives each request its id. `Boundary` catches exceptions: before
 the headers are out it answers with an error, afterwards it drops the connection, and an open WebSocket is
-closed with a code. Both are plain ASGI middlewares, so they neither buffer a reply nor add a task to a
-request.
+closed with a code. `NameIgnored`, innermost, names what a route made nothing of. They are plain ASGI
+middlewares, so they neither buffer a reply nor add a task to a request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from engine import EngineDead
-from server import __version__
+from server import __version__, ignored
 from server.errors import ApiError, is_of_messages, to_api_error
 from server.http.authentication import INSIDE
 from server.http.refusal import tell
@@ -285,6 +285,30 @@ class Boundary:
             await answer(error)
         finally:
             patience_s.reset(before)
+
+
+class NameIgnored:
+    """ASGI, next to the routes, so that a reply kept for repeats is kept with its header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Collect while the route reads its request, and name what was ignored in a header unless the reply
+        is an error."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def naming(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                query = scope["query_string"].decode("latin-1")
+                named = [(name.encode(), value.encode()) for name, value in found.headers(query).items()]
+                message = {**message, "headers": [*message["headers"], *named]}
+            await send(message)
+
+        with ignored.collecting() as found:
+            await self._app(scope, receive, naming)
 
 
 def _is_request_id(value: str) -> bool:

@@ -27,7 +27,8 @@ from server.errors import ApiError, to_api_error
 from server.http.authentication import ADMIN_PATHS, ORGANIZATION_PATHS
 from server.http.body import load_body
 from server.http.contents import load_form, takes_form
-from server.http.request import require_stored_bytes, while_connected
+from server.http.departure import while_connected
+from server.http.request import require_stored_bytes
 from server.ignored import collected
 from storage import Kept, KeyedRequest, KnownRequest, RequestKnown, StorageUnavailable
 

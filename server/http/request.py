@@ -1,24 +1,18 @@
-"""Gives routes the server's long-lived objects and a request's principal, and ties work to the client.
-
-`while_connected` cancels the work of a reply that is not streamed when the client leaves.
-"""
+"""Gives routes the server's long-lived objects and a request's principal."""
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 
 from server.access import Actor, Principal
 from server.errors import WHILE_LOADING, ApiError
 from server.http.state import Context, ServerState
 from server.limits import Standing, Subject
-
-T = TypeVar("T")
 
 
 def life(request: HTTPConnection) -> ServerState:
@@ -90,26 +84,3 @@ def actor(request: HTTPConnection) -> Actor:
     except ValueError:
         ip = None
     return Actor(who.key_id or who.owner, request.state.request_id, ip)
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, but only for as long as the client is there: when it leaves, `work` is cancelled.
-
-    For replies that are not streamed; call it after the body was read. Raises ClientDisconnect when it left.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_gone(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

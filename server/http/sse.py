@@ -2,58 +2,33 @@
 
 This module adds to its `EventSourceResponse` what a durable stream needs: joined frames are passed through
 as bytes, the end of a slow reader cuts the connection, and whatever ends the stream is told to its source.
-Signals stay with the server: a parked stream is cut without an end, and its reader comes back.
+The library's five tasks for each stream are one here, which waits for the client to leave. Signals stay with
+the server: a parked stream is cut without an end, and its reader comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from sse_starlette.event import ServerSentEvent
-from sse_starlette.sse import AppStatus, EventSourceResponse, SendTimeoutError
+from sse_starlette.event import ServerSentEvent, ensure_bytes
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.requests import ClientDisconnect
 
 from server.event_profiles import PING_S
+from server.http.departure import Begun, Interrupt, connected
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from server.http.state import ServerState
 
-# The library would end every stream at the first SIGTERM; the lifecycle of this server decides that instead.
-AppStatus.enable_automatic_graceful_drain = False
-
 KEEPALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 PING = "response.ping"
-
-
-class _Begun:
-    """A coroutine that has begun: it is over, or `waits`, and then its rest can be awaited."""
-
-    def __init__(self, begun: Awaitable[Any]) -> None:
-        self._steps = begun.__await__()
-        self.waits = True
-        try:
-            self._awaited = next(self._steps)
-        except StopIteration:
-            self.waits = False
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        while True:
-            try:
-                told = yield self._awaited
-            except BaseException as error:
-                step = partial(self._steps.throw, error)
-            else:
-                step = partial(self._steps.send, told)
-            try:
-                self._awaited = step()
-            except StopIteration:
-                return
 
 
 class StreamCut(Exception):
@@ -95,26 +70,54 @@ class EventStream(EventSourceResponse):
         self.send_timeout = life.config.send_timeout_s
         life.num_streams += 1
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(ClientDisconnect):
+                async with connected(receive) as interrupt:
+                    with self._pinging(send, interrupt):
+                        await self._stream_response(send)
         except SendTimeoutError:
             raise StreamCut from None
         finally:
             life.num_streams -= 1
             await self._close()
 
+    @contextmanager
+    def _pinging(self, send: Send, interrupt: Interrupt) -> Iterator[None]:
+        """Held while pings are sent. Most streams end before the first, and need no task for them."""
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[None]] = []
+        first = loop.call_later(
+            self.ping_interval, lambda: tasks.append(loop.create_task(self._ping_on(send, interrupt)))
+        )
+        try:
+            yield
+        finally:
+            first.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _ping_on(self, send: Send, interrupt: Interrupt) -> None:
+        """Send a ping now, and again every `ping_interval` seconds."""
+        assert self.ping_message_factory is not None
+        try:
+            while self.active:
+                body = ensure_bytes(self.ping_message_factory(), self.sep)
+                async with self._send_lock:
+                    if self.active:
+                        message = {"type": "http.response.body", "body": body, "more_body": True}
+                        await self._send_with_timeout(send, message)
+                await asyncio.sleep(self.ping_interval)
+        except Exception as error:
+            interrupt(error)
+
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """The library's, with a timer for those sends alone that have to wait: the socket mostly takes what
         it is given, and a timer costs as much as that."""
-        sending = _Begun(send(message))
+        sending = Begun(send(message))
         if sending.waits:
             with anyio.move_on_after(self.send_timeout) as scope:
                 await sending
             if scope.cancel_called:
                 raise SendTimeoutError
-
-    async def _listen_for_exit_signal_with_grace(self) -> None:
-        """Wait for ever: the library would poll for signals in a task that nobody ends."""
-        await asyncio.Event().wait()
 
     async def _close(self) -> None:
         aclose = getattr(self._frames, "aclose", None)

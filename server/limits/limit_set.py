@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any
 
 import orjson
@@ -43,13 +44,15 @@ class ModelLimits(BaseModel):
     tokens_per_day: Count = None
     concurrent_requests: Count = None
 
-    def rates(self, unit: str) -> dict[str, Rate]:
-        """The rates of `requests`, `tokens` or `tool_calls`, by the names of their limits."""
-        found = {}
-        for per, period in PERIODS:
-            limit = getattr(self, unit + per, None)
-            if limit is not None:
-                found[unit + per] = Rate(limit, period)
+    @cached_property
+    def all_rates(self) -> dict[str, dict[str, Rate]]:
+        """The rates of `requests`, `tokens` and `tool_calls`, by the names of their limits."""
+        found: dict[str, dict[str, Rate]] = {"requests": {}, "tokens": {}, "tool_calls": {}}
+        for unit, rates in found.items():
+            for per, period in PERIODS:
+                limit = getattr(self, unit + per, None)
+                if limit is not None:
+                    rates[unit + per] = Rate(limit, period)
         return found
 
     def given(self) -> dict[str, Any]:

@@ -327,7 +327,7 @@ class Limiter:
         return tuple(
             self.meters.meter(id + name, rate)
             for id, limits in self._sets(subjects, model)
-            for name, rate in limits.rates(unit).items()
+            for name, rate in limits.all_rates[unit].items()
         )
 
     def least(self, subjects: Sequence[Subject], name: str, default: int | None) -> int | None:
@@ -343,6 +343,8 @@ class Limiter:
     def _sets(self, subjects: Sequence[Subject], model: str | None) -> Iterator[tuple[str, ModelLimits]]:
         for subject in subjects:
             limits = self._limits_of(subject)
+            if limits is NONE:
+                continue
             prefix = f"{subject.kind}:{_without_colons(subject.id)}:"
             yield prefix, limits
             for name, own in () if model is None else limits.of_model(model, self.canonical):

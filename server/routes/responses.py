@@ -271,7 +271,7 @@ def unstored(parsed: CreateResponse) -> CreateResponse:
 
 async def _result(here: Context, started: Started, who: str | None) -> bytes:
     """The Response at its end; `who` owns it where it is stored."""
-    events = await started.reader.finished()
+    events = await started.finished()
     if events is not None:
         body = terminal_response(events.bodies[-1])
         if events.bodies[-1].startswith(b'{"type":"response.failed"'):

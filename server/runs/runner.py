@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from server.pooling import Moderator, require_moderator
 from server.runs.cluster import Fleet, Follower, Presence, Queue
 from server.runs.events import (
     POLL_AFTER_MS,
+    Events,
     Feed,
     Journal,
     Reader,
@@ -117,7 +118,15 @@ class Started:
     reader: Reader
     failure: Callable[[], ApiError | None]
     past: Callable[[str], Past]
+    over: Callable[[], Awaitable[None]]  # waits until it is, and what it has used is counted
     secret: bytes = b""  # of its plan
+
+    async def finished(self) -> Events | None:
+        """The last events of the run, as its reader has them. By then its limits say what it has used."""
+        events = await self.reader.finished()
+        if events is not None:
+            await self.over()
+        return events
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,7 +487,10 @@ class Runs:
         response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
         reader = self.feed.join(plan.response_id)
         behind = partial(_behind, run)
-        started = Started(plan.response_id, response, reader, lambda: run.failure, behind, plan.id_secret)
+        over = partial(self._tasks.settled, run)
+        started = Started(
+            plan.response_id, response, reader, lambda: run.failure, behind, over, plan.id_secret
+        )
         if queued:
             self.feed.release(plan.response_id)
             self._queue.want()

@@ -117,7 +117,7 @@ class ToolRun:
 
     async def whole(self, object_name: str) -> bytes:
         """The body of a reply that is not streamed. Raises ApiError where the response has failed."""
-        events = await self.started.reader.finished()
+        events = await self.started.finished()
         if events is None:
             raise _interrupted("The server stopped before the completion was done.")
         last = events.bodies[-1]

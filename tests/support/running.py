@@ -85,7 +85,12 @@ async def running_app(
 
 @asynccontextmanager
 async def live_app(
-    folder: Path, engine: Engine | None = None, *, registry: Registry | None = BUILTIN, **settings: Any
+    folder: Path,
+    engine: Engine | None = None,
+    *,
+    registry: Registry | None = BUILTIN,
+    watched: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """The same on a socket of its own, on this event loop."""
     config = Config(data=folder, engine="scripted", **{**await database(folder), **settings})
@@ -96,7 +101,7 @@ async def live_app(
     life.num_connections = lambda: len(server.server_state.connections)
     sock = bind("127.0.0.1", 0)
     url = base_url(sock, tls=tls is not None)
-    with described(app):
+    with described(app) if watched else nullcontext():
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         try:
             await life.start()

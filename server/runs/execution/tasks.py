@@ -177,6 +177,11 @@ class RunTasks:
         finally:
             stalled.cancel()
 
+    async def settled(self, run: Run) -> None:
+        """Wait until a run that ended here is over, and what it has used is counted."""
+        if run.ended and not run.lost and run.task is not None:
+            await asyncio.wait({run.task})
+
     async def drain(self, grace_s: float) -> Sequence[Run]:
         """Let runs finish for `grace_s`, then stop them where they are, which cuts their streams; those."""
         clock = asyncio.get_running_loop().time
