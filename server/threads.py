@@ -1,12 +1,14 @@
-"""Work that would hold up the event loop, done beside it.
+"""Work that would hold up the event loop, done beside it or in parts.
 
 What a request costs grows with its body, so whoever reads a large body says so once, and everything that goes
-through the whole of it from then on asks here.
+through the whole of it from then on asks here. What many small requests cost that come at once is done one
+request after the other (`Turns`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -36,3 +38,39 @@ def in_large_request() -> bool:
 async def aside(much: bool, work: Callable[..., T], *args: Any) -> T:
     """work(*args), beside the event loop when it is much."""
     return await asyncio.to_thread(work, *args) if much else work(*args)
+
+
+class Turns:
+    """Lets a few tasks begin their work in each turn of the event loop, in the order in which they come.
+
+    Of a hundred requests that arrive together, each would otherwise go on to where it waits for the first
+    time before any of them goes on from there, and before anything else does: streams at work would stand
+    still meanwhile. No turn is held, so one that waits for long is in nobody's way.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._taken = 0  # in this turn of the loop
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Wait until it is one's turn; returns at once where few have begun in this one."""
+        loop = asyncio.get_running_loop()
+        if self._taken < self._at_once:
+            if not self._taken:
+                loop.call_soon(self._next)
+            self._taken += 1
+        else:
+            turn = loop.create_future()
+            self._waiting.append(turn)
+            await turn
+
+    def _next(self) -> None:
+        self._taken = 0
+        while self._waiting and self._taken < self._at_once:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its task was cancelled
+                turn.set_result(None)
+                self._taken += 1
+        if self._taken:
+            asyncio.get_running_loop().call_soon(self._next)

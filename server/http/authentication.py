@@ -24,6 +24,7 @@ from server.http.proxies import ThisMachine
 from server.http.request import actor
 from server.http.websocket import offered_ticket, redeem
 from server.limits import Standing
+from server.threads import Turns
 
 if TYPE_CHECKING:
     from server.http.state import ServerState
@@ -36,6 +37,11 @@ CONSOLE_PATHS = "/console/"
 METRICS_PATH = "/metrics"
 ADMIN_PATHS = "/admin/"
 ORGANIZATION_PATHS = "/v1/organization/"
+
+BEGUN_AT_ONCE = 8
+"""Requests that begin in one turn of the event loop, each of which takes it one to four milliseconds. [measured]
+64 streams that begin together are done sooner with 8 than with 4, which are stored by more transactions, and
+than with all of them, for which everything else waits a third of a second."""
 
 INSIDE = "antiphon.principal"
 """In the ASGI scope of a request that the server makes of itself, for a batch: whom it makes it for."""
@@ -61,6 +67,7 @@ class Admission:
         self._app = app
         self._life = life
         self._here = ThisMachine(life.config.trusted_proxy)
+        self._turns = Turns(BEGUN_AT_ONCE)
         self._plain: dict[tuple[str, str], str] = {}
         self._patterns: dict[str, list[tuple[re.Pattern[str], str, str]]] = {}
         # A WebSocket needs what a POST to its path needs. One at a path without any is for nobody.
@@ -94,6 +101,8 @@ class Admission:
                 principal.require(needed)
                 if needed in (ADMIN, ADMIN_READS):
                     await self._note_read(scope, principal)
+            if scope.get("method") == "POST":
+                await self._turns.take()
         await self._app(scope, receive, send)
 
     async def _note_read(self, scope: Scope, principal: Principal) -> None:

@@ -36,6 +36,8 @@ from storage.records import LEAST_ROOM, FolderHeld
 
 T = TypeVar("T")
 
+STATEMENTS = 512
+"""How many the writer's connection remembers; those of several rows are one for each number of them."""
 READ_BUSY_S = 4.0
 OPEN_BUSY_S = 4.0
 BUSY_MS = 200  # how long SQLite itself waits for a lock before the queue is looked at again
@@ -210,7 +212,13 @@ class SQLiteWriting:
     """
 
     def __init__(self, path: Path) -> None:
-        self._raw = sqlite3.connect(path, timeout=OPEN_BUSY_S, isolation_level=None, check_same_thread=False)
+        self._raw = sqlite3.connect(
+            path,
+            timeout=OPEN_BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=STATEMENTS,
+        )
         try:
             for pragma in (
                 "journal_mode=WAL",
