@@ -14,8 +14,9 @@ import httpx
 import pytest
 from sse_starlette.sse import AppStatus
 from starlette.requests import Request
+from starlette.types import Message
 
-from server.http.departure import Begun
+from server.http.departure import Begun, interruptible, while_connected
 from server.http.sse import EventStream, StreamCut
 from server.sse_frame import frame, frames
 from tests.support.running import Running, http_client, live_app
@@ -278,8 +279,6 @@ def _returning(make: Callable[[], EventStream]) -> Any:
 
 async def test_a_request_whose_client_left_is_aborted(live_server: Running) -> None:
     """`while_connected`, for replies that are no streams."""
-    from server.http.departure import while_connected
-
     began, aborted = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -296,3 +295,41 @@ async def test_a_request_whose_client_left_is_aborted(live_server: Running) -> N
     async with raw_get(live_server):
         await soon(began)
     await soon(aborted)
+
+
+async def test_what_waits_for_nothing_needs_no_task() -> None:
+    async def work() -> int:
+        return 3
+
+    async def never() -> Message:
+        raise AssertionError("nobody is watched")
+
+    before = asyncio.all_tasks()
+    assert await while_connected(Request({"type": "http"}, never), work()) == 3
+    assert asyncio.all_tasks() == before
+
+
+async def test_what_is_interrupted_says_why() -> None:
+    """By the first who does it; what the work itself raises stays as it is."""
+    with pytest.raises(ValueError, match="first"):
+        async with interruptible() as interrupt:
+            interrupt(ValueError("first"))
+            interrupt(ValueError("second"))
+            await asyncio.Event().wait()
+    with pytest.raises(TimeoutError, match="its own"):
+        async with interruptible():
+            raise TimeoutError("its own")
+    async with interruptible() as interrupt:
+        pass
+    interrupt(ValueError("too late"))
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None and not task.cancelling()
+
+
+async def test_a_client_that_cannot_be_watched_is_taken_for_gone() -> None:
+    async def broken() -> Message:
+        raise ConnectionResetError("by its client")
+
+    with pytest.raises(ConnectionResetError):
+        await while_connected(Request({"type": "http"}, broken), asyncio.Event().wait())
