@@ -1,8 +1,8 @@
 """Work that would hold up the event loop, done beside it or in parts.
 
 What a request costs grows with its body, so whoever reads a large body says so once, and everything that goes
-through the whole of it from then on asks here. What many small requests cost that come at once is done one
-request after the other (`Turns`).
+through the whole of it from then on asks here. Of many small requests that come at once a few begin in each
+turn of the event loop (`Turns`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -248,7 +249,7 @@ def _create(config: Config, options: argparse.Namespace) -> Iterator[str]:
     }
     body = {name: value for name, value in body.items() if value is not None}
     made = carry_out(config, lambda storage: create(storage, OPERATOR, **body), "POST", PATH, body)
-    with shown_once(lambda: _ended(config, made["id"]), f"The key {made['id']} is revoked."):
+    with _shown(config, made["id"]):
         yield made["key"]
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
     if made["new_owner"]:
@@ -283,7 +284,7 @@ def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
         body,
     )
     left = f"{options.id} is accepted until {shown_time(made['old'], 'expires_at')} UTC"
-    with shown_once(lambda: _ended(config, made["id"]), f"The key {made['id']} is revoked, and {left}."):
+    with _shown(config, made["id"], f", and {left}"):
         yield made["key"]
     yield f"id {made['id']}, owner {made['owner']}. The key is not stored and not shown again."
     until, before = made["old"]["expires_at"], made["was_accepted_until"]
@@ -334,6 +335,12 @@ def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
             f"again (requests then belong to the owner {LOCAL_OWNER}), and one on another address does not "
             "start."
         )
+
+
+def _shown(config: Config, id: str, beside: str = "") -> AbstractContextManager[None]:
+    """Around the line that shows a new key. beside: what else is to be known once it is revoked."""
+    kept = f"Run `antiphon keys revoke {id}{config.flags}`: the key could not be revoked"
+    return shown_once(lambda: _ended(config, id), f"The key {id} is revoked{beside}.", kept)
 
 
 def _ended(config: Config, id: str) -> dict[str, Any]:

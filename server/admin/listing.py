@@ -64,15 +64,19 @@ def table(columns: Columns, objects: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 @contextmanager
-def shown_once(undo: Callable[[], object], undone: str) -> Iterator[None]:
+def shown_once(undo: Callable[[], object], undone: str, kept: str) -> Iterator[None]:
     """Around the line that shows a secret, which nobody can see again. Where it cannot be written, `undo`
-    ends what the secret is of: AdminError, which says what is `undone`."""
+    ends what the secret is of: AdminError, which says what is `undone`, or, where that failed, what is `kept`
+    and how to end it."""
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "standard output is closed")
         yield
     except OSError as error:
-        undo()
+        try:
+            undo()
+        except AdminError as failed:
+            undone = f"{kept} ({failed})"
         raise AdminError(f"what nobody can see again cannot be written: {error.strerror}. {undone}") from None
 
 

@@ -167,7 +167,7 @@ def _counts(purged: Purged) -> dict[str, int]:
 
 
 def _size(counts: Mapping[str, int]) -> int:
-    return sum(counts[kind] for kind in KINDS)
+    return sum(counts.get(kind, 0) for kind in KINDS)  # a server of an older version tells of fewer
 
 
 async def _is_noted(storage: Storage, entry: AuditEntry) -> bool:
@@ -276,7 +276,9 @@ async def _look(storage: Storage, owner: str) -> dict[str, Any]:
 
 def _listed(counts: Mapping[str, int]) -> str:
     in_flight = {"responses": f" ({counts['runs']} in flight)"}
-    return ", ".join(_num(counts[kind], noun) + in_flight.get(kind, "") for kind, noun in KINDS.items())
+    return ", ".join(
+        _num(counts[kind], noun) + in_flight.get(kind, "") for kind, noun in KINDS.items() if kind in counts
+    )
 
 
 def _num(number: int, noun: str) -> str:

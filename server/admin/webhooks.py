@@ -147,7 +147,9 @@ def _add(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "allow_http": options.allow_http,
     }
     made = carry_out(config, lambda storage: add(storage, OPERATOR, **body), "POST", PATH, body)
-    with shown_once(lambda: _removed(config, made["id"]), f"The endpoint {made['id']} is removed."):
+    gone = f"The endpoint {made['id']} is removed."
+    kept = f"Run `antiphon webhooks remove {made['id']}{config.flags}`: the endpoint could not be removed"
+    with shown_once(lambda: _removed(config, made["id"]), gone, kept):
         yield made["signing_secret"]
     yield f"id {made['id']}, owner {made['owner']}. The secret is not shown again."
 

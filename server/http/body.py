@@ -17,7 +17,7 @@ from starlette.requests import Request
 from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.http.arrivals import MIN_BODY_RATE
-from server.http.departure import Begun
+from server.http.departure import Eager
 from server.http.request import life
 from server.schema import shorten
 from server.settings import nearest
@@ -220,7 +220,7 @@ async def body_chunks(request: Request, limit: int, param: str | None = None) ->
     chunks = request.stream()
     while True:
         until = began + allowed_s + num_bytes / MIN_BODY_RATE
-        coming = Begun(anext(chunks, None))
+        coming = Eager(anext(chunks, None))
         try:
             if coming.waits:
                 async with asyncio.timeout_at(until):

@@ -1,7 +1,7 @@
 """Ties what is done for a request to its client: it is cancelled when the client leaves.
 
-Most of it is over before it has waited for anything, and costs no task then: a `Begun` is a coroutine that
-has taken its first step.
+Most of it is over before it has waited for anything, and costs no task then: an `Eager` coroutine has taken
+its first step already.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Interrupt = Callable[[BaseException], None]
 """Cancels work, which then raises this error; the first one counts."""
 
 
-class Begun(Generic[T]):
+class Eager(Generic[T]):
     """A coroutine that has begun: it is over, or `waits`. Its result is had by awaiting it, in the task that
     began it; that may be done again once it is over."""
 
@@ -48,6 +48,8 @@ class Begun(Generic[T]):
             except StopIteration as end:
                 self.waits = False
                 self._result = end.value
+            finally:
+                del step  # an error that it holds leads back here
         return cast("T", self._result)
 
 
@@ -72,7 +74,10 @@ async def interruptible() -> AsyncIterator[Interrupt]:
     except TimeoutError:
         if why is None or not scope.expired():  # of the work itself
             raise
-        raise why from None
+        try:
+            raise why from None
+        finally:
+            why = None  # it leads back here
 
 
 @asynccontextmanager
@@ -91,6 +96,8 @@ async def _until_gone(receive: Receive, interrupt: Interrupt) -> None:
     try:
         while (await receive())["type"] != "http.disconnect":
             pass
+    except OSError:  # of its connection
+        interrupt(ClientDisconnect())
     except Exception as error:
         interrupt(error)
     else:
@@ -102,7 +109,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     For replies that are not streamed; call it after the body was read. Raises ClientDisconnect when it left.
     """
-    begun = Begun(work)
+    begun = Eager(work)
     if begun.waits:
         async with connected(request.receive):
             return await begun

@@ -2,8 +2,9 @@
 
 This module adds to its `EventSourceResponse` what a durable stream needs: joined frames are passed through
 as bytes, the end of a slow reader cuts the connection, and whatever ends the stream is told to its source.
-The library's five tasks for each stream are one here, which waits for the client to leave. Signals stay with
-the server: a parked stream is cut without an end, and its reader comes back.
+Beside the library's four tasks for each stream there is none here but one that waits for the client to leave,
+and one for pings after the first silence. Signals stay with the server: a parked stream is cut without an
+end, and its reader comes back.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from sse_starlette.event import ServerSentEvent, ensure_bytes
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import ClientDisconnect
 
 from server.event_profiles import PING_S
-from server.http.departure import Begun, Interrupt, connected
+from server.http.departure import Eager, Interrupt, connected
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -112,12 +112,15 @@ class EventStream(EventSourceResponse):
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """The library's, with a timer for those sends alone that have to wait: the socket mostly takes what
         it is given, and a timer costs as much as that."""
-        sending = Begun(send(message))
+        sending = Eager(send(message))
         if sending.waits:
-            with anyio.move_on_after(self.send_timeout) as scope:
-                await sending
-            if scope.cancel_called:
-                raise SendTimeoutError
+            try:
+                async with asyncio.timeout(self.send_timeout) as timer:
+                    await sending
+            except TimeoutError:
+                if timer.expired():
+                    raise SendTimeoutError from None
+                raise
 
     async def _close(self) -> None:
         aclose = getattr(self._frames, "aclose", None)

@@ -46,7 +46,8 @@ class ModelLimits(BaseModel):
 
     @cached_property
     def all_rates(self) -> dict[str, dict[str, Rate]]:
-        """The rates of `requests`, `tokens` and `tool_calls`, by the names of their limits."""
+        """The rates of `requests`, `tokens` and `tool_calls`, by the names of their limits. Made once: limits
+        are changed by `changed`, since a pydantic copy would have these of the original."""
         found: dict[str, dict[str, Rate]] = {"requests": {}, "tokens": {}, "tool_calls": {}}
         for unit, rates in found.items():
             for per, period in PERIODS:

@@ -48,11 +48,11 @@ MOST_ROWS = 64
 
 
 def many(conn: Connection, statement: Executable, names: tuple[str, ...], rows: Rows) -> int:
-    """Runs a statement once for each row; returns how many table rows it changed.
+    """Runs a statement as if once for each row; returns how many table rows it changed.
 
-    names: the parameters, in the order of a row's values; for an INSERT, the columns that it fills. Where the
-    statement's parameters are not compared with a column, they need an explicit type. No two rows may change
-    the same table row.
+    names: the parameters, in the order of a row's values; for an INSERT, which says nothing but its table,
+    the columns that it fills. Where the statement's parameters are not compared with a column, they need an
+    explicit type. No two rows may change the same table row.
     """
     if not rows:
         return 0
@@ -101,8 +101,8 @@ Keys = Sequence[BindParameter[str]] | Select[tuple[str]]
 def by_keys(
     conn: Connection, build: Callable[[Keys], Select[*tuple[Any, ...]]], keys: Sequence[str]
 ) -> Sequence[tuple[Any, ...]]:
-    """Runs the SELECT that `build` makes of keys, its only parameters. What it returns is in no particular
-    order, and no bytes."""
+    """Runs the SELECT that `build` makes of keys, its only parameters. What it returns are whole numbers,
+    texts and None, in no particular order."""
     cursor = conn.connection.cursor()
     try:
         if _takes_arrays(conn):

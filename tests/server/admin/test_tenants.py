@@ -445,3 +445,9 @@ async def test_the_admin_routes_check_what_they_are_told(server_app: Running) ->
             ("keys", {"owner": "a", "keys": 1}),
         ):
             assert (await api.fails(400, "POST", "/admin/purge", json=body))["param"] == param
+
+
+def test_what_a_server_of_an_older_version_tells_of_a_purge_is_enough() -> None:
+    counts = {"runs": 1, "responses": 2, "conversations": 1}
+    assert tenants._size(counts) == 3
+    assert tenants._listed(counts) == "2 responses (1 in flight), 1 conversation"

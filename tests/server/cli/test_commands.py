@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -29,7 +30,7 @@ import pytest
 from engine import EngineStats, ScriptedEngine, TierStats
 from engine.tiers import Folder
 from server import __version__
-from server.admin import database_access, leave_address
+from server.admin import AdminError, database_access, keys, leave_address
 from server.cli import doctor
 from server.cli.commands import COMMANDS, main
 from server.cli.doctor import _openings
@@ -234,6 +235,24 @@ def test_a_secret_that_could_not_be_shown_is_of_no_use_to_anybody(
     assert live == [old]
     assert main(["webhooks", "list", "--json", *data]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_key_that_can_be_neither_shown_nor_revoked_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is full for the output and for the database."""
+
+    def fails(*_: Any) -> None:
+        raise AdminError("the database could not be written: the disk is full")
+
+    monkeypatch.setattr(keys, "_ended", fails)
+    with open("/dev/full", "wb", 0) as full, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", TextIOWrapper(full, write_through=True))
+        assert main(["keys", "create", "--owner", "local", "--data", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert main(["keys", "list", "--json", "--data", str(tmp_path)]) == 0
+    (live,) = json.loads(capsys.readouterr().out)
+    assert f"Run `antiphon keys revoke {live['id']}" in told and "the disk is full" in told
 
 
 def test_a_backup_that_nobody_watches_prints_its_end_only(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
+import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from sse_starlette.sse import AppStatus
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from server.http.departure import Begun, interruptible, while_connected
+from server.http.departure import Eager, interruptible, while_connected
 from server.http.sse import EventStream, StreamCut
 from server.sse_frame import frame, frames
 from tests.support.running import Running, http_client, live_app
@@ -179,7 +181,7 @@ async def test_what_has_begun_goes_on_as_if_it_were_awaited(waits: int, fails: b
             raise ValueError("a bug")
 
     async def begun() -> None:
-        sending = Begun(work())
+        sending = Eager(work())
         assert sending.waits is (waits > 0)
         if sending.waits:
             await sending
@@ -196,7 +198,7 @@ async def test_what_has_begun_can_be_cancelled() -> None:
     waits = asyncio.Event()
 
     async def begun() -> None:
-        await Begun(waits.wait())
+        await Eager(waits.wait())
 
     task = asyncio.create_task(begun())
     await asyncio.sleep(0)
@@ -327,9 +329,38 @@ async def test_what_is_interrupted_says_why() -> None:
     assert task is not None and not task.cancelling()
 
 
-async def test_a_client_that_cannot_be_watched_is_taken_for_gone() -> None:
+async def test_a_client_whose_connection_fails_is_gone() -> None:
     async def broken() -> Message:
         raise ConnectionResetError("by its client")
 
-    with pytest.raises(ConnectionResetError):
+    with pytest.raises(ClientDisconnect):
         await while_connected(Request({"type": "http"}, broken), asyncio.Event().wait())
+
+
+async def test_nothing_of_a_request_is_held_once_its_client_has_left() -> None:
+    """Its body may be large, and the oldest objects are seldom looked through."""
+
+    class Large:
+        pass
+
+    async def gone() -> Message:
+        await asyncio.sleep(0)
+        return {"type": "http.disconnect"}
+
+    async def work(large: Large) -> None:
+        await asyncio.Event().wait()
+
+    async def served() -> weakref.ref[Large]:
+        large = Large()
+        with contextlib.suppress(ClientDisconnect):
+            await while_connected(Request({"type": "http"}, gone), work(large))
+            raise AssertionError("nobody noticed")
+        return weakref.ref(large)
+
+    gc.collect()
+    gc.disable()
+    try:
+        large = await asyncio.create_task(served())
+        assert large() is None
+    finally:
+        gc.enable()
