@@ -60,6 +60,10 @@ async def test_documents_are_opened_where_they_were_seen(documents: Path) -> Non
 
 
 async def test_a_folder_without_documents_is_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ToolsError, match=r"no \.md, \.txt or \.html file"):
-            await read_folder(folder)
+    with pytest.raises(ToolsError, match=r"no \.md, \.txt or \.html file"):
+        await read_folder(tmp_path)
+    with pytest.raises(ToolsError, match=f"there is no folder {tmp_path / 'nowhere'}"):
+        await read_folder(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ToolsError, match="is not a folder"):
+        await read_folder(tmp_path / "file")
