@@ -2,9 +2,9 @@
 
 This module adds to its `EventSourceResponse` what a durable stream needs: joined frames are passed through
 as bytes, the end of a slow reader cuts the connection, and whatever ends the stream is told to its source.
-Beside the library's four tasks for each stream there is none here but one that waits for the client to leave,
-and one for pings after the first silence. Signals stay with the server: a parked stream is cut without an
-end, and its reader comes back.
+In place of the library's four tasks for each stream there is one that waits for the client to leave, and one
+for pings after the first silence. Signals stay with the server: a parked stream is cut without an end, and
+its reader comes back.
 """
 
 from __future__ import annotations
