@@ -1192,6 +1192,8 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
 
     from_env = {row.name: env[row.env] for row in rows if env.get(row.env)}
     data = _place("data", given.get("data") or from_env.get("data") or default_data())
+    if os.path.isfile(data):
+        raise ConfigError(f"data: {data} is a file, and a folder is needed")
     file = data / FILE_NAME
     text = _read_file(file)
     from_file = _parsed(file, text)

@@ -612,7 +612,6 @@ def _webhooks(options: argparse.Namespace) -> int:
 def _add_sealing(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="list|rotate", required=True)
     listing = _add_listing(verbs, "show all keys, never the keys themselves")
-    listing.add_argument("--owner", help="only keys of this owner, by id or name (default: of all owners)")
     rotate = verbs.add_parser(
         "rotate", help="encrypt with a new key from now on; what old keys encrypted stays readable"
     )

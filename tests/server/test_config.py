@@ -378,3 +378,10 @@ def test_an_engine_in_another_process_knows_whose_kv_it_saves() -> None:
     assert Config(**config.dumped()).kv_disk_database == "a" * 32
     assert config.of_entry(ModelEntry(name="m", engine="scripted")).kv_disk_database == "a" * 32
     assert "kv_disk_database" not in {row.name for row in settings()}
+
+
+def test_data_is_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=f"^data: {file} is a file, and a folder is needed$"):
+        load({"data": file}, {})

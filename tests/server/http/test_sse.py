@@ -151,12 +151,12 @@ async def test_a_client_that_takes_nothing_is_cut(tmp_path: Path) -> None:
 
 async def test_a_slow_client_that_makes_progress_is_not_cut(tmp_path: Path) -> None:
     async with (
-        streaming(tmp_path, send_timeout_s=0.5) as (running, source),
+        streaming(tmp_path, send_timeout_s=1.0) as (running, source),
         raw_get(running, limit=1 << 17) as (reader, _),
     ):
         await soon(source.opened)
         size = 0
-        for _ in range(150):
+        for _ in range(250):
             source.queue.put_nowait(frame("a", b"x" * 100_000))
         source.queue.put_nowait(None)
         while not source.closed.is_set():
