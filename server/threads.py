@@ -2,7 +2,7 @@
 
 What a request costs grows with its body, so whoever reads a large body says so once, and everything that goes
 through the whole of it from then on asks here. Of many small requests that come at once a few begin in each
-turn of the event loop (`Turns`).
+turn of the event loop (`LoopTurns`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def aside(much: bool, work: Callable[..., T], *args: Any) -> T:
     return await asyncio.to_thread(work, *args) if much else work(*args)
 
 
-class Turns:
+class LoopTurns:
     """Lets a few tasks begin their work in each turn of the event loop, in the order in which they come.
 
     Of a hundred requests that arrive together, each would otherwise go on to where it waits for the first

@@ -547,8 +547,8 @@ class DiskTier:
 
     def _forget_owner(self, owner: str) -> None:
         self._shelf.folder.make()
-        for shelf in (self._shelf, *self._elsewhere.shelves()):
-            shelf.forget_owner(shelf.folder.owner(owner))
+        self._shelf.forget_owner(self._shelf.folder.owner(owner))
+        self._elsewhere.forget_owner(owner)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

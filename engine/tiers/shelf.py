@@ -389,6 +389,13 @@ class SavedKV:
         for shelf in self.shelves():
             shelf.forget(names)
 
+    def forget_owner(self, owner: str) -> bool:
+        """Remove all that is an owner's; returns whether all of it could be."""
+        whose = [(shelf, shelf.folder.owner(owner)) for shelf in self.shelves()]
+        for shelf, of_owner in whose:
+            shelf.forget_owner(of_owner)
+        return not any(any(shelf.folder.files(of_owner)) for shelf, of_owner in whose)
+
 
 def _files_in(folder: Path) -> list[Path]:
     with suppress(OSError):

@@ -254,11 +254,7 @@ def _still_saved(folder: Path, owner: str, database: str | None) -> str | None:
 
     why = "files cannot be removed"
     try:
-        shelves = SavedKV(folder, database=database).shelves()
-        whose = [(shelf, shelf.folder.owner(owner)) for shelf in shelves]
-        for shelf, of_owner in whose:
-            shelf.forget_owner(of_owner)
-        if not any(any(shelf.folder.files(of_owner)) for shelf, of_owner in whose):
+        if SavedKV(folder, database=database).forget_owner(owner):
             return None
     except ForeignFolder:  # nothing in it was computed for an owner of this database
         return None

@@ -24,7 +24,7 @@ from server.http.proxies import ThisMachine
 from server.http.request import actor
 from server.http.websocket import offered_ticket, redeem
 from server.limits import Standing
-from server.threads import Turns
+from server.threads import LoopTurns
 
 if TYPE_CHECKING:
     from server.http.state import ServerState
@@ -67,7 +67,7 @@ class Admission:
         self._app = app
         self._life = life
         self._here = ThisMachine(life.config.trusted_proxy)
-        self._turns = Turns(BEGUN_AT_ONCE)
+        self._turns = LoopTurns(BEGUN_AT_ONCE)
         self._plain: dict[tuple[str, str], str] = {}
         self._patterns: dict[str, list[tuple[re.Pattern[str], str, str]]] = {}
         # A WebSocket needs what a POST to its path needs. One at a path without any is for nobody.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -94,10 +94,9 @@ async def connected(receive: Receive) -> AsyncIterator[Interrupt]:
 
 async def _until_gone(receive: Receive, interrupt: Interrupt) -> None:
     try:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-    except OSError:  # of its connection
-        interrupt(ClientDisconnect())
+        with suppress(OSError):  # of its connection
+            while (await receive())["type"] != "http.disconnect":
+                pass
     except Exception as error:
         interrupt(error)
     else:

@@ -117,7 +117,7 @@ def by_keys(
 
 
 # ------------------------------------------------------------------------------------------------------------
-# SQLite
+# Both
 
 
 @lru_cache(maxsize=512)
@@ -135,6 +135,10 @@ def _with_values_of(given: FromClause, statement: Any) -> Any:
         return given.c[element.key] if isinstance(element, BindParameter) else None
 
     return visitors.replacement_traverse(statement, {}, as_column)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# SQLite
 
 
 def _bound(conn: Connection, statement: Executable, names: tuple[str, ...], rows: Rows) -> tuple[str, Rows]:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.authentication import BEGUN_AT_ONCE
-from server.threads import Turns
+from server.threads import LoopTurns
 from tests.support.blocking import until
 from tests.support.running import Running, http_client
 
@@ -20,7 +20,7 @@ AT_ONCE = 3
 
 
 async def test_a_few_begin_in_each_turn_of_the_loop() -> None:
-    turns, begun = Turns(AT_ONCE), []
+    turns, begun = LoopTurns(AT_ONCE), []
 
     async def work(number: int) -> None:
         await turns.take()
@@ -41,7 +41,7 @@ async def test_a_few_begin_in_each_turn_of_the_loop() -> None:
 
 
 async def test_who_no_longer_waits_takes_no_turn() -> None:
-    turns, begun = Turns(AT_ONCE), []
+    turns, begun = LoopTurns(AT_ONCE), []
 
     async def work(number: int) -> None:
         await turns.take()
