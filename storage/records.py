@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -870,19 +870,7 @@ class Purged:
     prompts: int = 0
 
     def __add__(self, other: Purged) -> Purged:
-        return Purged(
-            self.responses + other.responses,
-            self.conversations + other.conversations,
-            self.webhooks + other.webhooks,
-            self.keys + other.keys,
-            self.runs + other.runs,
-            self.files + other.files,
-            self.containers + other.containers,
-            self.chat_completions + other.chat_completions,
-            self.batches + other.batches,
-            self.vector_stores + other.vector_stores,
-            self.prompts + other.prompts,
-        )
+        return Purged(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Purged)))
 
 
 @dataclass(frozen=True, slots=True)
