@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import EngineDead
 from server.errors import to_api_error
-from server.runs.events import Feed, Journal
+from server.runs.events import Feed, Journal, RunLog
 from server.runs.execution.loop import Loop
 from server.runs.execution.run import CancelReason, Run
 from storage import RunClaim, RunLost, StorageUnavailable, patience_s
@@ -87,7 +87,7 @@ class RunTasks:
         if run.place is None and run.stepping:
             admission, plan = run.served.engine.admission, run.plan
             run.place = admission.enter(plan.owner, plan.weight, promised=True)
-        run.entry.on_lost = lambda why: self._lost(run, why)
+        run.entry.on_lost = self._lost
         self._runs[run.plan.response_id] = run
         run.task = asyncio.create_task(self._carry(run), name=run.plan.response_id)
         run.task.add_done_callback(lambda task: self._over(run, task))
@@ -253,7 +253,10 @@ class RunTasks:
 
     # -- runs that may not be written ------------------------------------------------------------------------
 
-    def _lost(self, run: Run, why: Exception) -> None:
+    def _lost(self, entry: RunLog, why: Exception) -> None:
+        run = self._runs.get(entry.response_id)
+        if run is None or run.entry is not entry:
+            return
         run.stepping = False
         if isinstance(why, RunLost):
             run.lost = True
@@ -271,6 +274,6 @@ class RunTasks:
             run = await self._restorer.again(plan.owner, plan.response_id, run.entry.fence, ends=True)
         else:
             run.entry = self._journal.resume(channel, run.entry.fence, channel.next_seq or 0)
-        run.entry.on_lost = lambda why: channel.stop()
+        run.entry.on_lost = lambda entry, why: entry.channel.stop()
         self._loop.fail(run, "The response could not be stored.", keep=False)
         await self._journal.flushed(run.entry)

@@ -306,7 +306,7 @@ async def test_a_stall_ends_with_what_shows_no_event(monkeypatch: pytest.MonkeyP
 
 async def test_a_stall_ends_where_the_run_is_another_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stalled(monkeypatch) as (_, entry):
-        entry.on_lost = lambda why: entry.channel.rest()
+        entry.on_lost = lambda lost, why: lost.channel.rest()
         entry.lose(RunLost("resp_1"))
         assert not entry.channel.stalled.is_set()
 
