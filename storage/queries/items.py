@@ -58,6 +58,15 @@ def joined(references: FromClause) -> ColumnElement[bool]:
     return and_(items.c.owner == references.c.owner, items.c.id == references.c.item_id)
 
 
+# Held, so that they are there when the transaction lists them.
+_HELD = (
+    select(items.c.id, items.c.body)
+    .where(items.c.owner == bindparam("owner"), items.c.id.in_(bindparam("ids", expanding=True)))
+    .order_by(items.c.id)
+    .with_for_update(read=True, key_share=True)
+)
+
+
 def put(conn: Connection, owner: str, new: Sequence[NewItem]) -> None:
     """Stores the items that are not there yet; the same id with the same body is the same item.
 
@@ -70,10 +79,7 @@ def put(conn: Connection, owner: str, new: Sequence[NewItem]) -> None:
     if not bodies:
         return
     for part in parts(sorted(bodies)):
-        query = select(items.c.id, items.c.body).where(items.c.owner == owner, items.c.id.in_(part))
-        # Held, so that they are there when this transaction lists them.
-        held = query.order_by(items.c.id).with_for_update(read=True, key_share=True)
-        for id, body in conn.execute(held).all():
+        for id, body in conn.execute(_HELD, {"owner": owner, "ids": part}).all():
             if bodies.pop(id).body != body:
                 raise ItemConflict(id)
     if bodies:

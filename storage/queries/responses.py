@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Row,
+    Text,
+    bindparam,
     delete,
     exists,
     func,
@@ -41,7 +44,7 @@ from storage.tables import conversations, idempotency, response_items, responses
 from storage.tables import items as item_rows
 
 
-def visible(owner: str, *, hidden: bool = False) -> tuple[ColumnElement[bool], ...]:
+def visible(owner: str | BindParameter[str], *, hidden: bool = False) -> tuple[ColumnElement[bool], ...]:
     """The conditions under which `owner` sees a response. hidden: or whoever runs or repeats it."""
     seen = (responses.c.owner == owner, responses.c.deleted_at.is_(None), responses.c.store)
     return seen if hidden else (*seen, ~responses.c.hidden)
@@ -58,11 +61,15 @@ _RUN = (runs.c.state, runs.c.runner, runs.c.attempt, runs.c.next_seq, runs.c.can
 _SELECT = select(responses, *_RUN).join_from(
     responses, runs, runs.c.response_id == responses.c.id, isouter=True
 )
+_GET = [
+    _SELECT.where(responses.c.id == bindparam("id"), *visible(bindparam("owner", type_=Text), hidden=hidden))
+    for hidden in (False, True)
+]
 
 
 def get(conn: Connection, owner: str, id: str, *, hidden: bool = False) -> StoredResponse:
     """One response. NotFound("response") if it is unknown, deleted, unstored, hidden or another owner's."""
-    row = conn.execute(_SELECT.where(responses.c.id == id, *visible(owner, hidden=hidden))).first()
+    row = conn.execute(_GET[hidden], {"id": id, "owner": owner}).first()
     if row is None:
         raise NotFound("response", id)
     return _stored(row, _outputs(conn, [id])[id])
@@ -145,17 +152,19 @@ _SIZE = (
 """The bytes of a response with its output."""
 
 
+_OUTPUTS = (
+    select(*items.COLUMNS, responses.c.id.label("response_id"))
+    .join_from(responses, response_items, in_turn(responses))
+    .join(item_rows, items.joined(response_items))
+    .where(responses.c.id.in_(bindparam("ids", expanding=True)), response_items.c.direction == "out")
+    .order_by(responses.c.id, response_items.c.position)
+)
+
+
 def _outputs(conn: Connection, ids: Sequence[str]) -> dict[str, list[StoredItem]]:
     found: dict[str, list[StoredItem]] = defaultdict(list)
     if ids:
-        query = (
-            select(*items.COLUMNS, responses.c.id.label("response_id"))
-            .join_from(responses, response_items, in_turn(responses))
-            .join(item_rows, items.joined(response_items))
-            .where(responses.c.id.in_(list(ids)), response_items.c.direction == "out")
-            .order_by(responses.c.id, response_items.c.position)
-        )
-        for row in conn.execute(query).all():
+        for row in conn.execute(_OUTPUTS, {"ids": ids}).all():
             found[row.response_id].append(items.stored_item(row))
     return found
 
