@@ -21,6 +21,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
+    Select,
     and_,
     bindparam,
     case,
@@ -127,22 +128,33 @@ def epochs(conn: Connection, ids: Sequence[str]) -> dict[str, int]:
 
     They are summed up here, so that a deletion changes one row, however many branches share what it deletes.
     """
+    return {id: int(epoch) for id, epoch in conn.execute(_EPOCHS, {"ids": ids}).all()}
+
+
+def _epochs() -> Select[*tuple[Any, ...]]:
     names = ("parent_id", "parent_head", "epoch")
+    given = conversations.c.id.in_(bindparam("ids", expanding=True))
     above = (
         select(conversations.c.id, *(conversations.c[name] for name in names))
-        .where(conversations.c.id.in_(ids), conversations.c.deleted_at.is_(None))
+        .where(given, conversations.c.deleted_at.is_(None))
         .cte("above", recursive=True)
     )
     parent = conversations.alias("parent")
     # One of which nothing is shared may be gone any time, and no sum may ever become less.
     shared = (parent.c.id == above.c.parent_id, above.c.parent_head > 0)
     above = above.union_all(select(above.c.id, *(parent.c[name] for name in names)).where(*shared))
-    sums = select(above.c.id, func.sum(above.c.epoch)).group_by(above.c.id)
-    return {id: int(epoch) for id, epoch in conn.execute(sums).all()}
+    return select(above.c.id, func.sum(above.c.epoch)).group_by(above.c.id)
+
+
+_EPOCHS = _epochs()
 
 
 def listed_in_conversations(conn: Connection, owner: str, ids: Sequence[str]) -> set[str]:
     """Those of some items that a conversation shows which is not deleted, be it as a fork."""
+    return set(conn.execute(_LISTED, {"owner": owner, "ids": ids}).scalars())
+
+
+def _listed() -> Select[*tuple[Any, ...]]:
     table, child = conversation_items, conversations.alias("child")
     holding = (
         select(
@@ -152,7 +164,11 @@ def listed_in_conversations(conn: Connection, owner: str, ids: Sequence[str]) ->
             conversations.c.deleted_at,
         )
         .join_from(table, conversations, conversations.c.id == table.c.conversation_id)
-        .where(table.c.owner == owner, table.c.item_id.in_(ids), table.c.deleted_at.is_(None))
+        .where(
+            table.c.owner == bindparam("owner"),
+            table.c.item_id.in_(bindparam("ids", expanding=True)),
+            table.c.deleted_at.is_(None),
+        )
         .cte("holding", recursive=True)
     )
     showing = holding.union_all(
@@ -162,8 +178,10 @@ def listed_in_conversations(conn: Connection, owner: str, ids: Sequence[str]) ->
             holding.c.deleted_at.is_not(None),
         )
     )
-    query = select(showing.c.item_id).where(showing.c.deleted_at.is_(None)).distinct()
-    return set(conn.execute(query).scalars())
+    return select(showing.c.item_id).where(showing.c.deleted_at.is_(None)).distinct()
+
+
+_LISTED = _listed()
 
 
 # ------------------------------------------------------------------------------------------------------------

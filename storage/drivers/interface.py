@@ -225,8 +225,12 @@ class Database(Protocol):
 
 def insert_unless_taken(conn: Connection, table: Table, values: dict[str, Any]) -> bool:
     """Inserts a row; False where its key is taken: decided by the table's key, so by no race."""
-    statement = _INSERT[conn.dialect.name](table).values(values)
-    return conn.execute(statement.on_conflict_do_nothing()).rowcount == 1
+    return conn.execute(_insert_or_leave(conn.dialect.name, table), values).rowcount == 1
+
+
+@lru_cache
+def _insert_or_leave(dialect: str, table: Table) -> Insert:
+    return _INSERT[dialect](table).on_conflict_do_nothing()
 
 
 @lru_cache

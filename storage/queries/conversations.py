@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, null, select, tuple_, update
 
 from storage.kept_replies import forget_replies
 from storage.lineage import IN_LINEAGE, LINEAGE, lineage_of, sharing, stretches
@@ -45,13 +45,18 @@ for replies that are kept."""
 def live(conn: Connection, owner: str, id: str, *, change: bool) -> Row[*tuple[Any, ...]]:
     """The row of a conversation, held until the transaction's end if it is to be changed.
     NotFound("conversation")."""
-    query = select(conversations).where(
-        conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
-    )
-    row = conn.execute(query.with_for_update() if change else query).first()
+    row = conn.execute(_LIVE_HELD if change else _LIVE, {"id": id, "owner": owner}).first()
     if row is None:
         raise NotFound("conversation", id)
     return row
+
+
+_LIVE = select(conversations).where(
+    conversations.c.id == bindparam("id"),
+    conversations.c.owner == bindparam("owner"),
+    conversations.c.deleted_at.is_(None),
+)
+_LIVE_HELD = _LIVE.with_for_update()
 
 
 STORED = (
@@ -80,8 +85,7 @@ def lock(
     if row.active_response_id is not None:
         raise ConversationLocked(id, row.active_response_id)
     _require_room(conn, row, 1, limit)
-    taken = update(conversations).where(conversations.c.id == id)
-    conn.execute(taken.values(active_response_id=response_id, used_at=max(row.used_at, now)))
+    conn.execute(_TAKE, {"of": id, "run": response_id, "at": max(row.used_at, now)})
     head: int = row.head
     return head
 
@@ -102,18 +106,13 @@ def unlock(
     new: those of its items that nothing has stored yet. kept: the response is stored, so its items name it.
     status: how it ended. A conversation that was deleted meanwhile takes nothing, and then nothing is stored.
     """
-    query = select(conversations).where(conversations.c.id == id)
-    row = conn.execute(query.with_for_update()).first()
+    row = conn.execute(_HELD, {"id": id}).first()
     if row is None:
         return
     if turn and row.deleted_at is None:
         items.put(conn, row.owner, new)
         _append(conn, row, turn, response_id if kept else None, status, now=now)
-    conn.execute(
-        update(conversations)
-        .where(conversations.c.id == id, conversations.c.active_response_id == response_id)
-        .values(active_response_id=None)
-    )
+    conn.execute(_GIVE_BACK, {"of": id, "run": response_id})
     garbage.collect_conversation(conn, id)
 
 
@@ -138,7 +137,7 @@ def _append(
         return places
     added = {item_id: (position, now or None) for position, item_id in enumerate(new, row.head)}
     conn.execute(
-        insert(conversation_items),
+        _NEW_PLACES,
         [
             {
                 "conversation_id": row.id,
@@ -153,10 +152,20 @@ def _append(
             for item_id, (position, created_at) in added.items()
         ],
     )
-    grown = update(conversations).where(conversations.c.id == row.id)
     num_bytes = row.num_bytes + items.num_bytes(conn, row.owner, list(new))
-    conn.execute(grown.values(head=row.head + len(new), num_bytes=num_bytes, used_at=max(row.used_at, now)))
+    grown = {"to": row.head + len(new), "size": num_bytes, "at": max(row.used_at, now)}
+    conn.execute(_GROW, {"of": row.id, **grown})
     return places | added
+
+
+_HELD = select(conversations).where(conversations.c.id == bindparam("id")).with_for_update()
+_THIS = update(conversations).where(conversations.c.id == bindparam("of"))
+_TAKE = _THIS.values(active_response_id=bindparam("run"), used_at=bindparam("at"))
+_GIVE_BACK = _THIS.where(conversations.c.active_response_id == bindparam("run")).values(
+    active_response_id=null()
+)
+_GROW = _THIS.values(head=bindparam("to"), num_bytes=bindparam("size"), used_at=bindparam("at"))
+_NEW_PLACES = insert(conversation_items)
 
 
 def _require_active(row: Row[*tuple[Any, ...]]) -> None:

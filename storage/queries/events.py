@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from sqlalchemy import Connection, Row, delete, func, insert, select
+from sqlalchemy import BigInteger, Connection, Row, Select, bindparam, delete, func, insert, select
 
 from storage.drivers import many, returned
 from storage.records import EventsExpired, Record
@@ -94,32 +94,37 @@ _INSERT = insert(records)
 _COLUMNS = tuple(records.c.keys())
 
 
+def _behind() -> Select[*tuple[Any, ...]]:
+    """The records that hold any event from number `seq` on."""
+    of_run, seq = segments.c.response_id == bindparam("run"), bindparam("seq", type_=BigInteger)
+    # The segment that holds the first number asked for, and those behind it.
+    begin = select(func.max(segments.c.first_seq)).where(of_run, segments.c.first_seq <= seq)
+    return (
+        select(records)
+        .join_from(segments, records, records.c.segment == segments.c.id)
+        .where(
+            of_run,
+            segments.c.first_seq >= begin.scalar_subquery(),
+            records.c.first_seq + records.c.num_events > seq,
+        )
+        .order_by(segments.c.first_seq, records.c.first_seq)
+        .limit(READ_ROWS)
+    )
+
+
+_BEHIND = _behind()
+
+
 def read(conn: Connection, response_id: str, *, after: int, limit_bytes: int) -> tuple[Record, ...]:
     """The records that hold any event numbered above `after`, in order.
 
     It stops at the record that reaches `limit_bytes` of events, so it returns at least one if there is one.
     Empty at the end of the log only. EventsExpired where they, or some before them, were pruned.
     """
-    of_run = segments.c.response_id == response_id
     found: list[Record] = []
     size = 0
     while True:
-        # The segment that holds the first number asked for, and those behind it.
-        begin = select(func.max(segments.c.first_seq)).where(
-            of_run, segments.c.first_seq <= max(after + 1, 0)
-        )
-        query = (
-            select(records)
-            .join_from(segments, records, records.c.segment == segments.c.id)
-            .where(
-                of_run,
-                segments.c.first_seq >= begin.scalar_subquery(),
-                records.c.first_seq + records.c.num_events > after + 1,
-            )
-            .order_by(segments.c.first_seq, records.c.first_seq)
-            .limit(READ_ROWS)
-        )
-        rows = conn.execute(query).all()
+        rows = conn.execute(_BEHIND, {"run": response_id, "seq": max(after + 1, 0)}).all()
         if not rows or rows[0].first_seq > after + 1:
             _require_log(conn, response_id)
         for row in rows:

@@ -16,11 +16,12 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    Text,
+    bindparam,
     case,
     delete,
     exists,
     func,
-    literal,
     or_,
     select,
     tuple_,
@@ -166,28 +167,20 @@ def collect_conversation(conn: Connection, id: str) -> str | None:
 def _collect(conn: Connection, id: str, room: int) -> tuple[str | None, int]:
     """The same for one conversation; returns it again if there is more of it than `room` bytes, else its
     parent if it needs less of that than before, and the bytes that are left."""
-    columns = ("owner", "deleted_at", "parent_id", "parent_head")
-    held = select(*(conversations.c[name] for name in columns)).where(conversations.c.id == id)
-    row = conn.execute(held.with_for_update()).first()
+    row = conn.execute(_CONVERSATION, {"id": id}).first()
     if row is None:
         return None, room - LEAST_BYTES
     table = conversation_items
-    size = func.coalesce(SIZE, 0).label("size")
-    dead = select(table.c.position, table.c.item_id, size).outerjoin_from(table, items, joined(table))
-    dead = dead.where(table.c.conversation_id == id)
-    unseen_items = unseen(literal(row.owner))
     needed: int | None = None
     if row.deleted_at is None or _is_used(conn, id):
-        # SQLite would walk through the whole conversation, at the end of each of its turns.
-        dead = dead.with_hint(table, "INDEXED BY conversation_items_deleted", "sqlite")
-        dead = dead.where(unseen_items).order_by(table.c.deleted_at)
+        dead = _UNSEEN
     elif needed := _shared_head(conn, id):
-        dead = dead.where(or_(table.c.position >= needed, unseen_items))
+        dead = _UNSEEN_OR_UNSHARED
     else:
-        needed = 0
-    dead = dead.order_by(table.c.position)
+        dead, needed = _ALL, 0
     places: list[tuple[int, str]] = []
-    found = conn.execute(dead.limit(room // LEAST_BYTES + 1)).all()
+    most = room // LEAST_BYTES + 1
+    found = conn.execute(dead, {"id": id, "owner": row.owner, "needed": needed, "most": most}).all()
     for position, item_id, num_bytes in found:
         if room <= 0:
             break
@@ -216,6 +209,34 @@ def unseen(owner: ColumnElement[str]) -> ColumnElement[bool]:
     oldest_run = select(func.min(runs.c.created_at)).where(runs.c.owner == owner).scalar_subquery()
     deleted_at = conversation_items.c.deleted_at
     return deleted_at.is_not(None) & (deleted_at < func.coalesce(oldest_run, BEYOND))
+
+
+_CONVERSATION = (
+    select(*(conversations.c[name] for name in ("owner", "deleted_at", "parent_id", "parent_head")))
+    .where(conversations.c.id == bindparam("id"))
+    .with_for_update()
+)
+_PLACES = (
+    select(
+        conversation_items.c.position,
+        conversation_items.c.item_id,
+        func.coalesce(SIZE, 0).label("size"),
+    )
+    .outerjoin_from(conversation_items, items, joined(conversation_items))
+    .where(conversation_items.c.conversation_id == bindparam("id"))
+    .limit(bindparam("most"))
+)
+_ALL = _PLACES.order_by(conversation_items.c.position)
+_IS_UNSEEN = unseen(bindparam("owner", type_=Text))
+# SQLite would walk through the whole conversation without the hint, at the end of each of its turns.
+_UNSEEN = (
+    _PLACES.with_hint(conversation_items, "INDEXED BY conversation_items_deleted", "sqlite")
+    .where(_IS_UNSEEN)
+    .order_by(conversation_items.c.deleted_at, conversation_items.c.position)
+)
+_UNSEEN_OR_UNSHARED = _PLACES.where(
+    or_(conversation_items.c.position >= bindparam("needed"), _IS_UNSEEN)
+).order_by(conversation_items.c.position)
 
 
 def _shared_head(conn: Connection, id: str) -> int | None:

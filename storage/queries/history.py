@@ -104,10 +104,7 @@ def of_conversation_from(
     conn: Connection, owner: str, id: str, first: int, as_of: int
 ) -> ConversationHistory:
     """What a conversation holds from position `first` on. NotFound("conversation")."""
-    live = select(conversations.c.head).where(
-        conversations.c.id == id, conversations.c.owner == owner, conversations.c.deleted_at.is_(None)
-    )
-    head: int | None = conn.execute(live).scalar()
+    head: int | None = conn.execute(_HEAD, {"id": id, "owner": owner}).scalar()
     epoch = epochs(conn, [id]).get(id)
     if head is None or epoch is None:
         raise NotFound("conversation", id)
@@ -173,11 +170,9 @@ def _undeleted(deleted_at: ColumnElement[int | None]) -> ColumnElement[bool]:
     return or_(deleted_at.is_(None), deleted_at >= bindparam("as_of"))
 
 
-_LIVE = select(conversations.c.id).where(
-    conversations.c.id == bindparam("id"),
-    conversations.c.owner == bindparam("owner"),
-    _undeleted(conversations.c.deleted_at),
-)
+_OWN = (conversations.c.id == bindparam("id"), conversations.c.owner == bindparam("owner"))
+_HEAD = select(conversations.c.head).where(*_OWN, conversations.c.deleted_at.is_(None))
+_LIVE = select(conversations.c.id).where(*_OWN, _undeleted(conversations.c.deleted_at))
 _THERE = _undeleted(conversation_items.c.deleted_at)
 _SIZED = (item_rows.c.id, items.SIZE.label("size"))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, exists, select, update
 
 from storage.drivers import insert_unless_taken
 from storage.queries import responses
@@ -25,7 +25,8 @@ SWEEP_ROWS = 16
 
 def find(conn: Connection, request: KeyedRequest) -> KnownRequest | None:
     """What is known of a request with this owner, route and key."""
-    row = conn.execute(select(idempotency).where(*_same(request))).first()
+    named = {"owner": request.owner, "route": request.route, "key": request.key}
+    row = conn.execute(_FIND, named).first()
     return None if row is None else _known(row)
 
 
@@ -146,6 +147,11 @@ def _same(request: KeyedRequest) -> tuple[ColumnElement[bool], ...]:
 
 def _at(owner: str, route: str, key: str) -> tuple[ColumnElement[bool], ...]:
     return idempotency.c.owner == owner, idempotency.c.route == route, idempotency.c.key == key
+
+
+_FIND = select(idempotency).where(
+    *(idempotency.c[name] == bindparam(name) for name in ("owner", "route", "key"))
+)
 
 
 def _known(row: Row[*tuple[Any, ...]]) -> KnownRequest:

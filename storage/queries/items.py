@@ -103,9 +103,12 @@ def num_bytes(conn: Connection, owner: str, ids: Sequence[str]) -> int:
     """What these items take in a conversation."""
     total = 0
     for part in parts(ids):
-        size = select(func.coalesce(func.sum(SIZE + ROW_BYTES), 0))
-        total += int(conn.execute(size.where(items.c.owner == owner, items.c.id.in_(part))).scalar_one())
+        total += int(conn.execute(_NUM_BYTES, {"owner": owner, "ids": part}).scalar_one())
     return total
+
+
+_THESE = (items.c.owner == bindparam("owner"), items.c.id.in_(bindparam("ids", expanding=True)))
+_NUM_BYTES = select(func.coalesce(func.sum(SIZE + ROW_BYTES), 0)).where(*_THESE)
 
 
 def num_bytes_of(conn: Connection, response_ids: Sequence[str]) -> dict[str, int]:
@@ -132,23 +135,29 @@ def parts(values: Sequence[T]) -> Iterator[list[T]]:
 
 def get_live(conn: Connection, owner: str, ids: Sequence[str]) -> dict[str, StoredItem]:
     """The items among `ids` that a live response or a live conversation refers to, be it as a fork."""
-    live = (responses.c.deleted_at.is_(None), ~responses.c.hidden)
-    listing = (
-        response_items.c.owner == items.c.owner,
-        response_items.c.item_id == items.c.id,
-    )
-    in_response = exists().where(*listing, responses.c.id == response_items.c.response_id, *live)
-    in_forked = exists().where(*listing, in_fork(responses), *live)
     found: dict[str, StoredItem] = {}
     for part in parts(ids):
-        query = select(*COLUMNS).where(items.c.owner == owner, items.c.id.in_(part))
-        responded = conn.execute(query.where(or_(in_response, in_forked))).all()
+        responded = conn.execute(_IN_RESPONSES, {"owner": owner, "ids": part}).all()
         found |= {row.id: stored_item(row) for row in responded}
         if elsewhere := [id for id in part if id not in found]:
             listed = listed_in_conversations(conn, owner, elsewhere)
-            rows = conn.execute(query.where(items.c.id.in_(listed))).all() if listed else []
+            rows = conn.execute(_OWNED, {"owner": owner, "ids": list(listed)}).all() if listed else []
             found |= {row.id: stored_item(row) for row in rows}
     return found
+
+
+_OWNED = select(*COLUMNS).where(*_THESE)
+
+
+def _in_responses() -> Select[*tuple[Any, ...]]:
+    """Those that a live response has, be it as a fork."""
+    live = (responses.c.deleted_at.is_(None), ~responses.c.hidden)
+    listing = (response_items.c.owner == items.c.owner, response_items.c.item_id == items.c.id)
+    in_response = exists().where(*listing, responses.c.id == response_items.c.response_id, *live)
+    return _OWNED.where(or_(in_response, exists().where(*listing, in_fork(responses), *live)))
+
+
+_IN_RESPONSES = _in_responses()
 
 
 def page(

@@ -52,9 +52,14 @@ def visible(owner: str | BindParameter[str], *, hidden: bool = False) -> tuple[C
 
 def require(conn: Connection, owner: str, id: str, *, hold: bool = False) -> None:
     """NotFound("response") unless `owner` sees it. hold: nobody deletes it before this transaction's end."""
-    query = select(responses.c.id).where(responses.c.id == id, *visible(owner))
-    if conn.execute(query.with_for_update(read=True) if hold else query).first() is None:
+    if conn.execute(_HELD if hold else _SEEN, {"id": id, "owner": owner}).first() is None:
         raise NotFound("response", id)
+
+
+_SEEN = select(responses.c.id).where(
+    responses.c.id == bindparam("id"), *visible(bindparam("owner", type_=Text))
+)
+_HELD = _SEEN.with_for_update(read=True)
 
 
 _RUN = (runs.c.state, runs.c.runner, runs.c.attempt, runs.c.next_seq, runs.c.cancel_requested)

@@ -318,6 +318,13 @@ def _close_items(conn: Connection, rest: Sequence[RunAppend], owners: Mapping[st
         conn.execute(_NEW_PLACES, places)
 
 
+_TURN = (
+    select(response_items.c.item_id, response_items.c.direction)
+    .where(response_items.c.response_id == bindparam("id"))
+    .order_by(response_items.c.direction, response_items.c.position)
+)
+
+
 def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapping[str, str]) -> None:
     """Delete the runs' rows, append their items to their conversations, and delete responses that are not
     stored.
@@ -337,11 +344,7 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
         turn: list[tuple[str, str]] = []
         new: list[NewItem] = []
         if finish.append and stored:
-            turn_items = select(response_items.c.item_id, response_items.c.direction).where(
-                response_items.c.response_id == response_id
-            )
-            turn_items = turn_items.order_by(response_items.c.direction, response_items.c.position)
-            turn = [(row.item_id, row.direction) for row in conn.execute(turn_items).all()]
+            turn = [(row.item_id, row.direction) for row in conn.execute(_TURN, {"id": response_id}).all()]
         elif finish.append:
             new = [*finish.inputs, *finish.outputs]
             turn = [(item.id, "in") for item in finish.inputs]
