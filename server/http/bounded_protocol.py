@@ -125,6 +125,7 @@ class BoundedHttp(HttpToolsProtocol):
                 self.handle_websocket_upgrade()
                 if rest := data[upgrade.args[0] :]:  # frames from a client that did not wait for the reply
                     self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
+                self.parser = None  # type: ignore[assignment]  # it holds the protocol, which is through
                 return b""
             head, self._replay = self._replay, None
             self.parser = httptools.HttpRequestParser(self)

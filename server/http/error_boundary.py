@@ -278,11 +278,9 @@ class Boundary:
         except Exception as exc:
             if isinstance(exc, StreamCut | EngineDead) and started and not accepted:
                 return
-            error = _routing_error(exc, scope) or to_api_error(exc, param=_asker_of(exc, scope))
-            if error.status == 500:
-                log.error("%s %s", _method(scope), _logged(scope), exc_info=exc, extra=scope["state"])
-                error.message += f" (request id {scope['state']['request_id']})"
-            await answer(error)
+            # Under no name here: an exception that this frame held would hold this frame, and the request's
+            # body would stay in memory until the garbage collector comes by.
+            await answer(_error_of(exc, scope))
         finally:
             patience_s.reset(before)
 
@@ -309,6 +307,15 @@ class NameIgnored:
 
         with ignored.collecting() as found:
             await self._app(scope, receive, naming)
+
+
+def _error_of(exc: Exception, scope: Scope) -> ApiError:
+    """What the client of a request is told of an exception; one that nobody expected is logged."""
+    error = _routing_error(exc, scope) or to_api_error(exc, param=_asker_of(exc, scope))
+    if error.status == 500:
+        log.error("%s %s", _method(scope), _logged(scope), exc_info=exc, extra=scope["state"])
+        error.message += f" (request id {scope['state']['request_id']})"
+    return error
 
 
 def _is_request_id(value: str) -> bool:

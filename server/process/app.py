@@ -90,7 +90,10 @@ class Cors(CORSMiddleware):
 
 
 async def _to_the_boundary(request: Request, exc: Exception) -> Response:
-    raise exc
+    try:
+        raise exc
+    finally:
+        del exc  # which holds this frame
 
 
 async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:

@@ -71,6 +71,8 @@ class Readers:
             except _Away as away:
                 if time.monotonic() > until:
                     raise away.told from away.told.__cause__
+            finally:
+                del future  # whose exception holds this frame
             await asyncio.sleep(RETRY_S)  # meanwhile no thread is held: others may be less patient
 
     def _interrupt(self, future: Future[Any], asked: _Asked, loop: asyncio.AbstractEventLoop) -> None:

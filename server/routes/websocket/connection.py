@@ -60,7 +60,7 @@ class Connection:
         self.chains = Chains(life.sockets, owner)
         self.at_work = asyncio.Semaphore(MAX_ACTIVE)
         self.gone = asyncio.Event()  # nobody hears any more what is sent
-        self._room = {self: most, owner: OWNER_WAITING * most}  # for the bytes of frames that wait
+        self._room = {object(): most, owner: OWNER_WAITING * most}  # for the bytes of frames that wait
         self._lanes: dict[str | None, Lane] = {}
         # Answers to waiting responses overtake what waits for these, and those to other responses: each
         # response that is being fed has a lane for it.
@@ -95,6 +95,7 @@ class Connection:
             self.gone.set()
             tasks = [task for lane in self._all_lanes for task in lane.stop()]
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._lanes.clear()  # each of which holds the connection
             self.chains.close()
             if self._closing is not None:
                 await asyncio.gather(self._closing, return_exceptions=True)
