@@ -58,10 +58,11 @@ def joined(references: FromClause) -> ColumnElement[bool]:
     return and_(items.c.owner == references.c.owner, items.c.id == references.c.item_id)
 
 
+_THESE = (items.c.owner == bindparam("owner"), items.c.id.in_(bindparam("ids", expanding=True)))
 # Held, so that they are there when the transaction lists them.
 _HELD = (
     select(items.c.id, items.c.body)
-    .where(items.c.owner == bindparam("owner"), items.c.id.in_(bindparam("ids", expanding=True)))
+    .where(*_THESE)
     .order_by(items.c.id)
     .with_for_update(read=True, key_share=True)
 )
@@ -107,7 +108,6 @@ def num_bytes(conn: Connection, owner: str, ids: Sequence[str]) -> int:
     return total
 
 
-_THESE = (items.c.owner == bindparam("owner"), items.c.id.in_(bindparam("ids", expanding=True)))
 _NUM_BYTES = select(func.coalesce(func.sum(SIZE + ROW_BYTES), 0)).where(*_THESE)
 
 
