@@ -7,13 +7,15 @@ goes with the last that needs it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from sqlalchemy import Connection, insert, select, update
 
+from storage import pairs
 from storage.prompts import StoredPrompt, StoredPromptVersion, put_back
 from storage.queries import items
 from storage.records import CONVERSATION_BYTES, TERMINAL_STATUSES, Direction, NewItem, StorageError
@@ -81,10 +83,10 @@ class ImportedConversation:
 
 @dataclass(frozen=True, slots=True)
 class ImportedResponse:
-    """A response that has ended, with its own input and its output. head, echo, plan: as in `NewResponse`.
-    conversation_head: the length of its conversation when it began. deleted_at: as for a conversation; then
-    it may have no end, and its head, echo and plan are empty. deleted, deleted_conversation: what its history
-    needs of what was deleted, as in `ExportedResponse`."""
+    """A response that has ended, with its own input and its output. head, echo, plan, metadata: as in
+    `NewResponse`. conversation_head: the length of its conversation when it began. deleted_at: as for a
+    conversation; then it may have no end, and its head, echo and plan are empty. deleted,
+    deleted_conversation: what its history needs of what was deleted, as in `ExportedResponse`."""
 
     id: str
     created_at: int
@@ -103,6 +105,7 @@ class ImportedResponse:
     deleted_at: int | None = None
     deleted: Sequence[ImportedResponse] = ()
     deleted_conversation: ImportedConversation | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class Imports:
@@ -163,6 +166,8 @@ def put_conversation(conn: Connection, owner: str, new: ImportedConversation) ->
         **_parent(conn, owner, new),
     }
     conn.execute(insert(conversations), row)
+    if new.deleted_at is None:
+        pairs.add(conn, owner, "conversation", new.id, new.created_at, orjson.loads(new.metadata))
     rows = [
         {
             "conversation_id": new.id,
@@ -245,6 +250,8 @@ def _put(conn: Connection, owner: str, new: ImportedResponse) -> None:
         "deleted_at": new.deleted_at,
     }
     conn.execute(insert(responses), row)
+    if new.deleted_at is None:
+        pairs.add(conn, owner, "response", new.id, new.created_at, new.metadata)
     for direction, turn in (("in", new.input), ("out", new.output)):
         places = [
             {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("antiphon.storage")
 
-HEAD = "0033"
+HEAD = "0034"
 """The revision that this code is written for; the newest in `alembic/versions`."""
 
 

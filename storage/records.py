@@ -122,6 +122,7 @@ class NewResponse:
     hidden: bool = False
     named: bool = False  # its client chose the id, which may be taken
     audit: tuple[AuditEntry, ...] = ()  # what the audit log is to tell of the start
+    metadata: Mapping[str, str] = field(default_factory=dict)  # by which lists find it
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class ClosedItem:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the owner's webhooks are told of a run's end: `body`, if they want its `type`."""
+    """What the owner's webhooks are told of a run or a batch: `body`, if they want its `type`."""
 
     id: str
     type: str
@@ -229,6 +230,7 @@ class Park:
 
     timeout: int
     at: int
+    notice: Notice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +310,12 @@ class RunAppend:
     effects: tuple[ContainerChange, ...] = ()
 
     @property
+    def notice(self) -> Notice | None:
+        """What the webhooks of its owner are told of it."""
+        rests = self.finish or self.park
+        return None if rests is None else rests.notice
+
+    @property
     def durable(self) -> bool:
         """True when this must survive power loss: it ends or parks the run, or takes away rows that name
         contents, which go then."""
@@ -348,8 +356,8 @@ class NewFork:
 class NewResponseFork:
     """A response that is to have the first items of another one, of its input and then of its output.
 
-    after: the id of the last of them; None: all, or with `input_only` no output. head, echo, plan: as in
-    `NewResponse`; it has ended.
+    after: the id of the last of them; None: all, or with `input_only` no output. head, echo, plan, metadata:
+    as in `NewResponse`; it has ended.
     """
 
     id: str
@@ -359,6 +367,7 @@ class NewResponseFork:
     plan: bytes
     after: str | None = None
     input_only: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1042,11 +1051,11 @@ class ConversationArchived(StorageError):
 
 
 class ConversationLocked(StorageError):
-    """The run `holder` is still at work on the conversation."""
+    """The run `holder` is still at work on the conversation. waits: for tool outputs."""
 
-    def __init__(self, conversation_id: str, holder: str) -> None:
+    def __init__(self, conversation_id: str, holder: str, *, waits: bool = False) -> None:
         super().__init__(conversation_id, holder)
-        self.conversation_id, self.holder = conversation_id, holder
+        self.conversation_id, self.holder, self.waits = conversation_id, holder, waits
 
 
 class ConversationMoved(StorageError):

@@ -293,7 +293,7 @@ class Storage:
             appended = await self._append(batch)
             if appended.gone:
                 self.blobs.drop_soon(appended.gone)  # streams do not wait for it
-            if any(one.finish is not None and one.finish.notice is not None for one in batch):
+            if any(one.notice is not None for one in batch):
                 self.announced.set()
             return appended.refused
         except StorageUnavailable:
@@ -477,9 +477,11 @@ class Storage:
         created_before: int | None = None,
         conversation_id: str | None = None,
         model: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Page[StoredResponse]:
         """One page by time. status: or `waiting`: in progress, and waiting for outputs of tools.
-        created_after, created_before: microseconds, exclusive. NotFound for `after`."""
+        created_after, created_before: microseconds, exclusive. metadata: only those that have all of these
+        pairs. NotFound for `after`."""
         job = partial(
             responses.list_,
             owner=owner,
@@ -487,10 +489,10 @@ class Storage:
             order=order,
             after=after,
             status=status,
-            created_after=created_after,
-            created_before=created_before,
+            created_within=(created_after, created_before),
             conversation_id=conversation_id,
             model=model,
+            metadata=dict(metadata or {}),
         )
         page = await self._read(job)
         return replace(page, data=await self._places.placed(owner, page.data))
@@ -542,6 +544,10 @@ class Storage:
         return await self._read(
             partial(events.read, response_id=response_id, after=after, limit_bytes=limit_bytes)
         )
+
+    async def token_counts(self, response_id: str) -> Sequence[tuple[int, bytes | None]]:
+        """How many tokens each record of a response's log holds, and its facts, in order."""
+        return await self._read(partial(events.counts, response_id=response_id))
 
     async def log_end(self, response_id: str) -> int:
         """The number after the last event of a response's log. EventsExpired."""
@@ -666,6 +672,10 @@ class Storage:
         """NotFound("conversation")."""
         return await self._read(partial(conversations.get, owner=owner, id=id))
 
+    async def require_unlocked(self, owner: str, id: str) -> None:
+        """NotFound("conversation"); ConversationLocked while a run is at work on it."""
+        await self._read(partial(conversations.require_unlocked, owner=owner, id=id))
+
     async def fork_conversation(
         self,
         owner: str,
@@ -694,11 +704,18 @@ class Storage:
         order: Order = "desc",
         after: str | None = None,
         archived: bool | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Page[StoredConversation]:
-        """One page by time. archived: only those that are, or are not. NotFound("conversation") for
-        `after`."""
+        """One page by time. archived: only those that are, or are not. metadata: as for responses.
+        NotFound("conversation") for `after`."""
         job = partial(
-            conversations.list_, owner=owner, limit=limit, order=order, after=after, archived=archived
+            conversations.list_,
+            owner=owner,
+            limit=limit,
+            order=order,
+            after=after,
+            archived=archived,
+            metadata=dict(metadata or {}),
         )
         return await self._read(job)
 
@@ -708,13 +725,15 @@ class Storage:
         """Replaces what is to be changed. now: when, for its retention. NotFound("conversation")."""
         return await self._write(partial(conversations.change, owner=owner, id=id, wanted=change, now=now))
 
-    async def delete_conversation(self, owner: str, id: str, now: int) -> None:
-        """Makes the id unknown; responses that ran in it keep its items, a run at work goes on. NotFound.
+    async def delete_conversation(self, owner: str, id: str, now: int) -> str | None:
+        """Makes the id unknown; responses that ran in it keep its items, a run at work goes on. One that
+        waits for tool outputs is marked as to be cancelled: returns its id. NotFound.
 
         Like a response it is deleted by one transaction, and what was of it erased by others.
         """
-        await self._write(partial(conversations.delete, owner=owner, id=id, now=now))
+        waits = await self._write(partial(runs.delete_conversation, owner=owner, id=id, now=now))
         await self._collect([id])
+        return waits
 
     async def add_conversation_items(
         self,

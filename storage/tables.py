@@ -343,7 +343,7 @@ webhooks = Table(
     Index("webhooks_by_owner", "owner"),
 )
 
-# A notice that is still to reach its webhook: a row lives from the end of the run to the receiver's 2xx, or
+# A notice that is still to reach its webhook: a row lives from the commit that it tells of to the 2xx, or
 # until nobody tries any more. due_at moves ahead of each attempt, so that a row is in one process's hands.
 deliveries = Table(
     "deliveries",
@@ -898,6 +898,18 @@ chat_completion_metadata = Table(
     Column("completion_id", Text, primary_key=True),
     Column("key", LargeBinary, primary_key=True),
     Column("value", LargeBinary, nullable=False),
+)
+
+# Pairs of the metadata of responses and conversations that lists show; see `pairs`. created_at: that of the
+# object. digest: of the pair, with the kind of the object.
+metadata_pairs = Table(
+    "metadata_pairs",
+    metadata,
+    Column("object_id", Text, primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Index("metadata_pairs_by_time", "owner", "digest", "created_at", "object_id"),
 )
 
 # Prompt templates. default_version: what a request gets that names none. latest_version: the highest number

@@ -32,8 +32,9 @@ from server.http import (
     read_as,
     read_body,
     require_stored_bytes,
+    texts,
 )
-from server.ignored import ignore, unread
+from server.ignored import ignore
 from server.item_ids import identify
 from server.items import SEEN, filled_body, is_left_out, private_bytes, words_of
 from server.routes.documented import PAGE, documented
@@ -52,7 +53,7 @@ from server.schema import (
     require_added_offered,
     secrets_of_items,
 )
-from server.shapes import label, one_of, refuse
+from server.shapes import label, name_others, one_of, refuse
 from server.threads import aside, in_large_request
 from storage import CONVERSATION_BYTES, ConversationChange, ItemConflict, NewFork, NewItem, PositionedItem
 
@@ -77,7 +78,7 @@ _TITLE = label(0, 512)
 async def create_conversation(request: Request) -> Response:
     """Create one, with its first items if there are any."""
     body, items = await read_as(request, _reader(request), allow_empty=True)
-    unread(body, ("items", "metadata", "title"))
+    name_others(body, ("items", "metadata", "title"))
     here, who = context(request), owner(request)
     title = _title(body)
     metadata = _metadata(body)
@@ -92,13 +93,18 @@ async def create_conversation(request: Request) -> Response:
     return json_reply(conversation_json(stored))
 
 
-@router.get("", **documented("Conversations", "conversations.read", query=(*PAGE, "status:conversations")))
+@router.get(
+    "", **documented("Conversations", "conversations.read", query=(*PAGE, "status:conversations", "metadata"))
+)
 async def list_conversations(request: Request) -> Response:
     """The owner's conversations, newest first unless `order=asc` (extension)."""
     query = request.query_params
     status = choice(query, "status", STATUSES)
     page = await context(request).storage.list_conversations(
-        owner(request), **page_args(query), archived=None if status is None else status == "archived"
+        owner(request),
+        **page_args(query),
+        archived=None if status is None else status == "archived",
+        metadata=check_metadata(texts(query, "metadata")),
     )
     ids = [stored.id for stored in page.data]
     return json_reply(page_json([*map(conversation_json, page.data)], ids, has_more=page.has_more))
@@ -118,10 +124,10 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     """Replace the metadata, which null empties; the title, which null takes away; or the status (both
     extensions). An archived conversation takes no new items and turns."""
     body = await read_body(request)
+    name_others(body, ("metadata", "title", "status"))
     if not any(name in body for name in ("title", "status", "metadata")):
         message = "Nothing is to be changed: give 'metadata', 'title' or 'status'."
         refuse("metadata", message, "missing_required_parameter")
-    unread(body, ("metadata", "title", "status"))
     change = ConversationChange(
         metadata=_metadata(body) if "metadata" in body else None,
         title=_title(body) if "title" in body else None,
@@ -155,9 +161,7 @@ async def fork_conversation(request: Request, conversation_id: str) -> Response:
 @router.delete("/{conversation_id}", **documented("Deleted", "conversations.write"))
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     """Make the id unknown; the items that responses refer to stay theirs."""
-    here = context(request)
-    await here.storage.delete_conversation(owner(request), conversation_id, now_us())
-    here.runs.changed(conversation_id)
+    await context(request).runs.delete_conversation(owner(request), conversation_id)
     return json_reply(
         orjson.dumps({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
     )
@@ -173,7 +177,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     body, items = await read_as(request, _reader(request))
     if items is None:
         missing("items")
-    unread(body, ("items",))
+    name_others(body, ("items",))
     here, who = context(request), owner(request)
     limit = here.config.max_items_per_conversation
 

@@ -48,6 +48,7 @@ from server.http import (
     require_stored_bytes,
     standing_of,
     tell_outcome,
+    texts,
     timestamp,
     while_connected,
 )
@@ -75,6 +76,7 @@ from server.schema import (
     ToolOutputs,
     Unsupported,
     as_output,
+    check_metadata,
     fill,
     lacking,
     leave_out,
@@ -420,7 +422,15 @@ def _require_events(reader: Reader, stored: StoredResponse) -> None:
     **documented(
         "Responses",
         "responses.read",
-        query=(*PAGE, "status:responses", "conversation", "model", "created_after", "created_before"),
+        query=(
+            *PAGE,
+            "status:responses",
+            "conversation",
+            "model",
+            "metadata",
+            "created_after",
+            "created_before",
+        ),
         headers=("X-Antiphon-Profile",),
     ),
 )
@@ -434,6 +444,7 @@ async def list_responses(request: Request) -> Response:
         status=choice(query, "status", (*STATUSES, WAITING)),
         conversation_id=query_text(query, "conversation"),
         model=query_text(query, "model"),
+        metadata=check_metadata(texts(query, "metadata")),
         created_after=timestamp(query, "created_after"),
         created_before=timestamp(query, "created_before"),
     )

@@ -79,7 +79,10 @@ def _as_stored(
         batch=False,
     )
     return NewResponseFork(
-        id, now, orjson.dumps(head), echo_members(echo), plan.dump(), after=after, input_only=input_only
+        *(id, now, orjson.dumps(head), echo_members(echo), plan.dump()),
+        after=after,
+        input_only=input_only,
+        metadata=echo["metadata"],
     )
 
 

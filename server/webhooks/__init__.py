@@ -1,7 +1,15 @@
-"""Webhooks: the notice of each end of a run or batch, when its delivery is tried, and the signed POST."""
+"""Webhooks: the notices of runs and batches, when its delivery is tried, and the signed POST."""
 
 from __future__ import annotations
 
-from server.webhooks.deliveries import EVENT_TYPES, Deliveries, batch_notice, event, make_sender, notice
+from server.webhooks.deliveries import (
+    EVENT_TYPES,
+    Deliveries,
+    batch_notice,
+    event,
+    make_sender,
+    notice,
+    waiting_notice,
+)
 
-__all__ = ["EVENT_TYPES", "Deliveries", "batch_notice", "event", "make_sender", "notice"]
+__all__ = ["EVENT_TYPES", "Deliveries", "batch_notice", "event", "make_sender", "notice", "waiting_notice"]

@@ -1,4 +1,5 @@
-"""Delivers notices of the ends of runs and batches to webhooks, and tries again where that fails.
+"""Delivers notices to webhooks, and tries again where that fails: of the ends of runs and batches, and of the
+waits of runs for their client.
 
 A notice has the shape of the official `WebhookResponse*`.
 
@@ -34,6 +35,7 @@ BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
 
 EVENT_TYPES = (
     *(f"response.{status}" for status in TERMINAL_STATUSES),
+    "response.waiting",  # an extension: it waits for outputs of its client's tools, or for an approval
     *(f"batch.{status}" for status in BATCH_ENDS),
 )
 
@@ -57,6 +59,13 @@ GONE = 410
 def notice(response_id: str, status: str, ended_at: int) -> Notice:
     """What is told of a run's end. A run ends once, so its event's id follows from the response's."""
     return event(f"evt_{response_id.removeprefix('resp_')}", f"response.{status}", response_id, ended_at)
+
+
+def waiting_notice(response_id: str, fence: int, at: int) -> Notice:
+    """What is told of a run that waits. fence: of the claim that parks it, which parks it once; so each wait
+    has an event of its own."""
+    event_id = f"evt_{response_id.removeprefix('resp_')}_{fence}"
+    return event(event_id, "response.waiting", response_id, at)
 
 
 def batch_notice(batch_id: str, status: str, ended_at: int) -> Notice:

@@ -7,11 +7,13 @@ them is deleted in all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 from sqlalchemy import Connection, Row, bindparam, func, insert, null, select, tuple_, update
 
+from storage import pairs
 from storage.kept_replies import forget_replies
 from storage.lineage import IN_LINEAGE, LINEAGE, lineage_of, sharing, stretches
 from storage.queries import garbage, items
@@ -31,7 +33,7 @@ from storage.records import (
     StoredItem,
     TooManyForks,
 )
-from storage.tables import conversation_items, conversations
+from storage.tables import conversation_items, conversations, runs
 from storage.tables import items as item_rows
 
 MAX_LEVELS = 1000
@@ -82,12 +84,24 @@ def lock(
     ConversationFull where it has `limit` items."""
     row = live(conn, owner, id, change=True)
     _require_active(row)
-    if row.active_response_id is not None:
-        raise ConversationLocked(id, row.active_response_id)
+    _require_unlocked(conn, row)
     _require_room(conn, row, 1, limit)
     conn.execute(_TAKE, {"of": id, "run": response_id, "at": max(row.used_at, now)})
     head: int = row.head
     return head
+
+
+def require_unlocked(conn: Connection, owner: str, id: str) -> None:
+    """NotFound("conversation"); ConversationLocked with the holder, where there is one."""
+    _require_unlocked(conn, live(conn, owner, id, change=False))
+
+
+def _require_unlocked(conn: Connection, row: Row[*tuple[Any, ...]]) -> None:
+    if row.active_response_id is not None:
+        state = conn.execute(
+            select(runs.c.state).where(runs.c.response_id == row.active_response_id)
+        ).scalar()
+        raise ConversationLocked(row.id, row.active_response_id, waits=state == "waiting")
 
 
 def unlock(
@@ -245,6 +259,7 @@ def create(
             title=title,
         )
     )
+    pairs.add(conn, owner, "conversation", id, created_at, orjson.loads(metadata))
     add_items(conn, owner, id, new, now=created_at)
     return get(conn, owner, id)
 
@@ -280,6 +295,7 @@ def fork(conn: Connection, owner: str, id: str, new: NewFork) -> StoredConversat
         "title": parent.title,
     }
     conn.execute(insert(conversations), row)
+    pairs.add(conn, owner, "conversation", new.id, new.created_at, orjson.loads(metadata))
     return get(conn, owner, new.id)
 
 
@@ -311,19 +327,30 @@ def get(conn: Connection, owner: str, id: str) -> StoredConversation:
 
 
 def list_(
-    conn: Connection, owner: str, *, limit: int, order: Order, after: str | None, archived: bool | None
+    conn: Connection,
+    owner: str,
+    *,
+    limit: int,
+    order: Order,
+    after: str | None,
+    archived: bool | None,
+    metadata: Mapping[str, str],
 ) -> Page[StoredConversation]:
-    """One page by time, of those that are archived, or are not, where that is asked for.
-    NotFound("conversation") for an unknown `after`."""
+    """One page by time, of those that are archived, or are not, where that is asked for, and that have all of
+    these pairs. NotFound("conversation") for an unknown `after`."""
     table = conversations
     query = select(*(table.c[name] for name in STORED))
     query = query.where(table.c.owner == owner, table.c.deleted_at.is_(None))
     if archived is not None:
         at = table.c.archived_at
         query = query.where(at.is_not(None) if archived else at.is_(None))
-    if archived:
+    by_time = (table.c.created_at, table.c.id)
+    if metadata:
+        by_time = (pairs.CREATED, pairs.ID)
+        query = pairs.having(query, table, owner, "conversation", metadata)
+    elif archived:
         query = query.with_hint(table, "INDEXED BY conversations_archived", "sqlite")
-    place = tuple_(table.c.created_at, table.c.id)
+    place = tuple_(*by_time)
     if after is not None:
         last = live(conn, owner, after, change=False)
         query = query.where(
@@ -331,7 +358,6 @@ def list_(
             if order == "asc"
             else place < tuple_(last.created_at, last.id)
         )
-    by_time = (table.c.created_at, table.c.id)
     query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
     rows = conn.execute(query.limit(limit + 1)).all()
     return Page(tuple(map(_stored, rows[:limit])), len(rows) > limit)
@@ -359,6 +385,9 @@ def change(
             used_at=max(row.used_at, now),
         )
     )
+    if wanted.metadata is not None:
+        pairs.forget(conn, [id])
+        pairs.add(conn, owner, "conversation", id, row.created_at, orjson.loads(metadata))
     return get(conn, owner, id)
 
 
@@ -373,6 +402,7 @@ def delete(conn: Connection, owner: str, id: str, now: int) -> None:
     num_bytes = row.num_bytes - len(row.metadata) + 2 - _title_bytes(row.title)
     emptied = {"deleted_at": now, "metadata": b"{}", "title": None, "num_bytes": num_bytes}
     conn.execute(update(conversations).where(conversations.c.id == id).values(**emptied))
+    pairs.forget(conn, [id])
     forget_replies(conn, [id])
 
 

@@ -6,7 +6,7 @@ An owner sees responses that are its own, stored and not deleted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -26,6 +26,7 @@ from sqlalchemy import (
     update,
 )
 
+from storage import pairs
 from storage.kept_replies import forget_replies
 from storage.lineage import in_turn
 from storage.queries import items, webhooks
@@ -94,17 +95,19 @@ def list_(
     order: Order,
     after: str | None,
     status: str | None,
-    created_after: int | None,
-    created_before: int | None,
+    created_within: tuple[int | None, int | None],
     conversation_id: str | None,
     model: str | None,
+    metadata: Mapping[str, str],
 ) -> Page[StoredResponse]:
     """One page, by time and then id. NotFound("response") for an unknown `after`.
 
-    created_after and created_before are exclusive, in microseconds.
+    created_within: after and before when, both exclusive, in microseconds. metadata: only those that have all
+    of these pairs.
     """
     created, id = responses.c.created_at, responses.c.id
-    place = tuple_(created, id)
+    by_time = (pairs.CREATED, pairs.ID) if metadata else (created, id)
+    place = tuple_(*by_time)
     query = select(id, _SIZE).where(*visible(owner))
     if after is not None:
         cursor = conn.execute(select(created).where(id == after, *visible(owner))).first()
@@ -117,18 +120,21 @@ def list_(
         query = query.where(responses.c.status == ("in_progress" if status == "waiting" else status))
     if status == "waiting":
         query = query.where(exists().where(runs.c.response_id == id, runs.c.state == "waiting"))
+    created_after, created_before = created_within
     if created_after is not None:
-        query = query.where(created > created_after)
+        query = query.where(by_time[0] > created_after)
     if created_before is not None:
-        query = query.where(created < created_before)
+        query = query.where(by_time[0] < created_before)
     if conversation_id is not None:
         query = query.where(responses.c.conversation_id == conversation_id)
     if model is not None:
         query = query.where(responses.c.model == model)
-    if (index := _walked(status, conversation_id, model)) is not None:
+    if metadata:
+        query = pairs.having(query, responses, owner, "response", metadata)
+    elif (index := _walked(status, conversation_id, model)) is not None:
         query = query.with_hint(responses, f"INDEXED BY {index}", "sqlite")
-    keys = (created.asc(), id.asc()) if order == "asc" else (created.desc(), id.desc())
-    listed = conn.execute(query.order_by(*keys).limit(limit + 1)).all()
+    query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
+    listed = conn.execute(query.limit(limit + 1)).all()
     length = page_length([size for _, size in listed], limit)
     ids = [listed_id for listed_id, _ in listed[:length]]
     rows = {row.id: row for row in conn.execute(_SELECT.where(id.in_(ids))).all()}
@@ -267,6 +273,7 @@ def fork(conn: Connection, owner: str, id: str, new: NewResponseFork) -> None:
         "fork_position": position,
     }
     conn.execute(insert(responses), row)
+    pairs.add(conn, owner, "response", new.id, new.created_at, new.metadata)
 
 
 def _cut(conn: Connection, parent: Row[*tuple[Any, ...]], new: NewResponseFork) -> tuple[str, int]:
@@ -314,6 +321,7 @@ def hide(conn: Connection, ids: Sequence[str], now: int, settle: Settle | None =
     ended = delete(runs).where(runs.c.response_id.in_(ids)).returning(runs.c.response_id)
     ran = list(conn.execute(ended).scalars())
     webhooks.forget(conn, ids)
+    pairs.forget(conn, ids)
     conn.execute(delete(run_inputs).where(run_inputs.c.response_id.in_(ids)))
     conn.execute(delete(idempotency).where(idempotency.c.response_id.in_(ids)))
     forget_replies(conn, ids)

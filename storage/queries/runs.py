@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     LargeBinary,
     Row,
@@ -28,6 +29,7 @@ from sqlalchemy import (
     update,
 )
 
+from storage import pairs
 from storage.containers import apply
 from storage.drivers import Keys, by_keys, insert_unless_taken, many, shared_clock
 from storage.queries import conversations, events, items, queue, webhooks
@@ -75,6 +77,8 @@ def start(conn: Connection, new: NewResponse, runner: str | None, shard: int = 0
         require(conn, new.owner, new.previous_response_id, hold=True)
     _insert_response(conn, new, head)
     if new.store:
+        if not new.hidden:
+            pairs.add(conn, new.owner, "response", new.id, new.created_at, new.metadata)
         items.put(conn, new.owner, new.input_items)
         places = [_place(new.id, "in", i, new.owner, item.id) for i, item in enumerate(new.input_items)]
         if places:
@@ -251,7 +255,12 @@ def _append_rest(conn: Connection, rest: Sequence[RunAppend], counting: usage.Co
             )
     ending = [(one.response_id, one.finish) for one in rest if one.finish is not None]
     if ending:
-        _finish(conn, ending, owners)
+        _finish(conn, ending)
+    if told := [(one.response_id, one.notice) for one in rest if one.notice is not None]:
+        # After the deletion of what is not stored: nobody can read it.
+        readable = {row[0] for row in by_keys(conn, _readable, [response_id for response_id, _ in told])}
+        webhooks.announce(conn, [(owners[id], id, notice) for id, notice in told if id in readable])
+    if ending:
         # At last, so that other processes wait for these rows as short as can be.
         spent = [(rows[id], end.spent) for id, end in ending if end.spent is not None]
         usage.add(conn, [used for _, used in spent], counting)
@@ -325,12 +334,9 @@ _TURN = (
 )
 
 
-def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapping[str, str]) -> None:
+def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]]) -> None:
     """Delete the runs' rows, append their items to their conversations, and delete responses that are not
-    stored.
-
-    What can be read from now on is announced to its owner's webhooks.
-    """
+    stored."""
     many(conn, _END, ("run",), [(response_id,) for response_id, _ in ending])
     ended = {row[0]: row for row in by_keys(conn, _ended, [response_id for response_id, _ in ending])}
     for response_id, finish in ending:
@@ -359,23 +365,21 @@ def _finish(conn: Connection, ending: Sequence[tuple[str, Finish]], owners: Mapp
             status=finish.status,
             now=finish.completed_at,
         )
-    webhooks.announce(
-        conn,
-        [
-            (owners[response_id], response_id, finish.notice)
-            for response_id, finish in ending
-            if finish.notice is not None and ended[response_id][3]
-        ],
-    )
 
 
 _END = delete(runs).where(runs.c.response_id == bindparam("run"))
 
 
+_READABLE = responses.c.store & ~responses.c.hidden
+
+
 def _ended(keys: Keys) -> Select[*tuple[Any, ...]]:
-    readable = responses.c.store & ~responses.c.hidden
-    columns = (responses.c.id, responses.c.conversation_id, responses.c.store, readable)
+    columns = (responses.c.id, responses.c.conversation_id, responses.c.store, _READABLE)
     return select(*columns).where(responses.c.id.in_(keys))
+
+
+def _readable(keys: Keys) -> Select[*tuple[Any, ...]]:
+    return select(responses.c.id).where(responses.c.id.in_(keys), _READABLE)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -480,8 +484,18 @@ def cancel_of_any_owner(conn: Connection, response_id: str) -> None:
         raise NotFound("run", response_id)
 
 
-def _mark_cancelled(conn: Connection, response_id: str) -> bool:
+def delete_conversation(conn: Connection, owner: str, id: str, now: int) -> str | None:
+    """Makes the id unknown. A run that holds the lock goes on, pinned; but one that waits for tool outputs is
+    marked as to be cancelled: its response's id, else None. NotFound("conversation")."""
+    holder: str | None = conversations.live(conn, owner, id, change=False).active_response_id
+    # Its row first, in the order of those who end it; and only while it waits.
+    waits = holder is not None and _mark_cancelled(conn, holder, runs.c.state == "waiting")
+    conversations.delete(conn, owner, id, now)
+    return holder if waits else None
+
+
+def _mark_cancelled(conn: Connection, response_id: str, *only: ColumnElement[bool]) -> bool:
     # A run that waits has no owner who would notice: it is due at once.
     due = case((runs.c.state == "waiting", 0), else_=runs.c.deadline)
-    marked = update(runs).where(runs.c.response_id == response_id).values(cancel_requested=True, deadline=due)
-    return bool(conn.execute(marked).rowcount)
+    marked = update(runs).where(runs.c.response_id == response_id, *only)
+    return bool(conn.execute(marked.values(cancel_requested=True, deadline=due)).rowcount)

@@ -32,6 +32,7 @@ from sqlalchemy import (
     update,
 )
 
+from storage import pairs
 from storage.drivers import Run
 from storage.lineage import Stretch, in_turn, stretches
 from storage.queries import conversations as talk
@@ -416,6 +417,7 @@ def _remove_responses(conn: Connection, ids: Sequence[str]) -> int:
 def _empty_conversations(conn: Connection, ids: Sequence[str], now: int) -> int:
     """Hides conversations, and takes some of their items out; returns how many."""
     conn.execute(update(conversations).where(conversations.c.id.in_(ids)).values(deleted_at=now))
+    pairs.forget(conn, ids)
     table = conversation_items
     columns = (table.c.conversation_id, table.c.position, table.c.owner, table.c.item_id)
     rows = conn.execute(select(*columns).where(table.c.conversation_id.in_(ids)).limit(ROWS)).all()

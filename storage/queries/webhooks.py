@@ -1,8 +1,8 @@
-"""Webhooks: the endpoints that are told of the ends of runs, and the deliveries that are still to be made.
+"""Webhooks: the endpoints that are told where runs end or wait, and the deliveries that are still to be made.
 
-A notice is written in the transaction that ends its run, once for each webhook that wants it. An attempt
-begins with a claim, which moves `due_at` ahead of it and counts `attempt` up: whoever dies in between has
-only delayed the next one, and whoever comes back too late settles nothing.
+A notice is written in the transaction that ends or parks its run, once for each webhook that wants it. An
+attempt begins with a claim, which moves `due_at` ahead of it and counts `attempt` up: whoever dies in between
+has only delayed the next one, and whoever comes back too late settles nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DROPPED_AT_ONCE = 1000
 
 
 def add(conn: Connection, webhook: StoredWebhook) -> None:
-    """Stores a webhook; it is told of every end from now on."""
+    """Stores a webhook; it is told of what comes from now on."""
     conn.execute(
         insert(webhooks).values(
             id=webhook.id,
@@ -81,11 +81,11 @@ def _stored(row: Row[*tuple[Any, ...]]) -> StoredWebhook:
 # What they are to be told
 
 
-def announce(conn: Connection, ended: Sequence[tuple[str, str, Notice]]) -> None:
-    """Writes what the webhooks of each owner are to be told; `ended`: owner, response id, notice."""
-    if not ended:
+def announce(conn: Connection, told: Sequence[tuple[str, str, Notice]]) -> None:
+    """Writes what the webhooks of each owner are to be told; `told`: owner, response id, notice."""
+    if not told:
         return
-    wanting = by_keys(conn, _live, sorted({owner for owner, _, _ in ended}))
+    wanting = by_keys(conn, _live, sorted({owner for owner, _, _ in told}))
     rows = [
         {
             "webhook_id": webhook_id,
@@ -97,7 +97,7 @@ def announce(conn: Connection, ended: Sequence[tuple[str, str, Notice]]) -> None
             "due_at": notice.created_at,
             "attempt": 0,
         }
-        for owner, response_id, notice in ended
+        for owner, response_id, notice in told
         for webhook_id, its_owner, event_types in wanting
         if its_owner == owner and notice.type in event_types.split(",")
     ]

@@ -90,6 +90,11 @@ async def _of_the_first_owner(running: Running, http: httpx.AsyncClient) -> None
         "reasoning",
         "message",
     ]
+    for path, id in (
+        ("responses?metadata[n]=1", THOUGHT),
+        ("conversations?metadata[topic]=first release", CONVERSATION),
+    ):
+        assert [one["id"] for one in (await http.get(f"/v1/{path}")).json()["data"]] == [id]
     events = await http.get(f"/v1/responses/{THOUGHT}?stream=true")
     assert "event: response.completed" in events.text
     page = (await http.get(f"/v1/responses/{THOUGHT}/events")).json()

@@ -140,6 +140,27 @@ async def test_a_database_of_0002_gets_the_keys_that_seal(blank_url: str, there:
     await storage.close()
 
 
+async def test_what_was_kept_under_0033_is_found_by_metadata(blank_url: str) -> None:
+    storage = await open_storage(blank_url, runner=RUNNER)
+    labelled, told = {"k": "v", "\N{SNOWMAN}": '"'}, b'"a":"\\"metadata\\":{\\"","metadata":%s,"z":{}'
+    for n in range(600):  # more than are read at once
+        echo = told % (json.dumps(labelled, ensure_ascii=False).replace(": ", ":").encode() if n else b"{}")
+        made = replace(new(f"r{n}"), echo=echo, metadata=labelled if n else {}, hidden=n == 1)
+        await storage.start_response(made)
+    await storage.delete_response(OWNER, "r2", now())
+    for id, its in (("c1", b"{}"), ("c2", b'{"k":"v"}'), ("c3", b'{"k":"v"}')):
+        await storage.create_conversation(OWNER, id, now(), its)
+    await storage.delete_conversation(OWNER, "c3", now())
+    await storage.close()
+    every_pair = "SELECT object_id, digest, owner, created_at FROM metadata_pairs ORDER BY object_id, digest"
+    before = query(blank_url, every_pair)
+    assert len(before) == 597 * 2 + 1
+    back_to_0033(blank_url)
+    storage = await open_storage(blank_url, runner=RUNNER)
+    await storage.close()
+    assert query(blank_url, every_pair) == before
+
+
 INDEXES_OF_0032 = {
     "responses_deleted": "responses (owner, num_bytes) WHERE deleted_at IS NOT NULL",
     "responses_by_fork": "responses (fork_of) WHERE fork_of IS NOT NULL",
@@ -158,8 +179,15 @@ INDEXES_OF_0032 = {
 """Those of which 0033 made others."""
 
 
+def back_to_0033(database_url: str) -> None:
+    """Take away what revisions after 0033 added."""
+    query(database_url, "DROP TABLE metadata_pairs")
+    query(database_url, "UPDATE alembic_version SET version_num = '0033'")
+
+
 def back_to_0032(database_url: str) -> None:
     """Take away what revisions after 0032 added, and give back what they took."""
+    back_to_0033(database_url)
     added = ["responses_unmeasured", "vector_stores_expiring", "vector_stores_deleted"]
     for table in ("conversations", "files", "upload_parts", "containers", "container_files", "batches"):
         added.append(f"{table}_by_size")

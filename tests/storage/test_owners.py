@@ -41,6 +41,7 @@ VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
     "list_responses": lambda s, who: s.list_responses(who, limit=1, after="r1"),
     "pending_calls": lambda s, who: s.pending_calls(who, "waits"),
     "request_cancel": lambda s, who: s.request_cancel(who, "waits"),
+    "require_unlocked": lambda s, who: s.require_unlocked(who, "c1"),
     "start_response": lambda s, who: s.start_response(new("mine", owner=who, previous="r1")),
     "update_conversation": lambda s, who: s.update_conversation(who, "c1", ConversationChange(b"[]")),
     "clear_conversation": lambda s, who: s.clear_conversation(who, "c1", 9),
@@ -50,7 +51,7 @@ VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
 UNSCOPED = {
     "admit", "append", "claim", "claim_due", "free_all", "give_back", "mark_watched", "release",
     "release_runs", "run_status", "take", "watched", "response_is_known", "free_models",
-    "log_end", "records", "response_input", "waiting_inputs",
+    "log_end", "records", "token_counts", "response_input", "waiting_inputs",
     "claim_deliveries", "disable_webhook", "due_deliveries", "put_off_delivery",
     "settle_delivery",
 }  # fmt: skip

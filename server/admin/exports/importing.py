@@ -397,6 +397,7 @@ def _response(line: Line, owner: str) -> ImportedResponse:
         # Deleted from now on, whenever that was: it is none of what a purge before this import has promised.
         deleted=[_deleted_response(one, now) for one in needs["responses"]],
         deleted_conversation=_deleted_conversation(needs["conversation"], now),
+        metadata=shown.get("metadata") or {},
     )
 
 

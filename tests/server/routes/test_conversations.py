@@ -295,6 +295,9 @@ async def test_a_list_of_conversations(client: httpx.AsyncClient) -> None:
     assert await listed(order="asc", after=made[0]) == [made[1], made[3]]
     assert await listed(status="archived") == [made[1]]
     assert await listed(status="active") == [made[3], made[0]]
+    await client.post(f"/v1/conversations/{made[1]}", json={"metadata": {"user": "1", "b": "2"}})
+    assert await listed(**{"metadata[b]": "2", "metadata[user]": "1"}) == [made[1]]
+    assert await listed(**{"metadata[b]": "1"}) == []
     await refused(await client.get("/v1/conversations?after=conv_none"), 404, "after")
     await refused(await client.get("/v1/conversations?status=closed"), 400, "status")
 

@@ -164,6 +164,22 @@ async def test_the_list_finds_what_waits_and_the_turns_of_a_conversation(api: Ap
     assert await listed(status="waiting") == []
 
 
+async def test_the_list_is_filtered_by_metadata(api: Api) -> None:
+    both = await api.create("say a", metadata={"user": "1", "a b]": "\N{SNOWMAN}"})
+    one = await api.create("say b", metadata={"user": "1"}, background=True)
+    fork = (await api.http.post(f"/v1/responses/{both['id']}/fork", json={})).json()
+    await api.create("say c", metadata={"user": "2"})
+    await api.create("say d")
+    found = [each["id"] for each in await api.pages("/v1/responses", limit=1, **{"metadata[user]": "1"})]
+    assert found == [fork["id"], one["id"], both["id"]]
+    wanted = {"metadata[user]": "1", "metadata[a b]]": "\N{SNOWMAN}"}
+    found = [each["id"] for each in await api.pages("/v1/responses", **wanted)]
+    assert found == [fork["id"], both["id"]]
+    assert await api.pages("/v1/responses", **wanted, **{"metadata[more]": ""}) == []
+    error = await api.fails(400, "GET", f"/v1/responses?metadata[{'k' * 65}]=1")
+    assert error["param"].startswith("metadata")
+
+
 @pytest.mark.parametrize(
     ("query", "hint"),
     [("stauts=waiting", "Did you mean 'status'?"), ("limit=1&x=2", "There are: limit, order, after, status")],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ import httpx
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
+from engine import GenerateRequest, Say, ScriptedEngine
+from engine.backends.script import Step
 from server.access import OPERATOR, owner_of_flag_key
 from server.admin import webhooks as hooks
 from server.admin.database_access import leave_address
@@ -25,7 +28,7 @@ from server.webhooks.deliveries import BACKOFF_S, MAX_AGE_S, Deliveries, notice
 from storage import Finish, NewResponse, Record, RunAppend, Storage, open_storage
 from tests.support.processes import server_process
 from tests.support.running import Running, http_client, live_app, running_app
-from tests.support.talk import Api
+from tests.support.talk import WEATHER, Api, call, wrote
 from tests.support.wire import Json
 
 ROOT = Path(__file__).parents[3]
@@ -148,12 +151,45 @@ async def test_every_end_of_a_background_response_is_told_and_the_sdk_believes_i
             assert (await api.get(made["id"]))["status"] == status
 
 
+def calls_twice(request: GenerateRequest, prompt: str) -> Iterator[Step]:
+    """Asks for the weather until it was told twice."""
+    yield Say(wrote("get_weather", city="Paris") if prompt.count("<tool_response>") < 2 else "sunny twice")
+
+
+async def test_each_wait_for_the_client_is_told_once(tmp_path: Path) -> None:
+    engine = ScriptedEngine(calls_twice)
+    async with receiving() as receiver, live_app(tmp_path, engine) as server, http_client(server) as client:
+        api, storage = Api(client), server.context.storage
+        secret = (await hooked(storage, receiver.url + "/all"))["signing_secret"]
+        await hooked(storage, receiver.url + "/ends", types=("response.completed",))
+        made = await api.create("weather?", background=True, **WAITS)
+        events = []
+        for _ in range(2):
+            events.append(unwrapped(await receiver.next(), secret))
+            [pending] = (await api.get(made["id"]))["pending_tool_calls"]
+            assert receiver.inbox.empty()
+            outputs = {"tool_outputs": [{"call_id": pending["call_id"], "output": "sunny"}]}
+            path = f"/v1/responses/{made['id']}/tool_outputs"
+            assert (await client.post(path, json=outputs)).status_code == 200
+        ends = [await receiver.next() for _ in range(2)]
+        assert {each.path for each in ends} == {"/all", "/ends"}
+        for event in events:
+            assert (event.object, event.type, event.data.id) == ("event", "response.waiting", made["id"])
+            assert event.id.startswith("evt_") and "." not in event.id
+        assert len({event.id for event in events}) == 2
+        assert {json.loads(each.body)["type"] for each in ends} == {"response.completed"}
+        assert receiver.inbox.empty()
+
+
 async def test_foreground_and_unstored_responses_are_not_told_of(tmp_path: Path) -> None:
-    async with receiving() as receiver, running_app(tmp_path) as server, http_client(server) as client:
+    async with receiving() as receiver, live_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         await hooked(server.context.storage, receiver.url)
         await api.create("say hi")
         await api.create("say hi", store=False)
+        async with api.open(call(), **WAITS) as live:
+            await live.until("output_item.done")
+            await api.waits(live.id)
         told = await api.create("say hi", background=True)
         assert told["id"].encode() in (await receiver.next()).body
         assert receiver.inbox.empty()
@@ -201,6 +237,8 @@ async def test_metrics(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
 
 
+WAITS: Json = {"tools": [WEATHER], "await_tool_outputs": True}
+
 HOLDING = """
 import sys
 from server.cli import main
@@ -223,6 +261,23 @@ async def test_a_kill_between_the_end_and_the_delivery_loses_nothing(tmp_path: P
         assert receiver.inbox.empty()
         async with running_app(tmp_path):
             assert unwrapped(await receiver.next(), secret).data.id == made["id"]
+
+
+async def test_a_kill_between_the_wait_and_the_delivery_loses_nothing(tmp_path: Path) -> None:
+    async with receiving() as receiver:
+        storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
+        secret = (await hooked(storage, receiver.url))["signing_secret"]
+        await storage.close()
+        async with server_process(tmp_path, code=HOLDING) as server, server.client() as client:
+            api = Api(client)
+            made = await api.create(call(), background=True, **WAITS)
+            await api.waits(made["id"])
+        assert receiver.inbox.empty()
+        async with running_app(tmp_path) as again, http_client(again) as client:
+            told = unwrapped(await receiver.next(), secret)
+            assert (told.type, told.data.id) == ("response.waiting", made["id"])
+            assert (await Api(client).get(made["id"]))["pending_tool_calls"]
+            assert receiver.inbox.empty()
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,19 @@ from storage import (
     open_storage,
 )
 from storage.queries import conversations
-from tests.support.making import OWNER, RUNNER, instructions, message, new, now, queries, query, turn, url
+from tests.support.making import (
+    OTHER,
+    OWNER,
+    RUNNER,
+    instructions,
+    message,
+    new,
+    now,
+    queries,
+    query,
+    turn,
+    url,
+)
 
 
 async def test_create_read_update_delete(storage: Storage) -> None:
@@ -46,6 +58,30 @@ async def test_create_read_update_delete(storage: Storage) -> None:
             await verb
         assert missing.value.kind == "conversation"
     assert await storage.get_items(OWNER, ["m1"]) == {}
+
+
+async def test_conversations_are_found_by_metadata(storage: Storage) -> None:
+    async def found(**metadata: str) -> list[str]:
+        ids: list[str] = []
+        while True:
+            after = ids[-1] if ids else None
+            page = await storage.list_conversations(OWNER, limit=1, after=after, metadata=metadata)
+            ids += [one.id for one in page.data]
+            if not page.has_more:
+                return ids
+
+    for at, (name, owner) in enumerate((("c1", OWNER), ("c2", OWNER), ("c3", OTHER), ("c4", OWNER))):
+        await storage.create_conversation(owner, name, at, b'{"user":"1","n":"%d"}' % at)
+    assert await found(user="1") == ["c4", "c2", "c1"] and await found(user="1", n="1") == ["c2"]
+    await storage.update_conversation(OWNER, "c1", ConversationChange(b'{"user":"2"}'))
+    await storage.update_conversation(OWNER, "c2", ConversationChange(archived=True))
+    await storage.delete_conversation(OWNER, "c4", now())
+    assert await found(user="1") == ["c2"] and await found(user="2") == ["c1"] and await found(n="0") == []
+    await storage.fork_conversation(OWNER, "c2", NewFork("f1", 9))
+    await storage.fork_conversation(OWNER, "c2", NewFork("f2", 9, metadata=b'{"user":"3"}'))
+    assert await found(user="1") == ["f1", "c2"] and await found(user="3") == ["f2"]
+    page = await storage.list_conversations(OWNER, limit=5, archived=True, metadata={"user": "1"})
+    assert [one.id for one in page.data] == ["c2"]
 
 
 async def test_titles_and_states_of_conversations(storage: Storage) -> None:
@@ -87,7 +123,9 @@ async def test_a_list_of_archived_ones_does_not_walk_all_others(tmp_path: Path) 
 
     def listed(conn: Connection, after: str | None, archived: bool) -> tuple[list[str], int]:
         with instructions(conn) as ticks:
-            page = conversations.list_(conn, OWNER, limit=3, order="desc", after=after, archived=archived)
+            page = conversations.list_(
+                conn, OWNER, limit=3, order="desc", after=after, archived=archived, metadata={}
+            )
         return [one.id for one in page.data], len(ticks)
 
     for after, archived, expected in (

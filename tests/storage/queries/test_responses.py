@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from storage import ClosedItem, ConversationLocked, NotFound, Park, RunAppend, RunLost, Storage, open_storage
+from storage import (
+    ClosedItem,
+    ConversationLocked,
+    NewResponseFork,
+    NotFound,
+    Park,
+    RunAppend,
+    RunLost,
+    Storage,
+    open_storage,
+    pairs,
+)
 from storage.queries import responses
 from tests.support.making import (
     OTHER,
@@ -75,6 +87,39 @@ async def test_lists(storage: Storage) -> None:
             await storage.list_responses(OWNER, limit=2, after=unknown)
 
 
+async def test_lists_by_metadata(storage: Storage) -> None:
+    async def start(id: str, at: int, metadata: dict[str, str], **fields: Any) -> None:
+        made = replace(new(id, owner=fields.pop("owner", OWNER), created_at=at), metadata=metadata)
+        await storage.start_response(replace(made, **fields))
+
+    both = {"user": "1", "team": "\N{SNOWMAN}"}
+    await start("a", 10, both)
+    await start("d", 20, {"user": "1"}, model="other")
+    await start("b", 20, both | {"more": "x"})
+    await start("c", 30, {"user": "2", "team": "1"})
+    await start("long", 40, {"k" * 64: "\N{SNOWMAN}" * 512})
+    await start("none", 50, {})
+    await start("hidden", 60, both, hidden=True)
+    await start("foreign", 70, both, owner=OTHER)
+    await start("gone", 80, both)
+    await storage.delete_response(OWNER, "gone", now())
+    assert await ids_of(storage, metadata={"user": "1"}) == ["d", "b", "a"]
+    assert await ids_of(storage, metadata={"user": "1"}, order="asc") == ["a", "b", "d"]
+    for wanted in (both, dict(reversed(both.items()))):
+        assert await ids_of(storage, metadata=wanted) == ["b", "a"]
+    assert await ids_of(storage, metadata={"team": "1"}) == ["c"]
+    assert await ids_of(storage, metadata={"user": "\N{SNOWMAN}"}) == []
+    assert await ids_of(storage, metadata={"k" * 64: "\N{SNOWMAN}" * 512}) == ["long"]
+    assert await ids_of(storage, metadata={"user": "1"}, model="other") == ["d"]
+    assert await ids_of(storage, metadata={"user": "1"}, created_after=10, status="in_progress") == ["d", "b"]
+    page = await storage.list_responses(OWNER, limit=5, after="none", metadata=both)
+    assert [one.id for one in page.data] == ["b", "a"], "the page before may have ended with any response"
+    await storage.fork_response(
+        OWNER, "a", NewResponseFork("fork", 90, b"{}", b"", b"", input_only=True, metadata={"user": "1"})
+    )
+    assert (await ids_of(storage, metadata={"user": "1"}))[0] == "fork"
+
+
 LONG_AGO = f"""
 INSERT INTO responses
   (id, owner, created_at, completed_at, status, model, background, store, head, echo, plan)
@@ -93,10 +138,17 @@ async def test_a_list_reads_no_more_of_a_long_history_than_it_shows(tmp_path: Pa
     await turn(storage, "fails", status="failed", conversation="conv")
     query(storage.url, LONG_AGO)
 
+    def label(conn: Connection) -> None:
+        for n in range(1, 3001):
+            pairs.add(conn, OWNER, "response", f"old{n}", n, {"all": "1"} | ({"few": "1"} if n < 4 else {}))
+
+    await storage._write(label)
+
     def listed(conn: Connection, filters: dict[str, Any]) -> tuple[list[str], int]:
         """A page's ids, and how many hundreds of instructions SQLite carried out for it."""
-        names = ("after", "status", "created_after", "created_before", "conversation_id", "model")
-        asked = dict.fromkeys(names) | {"limit": 3, "order": "desc"} | filters
+        names = ("after", "status", "conversation_id", "model")
+        others = {"limit": 3, "order": "desc", "created_within": (None, None), "metadata": {}}
+        asked = dict.fromkeys(names) | others | filters
         with instructions(conn) as ticks:
             page = responses.list_(conn, OWNER, **asked)
         return [one.id for one in page.data], len(ticks)
@@ -107,15 +159,20 @@ async def test_a_list_reads_no_more_of_a_long_history_than_it_shows(tmp_path: Pa
         ({"status": "queued"}, ["queues"]),
         ({"status": "failed"}, ["fails"]),
         ({"status": "failed", "model": "m"}, ["fails"]),
-        ({"status": "incomplete", "created_after": 5}, []),
+        ({"status": "incomplete", "created_within": (5, None)}, []),
         ({"model": "rare"}, ["waits"]),
         ({"model": "rare", "status": "waiting"}, ["waits"]),
-        ({"model": "unknown", "created_before": 2000}, []),
+        ({"model": "unknown", "created_within": (None, 2000)}, []),
         ({"conversation_id": "conv"}, ["fails"]),
         ({"conversation_id": "conv", "status": "completed"}, []),
         ({"after": "old4"}, ["old3", "old2", "old1"]),
         ({"after": "old2999", "order": "asc"}, ["old3000", "waits", "queues"]),
         ({"after": "old4", "status": "completed", "model": "m"}, ["old3", "old2", "old1"]),
+        ({"metadata": {"all": "2"}}, []),
+        ({"metadata": {"few": "1"}}, ["old3", "old2", "old1"]),
+        ({"metadata": {"few": "1", "all": "1"}, "after": "old3"}, ["old2", "old1"]),
+        ({"metadata": {"all": "1"}, "after": "old4"}, ["old3", "old2", "old1"]),
+        ({"metadata": {"few": "1"}, "status": "failed", "model": "m"}, []),
     ):
         found, ticks = await storage._read(partial(listed, filters=filters))
         assert found == expected, filters

@@ -65,7 +65,7 @@ async def fill(storage: Storage, owner: str) -> None:
     await storage.start_response(new(f"{p}.t2", message("m4"), owner=owner, conversation=f"{p}.c1"))
     request = KeyedRequest(owner, "/v1/responses", "key", b"hash", now())
     keyed = new(f"{p}.keyed", message("m5"), owner=owner)
-    claim = await storage.start_response(replace(keyed, request=request))
+    claim = await storage.start_response(replace(keyed, request=request, metadata={"k": "v"}))
     notice = Notice(f"{p}.evt", "response.completed", b"{}", now())
     end = replace(finish(), notice=notice)
     assert not await storage.append([RunAppend(f"{p}.keyed", claim.fence, finish=end)])

@@ -8,10 +8,12 @@ import pytest
 from sqlalchemy import create_engine, insert
 
 from storage import (
+    ClosedItem,
     Delivery,
     Finish,
     NotFound,
     Notice,
+    Park,
     RunAppend,
     Storage,
     StoredWebhook,
@@ -19,7 +21,7 @@ from storage import (
 )
 from storage.queries import webhooks
 from storage.tables import deliveries, metadata
-from tests.support.making import OTHER, OWNER, RUNNER, entry, new, now, record
+from tests.support.making import OTHER, OWNER, RUNNER, call, entry, new, now, output, record
 
 FAR = 10**18
 ALL = ("response.completed", "response.failed")
@@ -57,6 +59,33 @@ async def test_an_end_is_announced_to_the_webhooks_that_want_it(storage: Storage
     assert set((await storage.due_deliveries(FAR)).webhook_ids) == {"a", "b"}
     await end(storage, "r3", owner=OTHER)
     assert [each.event_id for each in await claim(storage, "theirs")] == ["evt_r3"]
+
+
+async def test_a_wait_is_announced_in_the_commit_that_parks(storage: Storage) -> None:
+    """Each one once, and none that is not durable."""
+    await storage.add_webhook(hook("a", types=("response.waiting",)), entry=entry())
+    await storage.add_webhook(hook("ends"), entry=entry())
+
+    async def park(fence: int, call_id: str) -> None:
+        notice = Notice(f"evt_r1_{fence}", "response.waiting", b"{}", now())
+        closed = (ClosedItem(fence, call(f"fc_{call_id}", call_id)),)
+        refused = await storage.append([RunAppend("r1", fence, closed=closed, park=Park(FAR, 0, notice))])
+        assert (await storage.get_response(OWNER, "r1")).waiting or refused
+
+    await storage.start_response(new("r1"))
+    await park(7, "stale")
+    assert (await storage.due_deliveries(FAR)).num_pending == 0
+    storage.announced.clear()
+    await park(1, "x")
+    assert storage.announced.is_set()
+    assert [each.event_id for each in await claim(storage, "a")] == ["evt_r1_1"]
+    await storage.add_tool_outputs(OWNER, "r1", [output("x")], now())
+    assert await storage.claim("r1") is not None
+    await park(2, "y")
+    due = await storage.due_deliveries(FAR)
+    assert (due.webhook_ids, due.num_pending) == (("a",), 2), "the first is still to be settled"
+    await storage.delete_response(OWNER, "r1", now())
+    assert (await storage.due_deliveries(FAR)).num_pending == 0
 
 
 async def test_an_end_that_is_not_committed_is_not_announced(storage: Storage) -> None:

@@ -37,7 +37,7 @@ async def test_everything_comes_back_and_can_be_gone_on_from(
         api = Api(http)
         conversation = await api.conversation({"role": "user", "content": "seed"})
         in_it = (await api.create("say a", conversation=conversation))["id"]
-        first = (await api.create("think why then say b"))["id"]
+        first = (await api.create("think why then say b", metadata={"k": "v"}))["id"]
         second = (await api.create("say c", previous_response_id=first))["id"]
         called = await api.create(call(), tools=[WEATHER])
         fork = (await http.post(f"/v1/responses/{second}/fork", json={})).json()["id"]
@@ -74,6 +74,7 @@ async def test_everything_comes_back_and_can_be_gone_on_from(
         api = Api(http)
         for id, before in shown.items():
             assert await api.get(id) == before
+        assert [one["id"] for one in await api.pages("/v1/responses", **{"metadata[k]": "v"})] == [first]
         assert await api.conversation_items(conversation) == of(exported, "conversation")[0]["items"]
         assert (await http.get(f"/v1/files/{stored['id']}/content")).content == b"the quick fox " * 99
         more = await api.create("say e", previous_response_id=fork)
