@@ -790,6 +790,9 @@ class Config(BaseModel):
     max_output_tokens: int | None = _setting(
         None, "longest answer, whatever a request asks; default: up to the context", unit="tokens", gt=0
     )
+    max_generations: int = _setting(
+        1000, "a response asks its model this often at most: a loop of tools ends there", gt=0
+    )
     max_tool_output_bytes: Bytes | None = _setting(
         None,
         "largest output of one call, a client's (400) or this server's (the model is told); default: "

@@ -190,6 +190,16 @@ class _Row:
     param: str | None = None
 
 
+def waits_for_outputs(response_id: str) -> str:
+    """What a client is told of a response that has not ended because it waits for that client; without a full
+    stop."""
+    return f"It waits for tool outputs: send them to POST /v1/responses/{response_id}/tool_outputs"
+
+
+class PromptOverLimit(PromptTooLong):
+    """`num_tokens` prompt tokens are more than `max_prompt_tokens`, the `limit`, allows."""
+
+
 WHILE_LOADING = {"retry-after": "3"}
 """A start takes some five seconds, and official clients try twice more."""
 
@@ -204,6 +214,15 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         lambda e: (
             f"This model's maximum context length is {e.limit} tokens. However, your input resulted in "
             f"{e.num_tokens} tokens. Please reduce the length of the input."
+        ),
+    ),
+    PromptOverLimit: _Row(
+        400,
+        "context_length_exceeded",
+        lambda e: (
+            f"This model's maximum context length is {e.limit} tokens, as this server's `max_prompt_tokens` "
+            f"has it. However, your input resulted in {e.num_tokens} tokens. Please reduce the length of the "
+            "input."
         ),
     ),
     ConstraintError: _Row(400, "invalid_schema"),
@@ -254,7 +273,7 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         "conversation_locked",
         lambda e: (
             f"Conversation '{e.conversation_id}' is in use by response '{e.holder}'. "
-            "Wait until it ends, or cancel it."
+            f"{waits_for_outputs(e.holder) if e.waits else 'Wait until it ends'}, or cancel it."
         ),
         param="conversation",
     ),

@@ -5,7 +5,8 @@ names, by path:
 
 * a member, at any depth of the body, that the server's schemas do not know, whether it is dropped or (in
   items and tools, where clients keep data of their own) kept and returned; refused are misspelt fields
-  (`shapes.require_spelling`) and unknown members of tools that have filters (`shapes.closed`);
+  (`shapes.name_others`), and any unknown member of a fork, or of a tool that has filters
+  (`shapes.require_members`);
 * a known field that makes no difference to what this request does, though it may be echoed;
 * a keyword of a JSON Schema that no grammar knows, such as a misspelt one, or a `format` that is not enforced
   (annotations, `title` and `x-...` among them, are not meant to be);

@@ -355,11 +355,7 @@ def closed(shape: Shape, *names: str) -> Shape:
     allow more than its client meant."""
 
     def strict(value: Any, path: str) -> Any:
-        for name, element in mapping(value, path).items():
-            if name not in names and element is not None:
-                meant = difflib.get_close_matches(name, names, n=1)
-                known = " and ".join(f"'{each}'" for each in names)
-                _unknown(f"{path}.{shorten(name)}", meant, f"The members are {known}.")
+        require_members(mapping(value, path), names, path)
         return shape(value, path)
 
     return described(strict, lambda: {**schema_of(shape), "additionalProperties": False})
@@ -370,6 +366,23 @@ def exactly(
 ) -> Shape:
     """A `record` with these members, those that `others` names (which no shape is given for), and no more."""
     return closed(record(required, optional), *others, *required, *(optional or {}))
+
+
+def require_members(value: Mapping[str, Any], known: Sequence[str], path: str = "") -> None:
+    """Refuse a member of another name, where to ignore it would be to do more than its client meant. Raises
+    ApiError 400 `unknown_parameter`."""
+    for name, element in value.items():
+        if name not in known and element is not None:
+            meant = difflib.get_close_matches(name, known, n=1)
+            listed = ", ".join(f"'{each}'" for each in known)
+            _unknown(path_of(path, shorten(name)), meant, f"The members are {listed}.")
+
+
+def name_others(value: Mapping[str, Any], known: Collection[str], path: str = "") -> None:
+    """Name the members that are not `known` as ignored, and refuse those that are misspelt. Raises ApiError
+    400 `unknown_parameter`."""
+    require_spelling(value, known, path)
+    unread(value, known, path)
 
 
 def _unknown(path: str, meant: Sequence[str], otherwise: str = "") -> NoReturn:

@@ -60,7 +60,7 @@ ORDERS = {
         *("llm_options", "llm"),
     ),
     "storage": (
-        *("private_files", "patience", "records", "tables", "lineage", "claims", "kept_replies"),
+        *("private_files", "patience", "records", "tables", "lineage", "claims", "kept_replies", "pairs"),
         *("drivers", "files", "containers", "chat_completions"),
         *("batches", "prompts", "vector_stores", "queries", "places", "importing", "migrate", "backup"),
         "inspection",

@@ -15,6 +15,7 @@ from server.shapes import (
     mapping,
     missing,
     mistyped,
+    name_others,
     one_of,
     record,
     refuse,
@@ -81,7 +82,7 @@ _PART = tagged(
 def parse_moderation_request(body: Mapping[str, Any]) -> ModerationRequest:
     """A body of POST /v1/moderations. The texts of parts are one input together, as they are officially.
     Raises ApiError 400, `unsupported_content` for an image, which no classifier here can see."""
-    unread(body, FIELDS)
+    name_others(body, FIELDS)
     model = None if body.get("model") is None else text(1, 512)(body["model"], "model")
     given = body.get("input")
     if given is None:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-from server.ignored import unread
 from server.pooling.requests import MAX_INPUTS, filled_text, read_text, read_whole, text_of_parts
 from server.schema import check_length, missing, mistyped, refuse
+from server.shapes import name_others
 
 FIELDS = (
     *("model", "texts", "inputs", "images", "input_type", "embedding_types", "truncate"),
@@ -45,7 +45,7 @@ class EmbedRequest:
 
 def parse_embed(body: Mapping[str, Any]) -> EmbedRequest:
     """A body of POST /v1/embed or /v2/embed. Raises ApiError 400."""
-    unread(body, FIELDS)
+    name_others(body, FIELDS)
     if body.get("images"):
         refuse("images", "Invalid 'images': the models of this server take texts.", "unsupported_parameter")
     field = "texts" if body.get("texts") is not None else "inputs"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from server.ignored import unread
 from server.schema import check_length, missing, mistyped, refuse, shorten
-from server.shapes import member
+from server.shapes import member, name_others
 
 MAX_INPUTS = 2048
 MAX_TOKENS = 300_000
@@ -172,7 +172,7 @@ def parse_embeddings(body: Mapping[str, Any]) -> EmbeddingsRequest:
 def parse_pooling(body: Mapping[str, Any]) -> PoolingRequest:
     """A body of POST /pooling. Raises ApiError 400."""
     _require_one_way(body)
-    unread(body, (*POOLING_FIELDS, *ONE_WAY))
+    name_others(body, (*POOLING_FIELDS, *ONE_WAY))
     task = body.get("task")
     if task not in (None, "embed", "classify"):
         refuse("task", "Invalid 'task': this server pools for 'embed' and 'classify'.")
@@ -186,7 +186,7 @@ def parse_classify(body: Mapping[str, Any]) -> ClassifyRequest:
         message = "Invalid 'labels': texts get the labels of the model's checkpoint, which /v1/models lists."
         refuse("labels", message, "unsupported_parameter")
     _require_one_way(body)
-    unread(body, (*CLASSIFY_FIELDS, *ONE_WAY))
+    name_others(body, (*CLASSIFY_FIELDS, *ONE_WAY))
     inputs, single = _inputs(body)
     truncate = read_whole(body, "truncate_prompt_tokens", least=-1)
     return ClassifyRequest(read_text(body, "model"), inputs, single, truncate, _is_raw(body))
@@ -196,7 +196,7 @@ def parse_rerank(body: Mapping[str, Any], *, returns: bool) -> RerankRequest:
     """A body of POST /v1/rerank or /v2/rerank. returns: whether documents are returned where nothing says.
     Raises ApiError 400."""
     _require_one_way(body)
-    unread(body, (*RERANK_FIELDS, *ONE_WAY))
+    name_others(body, (*RERANK_FIELDS, *ONE_WAY))
     query = _document(missing("query") if body.get("query") is None else body["query"], "query")
     check_length("query", len(query), "string", 1)
     documents = _documents(body, "documents")
@@ -222,7 +222,7 @@ def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
     """A body of POST /score: one text and one, one and several, or pairs. Raises ApiError 400."""
     _require_one_way(body)
     one, two = max(SCORE_PAIRS, key=lambda names: sum(body.get(name) is not None for name in names))
-    unread(body, (*SCORE_FIELDS, *ONE_WAY, one, two))
+    name_others(body, (*SCORE_FIELDS, *ONE_WAY, one, two))
     firsts, seconds = _documents(body, one), _documents(body, two)
     if len(firsts) == 1:
         firsts *= len(seconds)

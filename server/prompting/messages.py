@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
-from server.errors import ApiError
+from server.errors import ApiError, PromptOverLimit
 from server.items import Item, Transcript, answers_of, is_left_out, is_output, seen, source_of, words_of
 from server.limits import Caps
 from server.schema import SamplingFields
@@ -111,7 +111,7 @@ def sampling(
     room for a token, or is longer than the server takes; ApiError 400 for what the engine cannot do.
     """
     if caps.prompt_tokens is not None and prompt_tokens > caps.prompt_tokens:
-        raise PromptTooLong(prompt_tokens, caps.prompt_tokens)
+        raise PromptOverLimit(prompt_tokens, caps.prompt_tokens)
     room = info.max_model_len - prompt_tokens
     if room < 1:
         raise PromptTooLong(prompt_tokens, info.max_model_len)

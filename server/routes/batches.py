@@ -15,9 +15,9 @@ from server.batches import batch_json
 from server.clock import now_us
 from server.errors import ApiError
 from server.http import context, json_reply, life, owner, page_args, page_json, principal, read_body
-from server.ignored import unread
 from server.routes.documented import PAGE, documented
 from server.schema import check_metadata, missing, refuse
+from server.shapes import name_others
 from storage import NewBatch, NotFound
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"])
@@ -38,7 +38,7 @@ MIN_LIFE_S, MAX_LIFE_S = 3600, 2_592_000
 async def create_batch(request: Request) -> Response:
     """Begin a batch over a file of requests."""
     body = await read_body(request)
-    unread(body, ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"))
+    name_others(body, ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"))
     for name in ("input_file_id", "endpoint", "completion_window"):
         if name not in body:
             missing(name)

@@ -30,9 +30,10 @@ from server.http import (
     stored_completion_json,
     texts,
 )
-from server.ignored import ignore, unread
+from server.ignored import ignore
 from server.routes.documented import PAGE_FROM_OLDEST, documented
 from server.schema import ChatRequest, check_metadata, completion_name, missing
+from server.shapes import name_others
 from server.threads import aside, in_large_request
 from storage import ChatCompletionKnown, Kept, KeyedRequest, NewChatCompletion, StoredChatCompletion
 
@@ -156,9 +157,9 @@ async def get_chat_completion(request: Request, completion_id: str) -> Response:
 async def update_chat_completion(request: Request, completion_id: str) -> Response:
     """Replace the metadata; null empties it."""
     body = await read_body(request)
+    name_others(body, ("metadata",))
     if "metadata" not in body:
         missing("metadata")
-    unread(body, ("metadata",))
     metadata = check_metadata({} if body["metadata"] is None else body["metadata"])
     await _stored(request, completion_id)  # nothing is counted for one that is not there
     await require_stored_bytes(request, len(orjson.dumps(metadata)))

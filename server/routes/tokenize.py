@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import context, json_reply, owner, read_as
-from server.ignored import unread
 from server.model_registry import ServedModel
 from server.prompting import check, words_of_field
 from server.routes.chosen_model import chosen_model
 from server.routes.documented import documented
 from server.schema import ChatRequest, image_paths, missing, mistyped, parse_chat, refuse
+from server.shapes import name_others
 from server.stateless import offer_of, rendered
 from server.threads import aside, in_large_request
 
@@ -73,7 +73,7 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
 
     def read(body: Mapping[str, Any]) -> Mapping[str, Any]:
-        unread(body, ("model", "tokens"))
+        name_others(body, ("model", "tokens"))
         return body
 
     body = await read_as(request, read)
@@ -100,9 +100,9 @@ def _read(
 ) -> tuple[Mapping[str, Any], ChatRequest | None]:
     """A body, and the chat completion with these fields whose prompt it asks for."""
     if body.get("messages") is None:
-        unread(body, TEXT_FIELDS)
+        name_others(body, TEXT_FIELDS)
         return body, None
-    unread(body, (*PROMPT_FIELDS, "return_token_strs"))
+    name_others(body, (*PROMPT_FIELDS, "return_token_strs"))
     return body, parse({name: body[name] for name in PROMPT_FIELDS if name in body})
 
 

@@ -176,6 +176,7 @@ class Runs:
             registry,
             meter,
             limiter,
+            config.max_generations,
             config.max_tool_output_bytes,
             moderator,
         )
@@ -462,6 +463,7 @@ class Runs:
             request=keyed,
             hidden=plan.hidden,
             audit=_approvals(planned, by),
+            metadata=planned.asked.metadata,
             priority=plan.priority,
             queue_limit=queue_limit,
             conversation_limit=self._config.max_items_per_conversation,
@@ -621,6 +623,14 @@ class Runs:
             await self._cancel(owner, response_id)
         await self._storage.delete_response(owner, response_id, now_us(), spending=spent_so_far)
         self.gone([response_id])
+
+    async def delete_conversation(self, owner: str, id: str) -> None:
+        """Delete a conversation. A run at work in it goes on; one that waits for tool outputs is cancelled.
+        Raises NotFound."""
+        waits = await self._storage.delete_conversation(owner, id, now_us())
+        self.changed(id)
+        if waits is not None:
+            await self._ended(owner, waits, hidden=True)
 
     def gone(self, response_ids: Sequence[str]) -> None:
         """Stop carrying on, and showing, responses that are in the database no more."""

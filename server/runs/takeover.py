@@ -19,6 +19,7 @@ from server.runs.planning import pending_calls
 from storage import NotFound, OfModels, RunClaim, RunLost, StorageUnavailable
 
 if TYPE_CHECKING:
+    from server.items import Item
     from server.model_registry import Models
     from storage import Storage, StoredItem
 
@@ -143,6 +144,16 @@ class Takeover:
                 self._loop.resumed(run)
             self._loop.received(run, [load_item(item.body, item.private) for item in inputs])
         self._tasks.spawn(run)
+
+    async def require_room(self, owner: str, response_id: str, outputs: Sequence[Item]) -> None:
+        """Raises PromptTooLong where a waiting run could not go on with these outputs of its calls, NotFound
+        for one that is gone. Nothing is said of a run that this process cannot carry on at present."""
+        try:
+            run = await self._restorer.look(owner, response_id)
+            if run.gone is None and run.served.info.fingerprint == run.plan.fingerprint:
+                await self._loop.require_room(run, outputs)
+        except (NewerPlan, EngineUnavailable):
+            return
 
     async def _read(self, claim: RunClaim) -> tuple[Run, Sequence[StoredItem]] | None:
         """A claimed run, and the outputs that were posted to it.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from engine import PromptTooLong
 from server.access import Actor, Principal, require_use
 from server.clock import now_us
 from server.errors import to_api_error
@@ -23,14 +24,16 @@ from server.items import (
     is_client_call,
     key_of,
     link_of,
+    load_item,
     path_of_image,
     private_bytes,
+    private_of,
     unseen_images_of,
     with_private,
 )
 from server.runs.events import Snapshot
 from server.runs.execution import RunTasks, output_id
-from server.runs.planning import RunPlan, pending_calls, require_readable
+from server.runs.planning import Progress, RunPlan, pending_calls, require_readable
 from server.schema import check_sizes
 from server.threads import aside, in_large_request
 from storage import AuditEntry, OutputConflict, StoredResponse, ToolOutput
@@ -44,6 +47,10 @@ if TYPE_CHECKING:
     from server.runs.takeover import Takeover
     from server.runs.views import Views
     from storage import Storage
+
+
+FRAME_TOKENS = 64
+"""Tokens that a template puts around one tool output, at most; the output itself has no more than bytes."""
 
 
 class ToolOutputs:
@@ -96,7 +103,8 @@ class ToolOutputs:
 
         The same output again changes nothing. by: whom the audit log names for approvals. Raises NotFound,
         NotWaiting, UnknownCall, OutputConflict, and ApiError: 403 where the principal may not use the model
-        or a tool of the run, which goes on with them; 429 where the request is one too many.
+        or a tool of the run, which goes on with them; 429 where the request is one too many; 400 where they
+        leave the model no room to answer, and the run waits for shorter ones.
         """
         owner = principal.owner
         served = self._models.standing_in(stored.model)
@@ -108,12 +116,35 @@ class ToolOutputs:
         items = await self._outputs_read(stored, new, served)
         num_bytes += await aside(in_large_request(), private_bytes, items, SEEN)
         await self._quota.require(owner, num_bytes, self._limiter.stored_bytes(principal.subjects))
+        if items and stored.waiting:
+            await self._require_room(stored, served, items)
         if items:
             fresh = await aside(in_large_request(), _tool_outputs, stored, items, by)
             waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
             if waiting.runnable:
                 await self._takeover.claim(stored.id)
         return await self._views.get(owner, stored.id)
+
+    async def _require_room(self, stored: StoredResponse, served: ServedModel, new: Sequence[Item]) -> None:
+        """ApiError 400 where these outputs, and those that were posted before, do not fit behind the prompt
+        of their run, which could only end. What is compacted first may make room."""
+        plan = RunPlan.load(stored.plan)
+        if plan.compaction is not None:
+            return
+        outputs = {item["id"]: item for item in new}
+        if len(new) < len(_pending(stored)):
+            posted = await self._storage.waiting_inputs(stored.id)
+            outputs = {item.id: load_item(item.body, item.private) for item in posted} | outputs
+        last = Progress.of(await self._storage.token_counts(stored.id)).turns[-1:]
+        most = sum(turn.input_tokens + turn.output_tokens for turn in last)
+        most += sum(len(orjson.dumps(item)) + FRAME_TOKENS for item in outputs.values())
+        context = served.info.max_model_len
+        has_more = any(map(private_of, outputs.values()))  # than its JSON shows: texts of files, images
+        if has_more or most >= min(context, served.caps.prompt_tokens or context):
+            try:
+                await self._takeover.require_room(stored.owner, stored.id, [*outputs.values()])
+            except PromptTooLong as why:
+                raise to_api_error(why, param="tool_outputs") from why
 
     async def _outputs_read(
         self, stored: StoredResponse, new: Mapping[int, Item], served: ServedModel

@@ -13,9 +13,9 @@ from typing import Any
 
 from engine import RequestError
 from server.errors import ApiError
-from server.ignored import member, unread
+from server.ignored import member
 from server.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest, parse_completion
-from server.shapes import mapping, missing, mistyped, refuse
+from server.shapes import mapping, missing, mistyped, name_others, refuse
 
 FIELDS = (
     *("model", "token_ids", "sampling_params", "stream", "stream_options"),
@@ -33,7 +33,7 @@ _WITHIN = "sampling_params"
 def parse_generation(body: Mapping[str, Any]) -> CompletionRequest:
     """A body of POST /inference/v1/generate, as the request for completions of one prompt that it comes to.
     Raises ApiError 400 with the field's own path."""
-    unread(body, FIELDS)
+    name_others(body, FIELDS)
     if body.get("token_ids") is None:
         missing("token_ids")
     ids = body["token_ids"]
@@ -42,7 +42,7 @@ def parse_generation(body: Mapping[str, Any]) -> CompletionRequest:
     if not ids:
         refuse("token_ids", "Invalid 'token_ids': the prompt is empty.")
     params = {} if body.get(_WITHIN) is None else mapping(body[_WITHIN], _WITHIN)
-    unread(params, PARAMS, _WITHIN)
+    name_others(params, PARAMS, _WITHIN)
     params = {name: params[name] for name in PARAMS if params.get(name) is not None}
     most = params.get("max_tokens", DEFAULT_MAX_TOKENS)
     if type(most) is int and most < 1:

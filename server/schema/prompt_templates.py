@@ -14,13 +14,13 @@ from typing import Any
 import orjson
 
 from server.errors import ApiError
-from server.ignored import unread, within
+from server.ignored import within
 from server.schema.fields import FIELDS
 from server.schema.items import NewId, normalize_input
 from server.schema.prompts import MAX_VARIABLES, variables_of, version_number
 from server.schema.responses import check_metadata, parse_create
 from server.schema.tools import Unsupported, secrets_of
-from server.shapes import check_length, label, missing, mistyped, refuse, text
+from server.shapes import check_length, label, missing, mistyped, name_others, refuse, text
 
 _NAME = label(0, 256)
 _INSTRUCTIONS = text(0, 10_485_760)
@@ -52,7 +52,7 @@ class PromptBody:
 
 def parse_new_prompt(body: Mapping[str, Any], *, new_id: NewId, unsupported: Unsupported) -> PromptBody:
     """A body of POST /prompts. Raises ApiError 400."""
-    unread(body, _MEMBERS)
+    name_others(body, _MEMBERS)
     if body.get("template") is None:
         missing("template")
     return _parsed(body, new_id, unsupported)
@@ -60,7 +60,7 @@ def parse_new_prompt(body: Mapping[str, Any], *, new_id: NewId, unsupported: Uns
 
 def parse_prompt_change(body: Mapping[str, Any], *, new_id: NewId, unsupported: Unsupported) -> PromptBody:
     """A body of POST /prompts/{id}. Raises ApiError 400, and 404 for a version that can be none."""
-    unread(body, (*_MEMBERS, "default_version"))
+    name_others(body, (*_MEMBERS, "default_version"))
     if not any(name in body for name in (*_MEMBERS, "default_version")):
         message = "Nothing is to be changed: give a name, metadata, a template or a default_version."
         refuse("template", message)
@@ -97,7 +97,7 @@ def _template(value: Any, new_id: NewId, unsupported: Unsupported) -> bytes:
     kept = {name: each for name, each in given.items() if name in rules or name == "messages"}
     fields = {name: each for name, each in kept.items() if name not in ("instructions", "messages")}
     with _inside("template"):
-        unread(given, kept)
+        name_others(given, rules)
         parse_create({**fields, "input": "-"}, unsupported_tools=unsupported)
         for path, secrets in secrets_of(fields.get("tools") or []).items():
             where = f"{path}.{min(secrets)}"

@@ -50,6 +50,7 @@ from server.shapes import (
     mapping,
     missing,
     mistyped,
+    name_others,
     one_of,
     record,
     refuse,
@@ -475,7 +476,7 @@ def parse_tool_outputs(body: Mapping[str, Any], *, new_id: NewId) -> ToolOutputs
         mistyped("tool_outputs", "an array", several)
     else:
         check_number(several, "tool_outputs")
-        unread(body, ("tool_outputs", "stream"))
+        name_others(body, ("tool_outputs", "stream"))
         items = [_tool_output(entry, f"tool_outputs[{index}]", new_id) for index, entry in enumerate(several)]
     if not items:
         check_length("tool_outputs", 0, "array", least=1)
@@ -505,7 +506,7 @@ def _tool_output(entry: Any, path: str, new_id: NewId, *known: str) -> Item:
     if approval := next((kind for kind in _APPROVALS if entry.get(answer_field(kind)) is not None), None):
         message = f'Missing required parameter: \'{dot}type\'. An approval has "type": "{approval}".'
         refuse(f"{dot}type", message, "missing_required_parameter")
-    unread(entry, ("type", "call_id", "tool_call_id", "output", *known), path)
+    name_others(entry, ("type", "call_id", "tool_call_id", "output", *known), path)
     call_id = entry.get("call_id") if entry.get("call_id") is not None else entry.get("tool_call_id")
     for name, value in (("call_id", call_id), ("output", entry.get("output"))):
         if value is None:

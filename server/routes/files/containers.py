@@ -43,11 +43,11 @@ from server.http import (
     require_stored_bytes,
 )
 from server.http.contents import IMAGES, content_reply, load_form, takes_form
-from server.ignored import ignore, unread
+from server.ignored import ignore
 from server.items import MEMORY_LIMIT, network_policy
 from server.routes.documented import documented
 from server.schema import array, missing, refuse, text
-from server.shapes import one_of, record, whole
+from server.shapes import name_others, one_of, record, whole
 from storage import ContainerFile, ContainerFull, ContainerRoom, Page, PathTaken, StoredContainer
 
 router = APIRouter(prefix="/v1/containers", tags=["Containers"])
@@ -66,7 +66,7 @@ async def create_container(request: Request) -> Response:
     if (why := context(request).runs.intake.lacking([{"type": "code_interpreter"}]).get(0)) is not None:
         raise ApiError(400, f"This server makes no containers: {why}.", code="unsupported_tool")
     body = await read_body(request)
-    unread(body, _FIELDS)
+    name_others(body, _FIELDS)
     if body.get("skills"):
         refuse("skills", "Invalid 'skills': containers have none here.", "unsupported_parameter")
     name = text(1, 256)(body.get("name") or missing("name"), "name")
@@ -136,7 +136,7 @@ async def create_file(request: Request, container_id: str) -> Response:
     await storage.containers.get(who, container_id, now)
     if takes_form(request):
         form = await load_form(request)
-        unread({**form.fields, **form.files}, ("file", "file_id"))
+        name_others({**form.fields, **form.files}, ("file", "file_id"))
         if "file_id" not in form.fields:
             if not form.files:
                 _name_a_file()
@@ -148,7 +148,7 @@ async def create_file(request: Request, container_id: str) -> Response:
         file_id = form.fields["file_id"]
     else:
         body = await read_body(request)
-        unread(body, ("file_id",))
+        name_others(body, ("file_id",))
         file_id = text(1)(body.get("file_id") or _name_a_file(), "file_id")
     async with _copies(request, container_id, [file_id], "file_id") as copies:
         return await _put(request, copies[file_id], "file_id")

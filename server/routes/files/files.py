@@ -14,10 +14,9 @@ from starlette.responses import Response
 from server.clock import now_us
 from server.http import choice, context, file_json, integer, json_reply, owner, page_json, query_text
 from server.http.contents import content_reply, load_form
-from server.ignored import unread
 from server.routes.documented import documented
 from server.schema import FILE_PURPOSES, missing, refuse
-from server.shapes import one_of, record, whole
+from server.shapes import name_others, one_of, record, whole
 from storage import NotFound, StoredFile
 
 router = APIRouter(prefix="/v1/files", tags=["Files"])
@@ -38,7 +37,7 @@ _EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 async def create_file(request: Request) -> Response:
     """Upload a file."""
     form = await load_form(request)
-    unread({**form.fields, **form.files}, ("file", "purpose", *_EXPIRY_FIELDS))
+    name_others({**form.fields, **form.files}, ("file", "purpose", *_EXPIRY_FIELDS))
     purpose = purpose_shape(form.fields.get("purpose") or missing("purpose"), "purpose")
     anchor, seconds = (form.fields.get(name) for name in _EXPIRY_FIELDS)
     expires_after = None

@@ -26,7 +26,7 @@ from server.ignored import unread
 from server.routes.documented import documented
 from server.routes.files.files import SECONDS, lifetime, new_file_id, purpose_shape
 from server.schema import missing, refuse, shorten
-from server.shapes import STRING, array, label, whole
+from server.shapes import STRING, array, label, name_others, whole
 from storage import NotFound, Storage, StoredFile, StoredPart, StoredUpload, UploadEnded
 
 router = APIRouter(prefix="/v1/uploads", tags=["Files"])
@@ -44,7 +44,7 @@ _completing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 async def create_upload(request: Request) -> Response:
     """Begin an upload; it expires after an hour."""
     body = await read_body(request)
-    unread(body, ("filename", "purpose", "bytes", "mime_type", "expires_after"))
+    name_others(body, ("filename", "purpose", "bytes", "mime_type", "expires_after"))
     given = {name: body.get(name) for name in ("filename", "purpose", "bytes", "mime_type")}
     for name, value in given.items():
         if value is None:
@@ -79,7 +79,7 @@ async def add_part(request: Request, upload_id: str) -> Response:
     storage = context(request).storage
     await _pending(request, upload_id)  # before its bytes are taken in
     form = await load_form(request)
-    unread({**form.fields, **form.files}, ("data",))
+    name_others({**form.fields, **form.files}, ("data",))
     blob = form.file("data").blob
     id = f"part_{secrets.token_hex(16)}"
     part = StoredPart(id, upload_id, owner(request), blob.num_bytes, blob.digest, now_us())
@@ -97,7 +97,7 @@ async def add_part(request: Request, upload_id: str) -> Response:
 async def complete_upload(request: Request, upload_id: str) -> Response:
     """Put the parts together to a file, in the order of `part_ids`."""
     body = await read_body(request)
-    unread(body, ("part_ids", "md5"))
+    name_others(body, ("part_ids", "md5"))
     if body.get("part_ids") is None:
         missing("part_ids")
     part_ids: list[str] = array(STRING, max_items=MAX_PARTS)(body["part_ids"], "part_ids")

@@ -69,7 +69,7 @@ from server.telemetry import Asked, RequestRecord, Telemetry, current
 from server.threads import THREADED_TOKENS, aside, in_large_request
 from server.usage import Meter
 from server.vector_stores import Payer
-from server.webhooks import notice
+from server.webhooks import notice, waiting_notice
 from storage import ClosedItem, Finish, Park, RunLost, StoredResponse
 from tools import UNKNOWN_EFFECT, Registry, ToolResult, with_doubt
 
@@ -93,6 +93,7 @@ class Loop:
         registry: Registry,
         meter: Meter,
         limiter: Limiter,
+        max_generations: int,
         max_tool_output_bytes: int | None = None,
         moderator: Moderator | None = None,
     ) -> None:
@@ -102,6 +103,7 @@ class Loop:
         self._registry = registry
         self._meter = meter
         self._limiter = limiter
+        self._max_generations = max_generations
         self._max_output_bytes = max_tool_output_bytes
         self._moderator = moderator
 
@@ -167,6 +169,7 @@ class Loop:
                 approved=run.approved,
                 waits=run.plan.waits,
                 max_output_tokens=run.plan.max_output_tokens,
+                max_generations=self._max_generations,
                 compacts=run.plan.compaction is not None and run.plan.compaction.is_all,
             )
             match step:
@@ -200,9 +203,9 @@ class Loop:
                 case steps.AwaitClient():
                     self._park(run)
                     return
-                case steps.Finish(status, reason):
+                case steps.Finish(status, reason, message):
                     await self._judge_output(run)
-                    self._end(run, status, reason=reason)
+                    self._end(run, status, reason=reason, message=message)
                     return
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -253,9 +256,14 @@ class Loop:
             except PromptTooLong:
                 if is_first:
                     raise
-                run.progress.ended = "length"  # the tools' outputs filled the context
+                run.progress.is_full = True
                 return True
         return await self._ask(run, request, replay, generation, {"num_dropped": num_dropped})
+
+    async def require_room(self, run: Run, outputs: Sequence[Item]) -> None:
+        """Raises PromptTooLong where these outputs of its client leave a run no room to go on."""
+        output = [*run.assembler.output, *outputs]
+        await self._request(run, run.progress.generations, None, output, is_first=False, begun=False)
 
     async def _is_due(self, run: Run) -> bool:
         """Whether the conversation is compacted before the next generation."""
@@ -583,7 +591,9 @@ class Loop:
     def _park(self, run: Run) -> None:
         self._keep(run, run.plan.tool_timeout_s)
         run.stepping = False
-        park = Park(int(run.plan.tool_timeout_s * 1e6), now_us())
+        at = now_us()
+        told = waiting_notice(run.plan.response_id, run.entry.fence, at) if run.plan.background else None
+        park = Park(int(run.plan.tool_timeout_s * 1e6), at, told)
         self._journal.write(run.entry, [], park=park)
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -635,8 +645,8 @@ class Loop:
         self._end(run, "failed", error=error, keep=keep)
 
     def _end(
-        self, run: Run, status: str, *, reason: str | None = None, error: dict[str, Any] | None = None,
-        keep: bool = True,
+        self, run: Run, status: str, *, reason: str | None = None, message: str | None = None,
+        error: dict[str, Any] | None = None, keep: bool = True,
     ) -> None:  # fmt: skip
         """Write the terminal event; whatever is open is closed first."""
         run.stepping, run.ended = False, True
@@ -650,6 +660,7 @@ class Loop:
             completed_at=ended_at // 1_000_000 if status == "completed" else None,
             error=error,
             reason=reason,
+            message=message,
             usage=run.progress.usage(),
         )
         if run.plan.tells_messages and status in ("completed", "incomplete"):

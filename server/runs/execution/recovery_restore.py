@@ -73,6 +73,18 @@ class Restorer:
     async def again(self, owner: str, response_id: str, fence: int, *, ends: bool = False) -> Run:
         """A run of this process as its log has it. ends: it is only to be ended, for which its engine, which
         may be away, is not asked. Raises NotFound for a deleted one."""
+        run, stored, next_seq = await self._read(owner, response_id, ends=ends)
+        channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)
+        run.entry = self._journal.resume(channel, fence, next_seq)
+        return run
+
+    async def look(self, owner: str, response_id: str) -> Run:
+        """A run as its log has it, whoever's it is, to be looked at alone: it has no place in the journal.
+        Raises NotFound, NewerPlan and EngineUnavailable."""
+        return (await self._read(owner, response_id, ends=False))[0]
+
+    async def _read(self, owner: str, response_id: str, *, ends: bool) -> tuple[Run, StoredResponse, int]:
+        """A run, its response, and the number of its next event."""
         stored = await self._storage.get_response(owner, response_id, hidden=True)
         plan = RunPlan.load(stored.plan)
         if plan.newer and not ends:
@@ -112,10 +124,7 @@ class Restorer:
             run.unfinished = Unfinished(front, tuple(records[begun:]))
         elif run.progress.ended != "length":  # no calls are made behind a generation that was cut
             run.begun = {call["id"] for call in steps.under_way(output)}
-        next_seq = records[-1].first_seq + records[-1].num_events
-        channel = self._feed.open(response_id, stored.echo, stored=True, next_seq=next_seq)
-        run.entry = self._journal.resume(channel, fence, next_seq)
-        return run
+        return run, stored, records[-1].first_seq + records[-1].num_events
 
     async def made(self, stored: StoredResponse) -> Assembler:
         """What a run has made that cannot be restored, ready to be closed: by its log, or, where that is what

@@ -190,9 +190,11 @@ class Run:
 
     def head(
         self, status: str, *, completed_at: int | None = None, error: dict[str, Any] | None = None,
-        reason: str | None = None, usage: dict[str, Any] | None = None,
+        reason: str | None = None, message: str | None = None, usage: dict[str, Any] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """The part of the Response object that changes, without its output. Times in unix seconds."""
+        """The part of the Response object that changes, without its output. Times in unix seconds. reason,
+        message: why it is incomplete."""
+        details = {"reason": reason, **({"message": message} if message else {})}
         judged = self.plan.moderation is not None and usage is not None  # at the end alone
         return {
             **({"moderation": {"input": UNASKED, "output": UNASKED, **self.verdicts}} if judged else {}),
@@ -202,7 +204,7 @@ class Run:
             "status": status,
             "completed_at": completed_at,
             "error": error,
-            "incomplete_details": {"reason": reason} if reason else None,
+            "incomplete_details": details if reason else None,
             "usage": usage,
             **({"restarts": self.restarts} if self.restarts else {}),
             **({"cancel_reason": self.cancel_reason} if status == "cancelled" and self.cancel_reason else {}),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from server.access import Principal
-from server.errors import ApiError
+from server.errors import ApiError, waits_for_outputs
 from server.ignored import ignore
 from server.items import (
     ITEM_TYPES,
@@ -79,7 +79,8 @@ class Context:
 
 async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None) -> Context:
     """The stored past of a turn and its new input, checked: there are words for all of it, and every call has
-    its output. pasts: of earlier turns, to be built upon. Raises ApiError 400/404."""
+    its output. pasts: of earlier turns, to be built upon. Raises ApiError 400/404, and ConversationLocked
+    where they do not fit and the conversation's turn is not over."""
     request, new = turn.request, turn.input
     await aside(in_large_request(), _check_words, new)
     head = epoch = None
@@ -91,9 +92,10 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
         elif request.previous_response_id is not None:
             previous = await storage.get_response(turn.principal.owner, request.previous_response_id)
             if previous.status not in TERMINAL:
+                wait = waits_for_outputs(previous.id) if previous.waiting else "Wait for its end"
                 message = (
-                    f"Response '{previous.id}' has not finished (status {previous.status}). Wait for its "
-                    "end, or fork it behind an item that it has."
+                    f"Response '{previous.id}' has not finished (status {previous.status}). {wait}, or fork "
+                    "it behind an item that it has."
                 )
                 refuse("previous_response_id", message, "response_not_finished")
             past = await pasts.of(previous, turn.as_of)
@@ -102,11 +104,16 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
             head, epoch = past.head, past.epoch
     except NotFound as unknown:
         raise not_found(request, unknown) from None
-    context = await aside(in_large_request(), _joined, past, new)
-    if context is None:  # calls of responses that were cut short are looked for among all items
-        if len(past.items) > THREADED_PARTS:
-            begin_large_request()
-        context = await aside(in_large_request(), _joined_anew, past, new)
+    try:
+        context = await aside(in_large_request(), _joined, past, new)
+        if context is None:  # calls of responses that were cut short are looked for among all items
+            if len(past.items) > THREADED_PARTS:
+                begin_large_request()
+            context = await aside(in_large_request(), _joined_anew, past, new)
+    except ApiError:
+        if request.conversation_id is not None:  # what is missed may be of the turn that is at work there
+            await storage.require_unlocked(turn.principal.owner, request.conversation_id)
+        raise
     mixed = past.in_conversation
     return replace(context, past=past, conversation_head=head, conversation_epoch=epoch, mixed=mixed)
 

@@ -30,9 +30,6 @@ from storage import TERMINAL_STATUSES
 TERMINAL = frozenset(TERMINAL_STATUSES)
 """Statuses that a response never leaves."""
 
-MAX_GENERATIONS = 64
-"""A loop of server-run tools ends `incomplete` after this many generations."""
-
 CALLS_AT_ONCE = 8
 """Calls of one turn that are made side by side."""
 
@@ -66,7 +63,8 @@ class Progress:
     item. generation_tokens: output tokens of that generation. ended: how it ended, None while it is at work.
     turns: the generations one by one. summary: of the messages before `num_summarised`, while a compaction
     goes on that summarises in several parts. asked: the verdict on its input, on which are the first
-    `num_asked` items of its output as far as they are its client's; None where there is none yet.
+    `num_asked` items of its output as far as they are its client's; None where there is none yet. is_full:
+    what the tools returned leaves the context no room for another generation.
     """
 
     generations: int = 0
@@ -82,6 +80,7 @@ class Progress:
     num_summarised: int = 0
     asked: dict[str, Any] | None = None
     num_asked: int = 0
+    is_full: bool = False
 
     @classmethod
     def of(cls, log: Iterable[tuple[int, bytes | None]]) -> Progress:
@@ -233,6 +232,7 @@ class Finish:
 
     status: Literal["completed", "incomplete"]
     reason: str | None = None  # incomplete_details.reason
+    message: str | None = None  # incomplete_details.message
 
 
 Step = ListTools | MakeCalls | Generate | Compact | CallTools | AwaitClient | Finish
@@ -294,11 +294,12 @@ def next_step(
     approved: Sequence[Item] = (),
     waits: bool,
     max_output_tokens: int | None,
+    max_generations: int,
     compacts: bool = False,
 ) -> Step:
     """Decide. unlisted: routes whose functions were not shown yet. approved: what asked for calls that are
-    approved and not made yet. waits: the client feeds outputs. compacts: a compaction is all that the run is
-    to make."""
+    approved and not made yet. waits: the client feeds outputs. max_generations: a loop of tools ends
+    `incomplete` after so many. compacts: a compaction is all that the run is to make."""
     left = None if max_output_tokens is None else max_output_tokens - progress.answer_tokens
     if any(map(is_unfinished_compaction, output)) or (compacts and not output):
         at_work = progress.generations > 0 and progress.ended is None
@@ -314,6 +315,8 @@ def next_step(
         return Generate(progress.generations, left)
     if progress.ended == "length":
         return Finish("incomplete", "max_output_tokens")
+    if progress.is_full:
+        return _stopped("What its tools returned fills the model's context.")
     running = tuple(item for item in output if is_running(item))
     if running:
         return CallTools(running)
@@ -324,13 +327,25 @@ def next_step(
     waiting = tuple(pending_calls(output))
     if waiting:
         return AwaitClient(waiting) if waits else Finish("completed")
-    # All calls are answered; the model has seen the answers to those that it made before its last generation.
+    return _answered(output, progress, left, max_generations)
+
+
+def _answered(output: Sequence[Item], progress: Progress, left: int | None, max_generations: int) -> Step:
+    """What comes next where all calls are answered; the model has seen the answers to those that it made
+    before its last generation."""
     new = output[progress.first_item :]
     if not any(is_output(item) or execution_of(item) is not None for item in new):
         return Finish("completed")
     told = broken_in_a_row(output[: progress.first_item]) > 0
     if told and broken_in_a_row(output) >= MAX_BROKEN_CALLS:
+        return _stopped(f"The model broke {MAX_BROKEN_CALLS} of its calls in a row.")
+    if left is not None and left < 1:
         return Finish("incomplete", "max_output_tokens")
-    if progress.generations >= MAX_GENERATIONS or (left is not None and left < 1):
-        return Finish("incomplete", "max_output_tokens")
+    if progress.generations >= max_generations:
+        return _stopped(f"The model was asked {max_generations} times, as often as `max_generations` allows.")
     return Generate(progress.generations, left)
+
+
+def _stopped(message: str) -> Finish:
+    """An end that no limit on tokens makes. The API knows of no other reason that it could have."""
+    return Finish("incomplete", "max_output_tokens", message)

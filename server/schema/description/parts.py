@@ -11,6 +11,10 @@ INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
+STOPPED: Schema = {
+    **STRING,
+    "description": "An extension: what ended the response, where that is no limit on tokens.",
+}
 RETRY_AFTER: Schema = {
     **INTEGER,
     "description": "An extension: seconds after which the request may succeed.",

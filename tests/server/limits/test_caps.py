@@ -67,7 +67,9 @@ async def test_the_longest_prompt(tmp_path: Path, api: str) -> None:
             long = {"messages": [{"role": "user", "content": "word " * 90}]}
         reply = await client.post(path, json=long)
         assert reply.status_code == 400, reply.text
-        assert wire.validate_error(reply.json())["code"] == "context_length_exceeded"
+        error = wire.validate_error(reply.json())
+        assert error["code"] == "context_length_exceeded"
+        assert "is 60 tokens, as this server's `max_prompt_tokens` has it" in error["message"]
 
 
 async def test_truncation_makes_a_prompt_fit_the_longest_one(tmp_path: Path) -> None:

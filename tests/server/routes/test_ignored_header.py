@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi.routing import APIRoute
 
 from server.routes import ROUTERS
@@ -212,8 +214,8 @@ PARAMETERS = {
 """Names of parameters here that are others in the routes: what they stand for is another thing there."""
 
 ADMIN = ("/admin/", "/v1/organization/")
-STRICT = (*ADMIN, "/v1/vector_stores")
-"""Under these paths an unknown field is refused, and only a parameter of the query is named."""
+STRICT = re.compile(rf"({'|'.join(ADMIN)}|/v1/vector_stores)|.*/fork$")
+"""At these paths an unknown field is refused, and only a parameter of the query is named."""
 
 
 def test_there_is_a_row_for_every_route() -> None:
@@ -316,7 +318,7 @@ async def test_every_route_names_what_it_does_not_read(
         field = FORMS.get(path) if method == "POST" else None
         for name, value in paths.items():
             path = path.replace(name, value)
-        strict = path.startswith(STRICT)
+        strict = STRICT.match(path) is not None
         if body is not None and not strict:
             body = {**body, "unheard_of": 1}
         if body is not None and path != "/v1/uploads":
@@ -339,6 +341,44 @@ async def test_every_route_names_what_it_does_not_read(
         assert reply.status_code == 200, (method, path, reply.text)
         expected = "?unheard_of" if body is None or strict else "unheard_of,?unheard_of"
         assert reply.headers[HEADER] == expected, (method, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/conversations", {"metdata": {}}, "metdata"),
+        ("{conversation}", {"title": "x", "metdata": {}}, "metdata"),
+        ("{conversation}/items", {"items": [KEPT], "itemss": []}, "itemss"),
+        ("{response}/tool_outputs", {"tool_outputs": [], "strem": True}, "strem"),
+        (
+            "{response}/tool_outputs",
+            {"tool_outputs": [{"call_id": "c", "outputs": 1}]},
+            "tool_outputs[0].outputs",
+        ),
+        ("/v1/uploads", {**UPLOAD, "expire_after": {}}, "expire_after"),
+        ("/v1/batches", {**BATCH, "metdata": {}}, "metdata"),
+        ("/v1/prompts", {"template": {"instructions": "x", "temprature": 0}}, "template.temprature"),
+        ("/v1/prompts", {"template": {"instructions": "x"}, "metdata": {}}, "metdata"),
+        ("/tokenize", {"prompt": "x", "add_special_token": False}, "add_special_token"),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [5], "sampling_params": {"max_token": 1}},
+            "sampling_params.max_token",
+        ),
+    ],
+)
+async def test_a_misspelt_field_is_refused_in_every_body(
+    client: httpx.AsyncClient, path: str, body: Json, param: str
+) -> None:
+    conversation = (await client.post("/v1/conversations")).json()["id"]
+    response = (await client.post("/v1/responses", json={"input": "say hi"})).json()["id"]
+    reply = await client.post(
+        path.format(conversation=f"/v1/conversations/{conversation}", response=f"/v1/responses/{response}"),
+        json=body,
+    )
+    error = reply.json().get("error") or {}
+    assert (reply.status_code, error.get("code"), error.get("param")) == (400, "unknown_parameter", param)
+    assert "Did you mean '" in error["message"]
 
 
 async def test_parameters_that_are_read_are_not_named(client: httpx.AsyncClient) -> None:

@@ -25,6 +25,7 @@ from tests.support.talk import (
     Api,
     Gate,
     Live,
+    answer,
     call,
     calls,
     gated,
@@ -32,6 +33,7 @@ from tests.support.talk import (
     prompts,
     saying,
     text,
+    wrote,
 )
 from tests.support.wire import Json
 
@@ -56,6 +58,31 @@ async def waiting(api: Api, asked: str, **body: Any) -> AsyncIterator[tuple[Live
 
 # ------------------------------------------------------------------------------------------------------------
 # A run that waits
+
+
+async def test_outputs_that_leave_no_room_are_refused_and_the_run_waits_on(tmp_path: Path) -> None:
+    both = "\n".join(wrote(name, city="Paris") for name in ("get_weather", "get_time"))
+    engine = ScriptedEngine(saying(both, "It is noon."), max_model_len=2048)
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create("hi", background=True, **WAITING)
+        weather, time = [c["call_id"] for c in (await api.waits(begun["id"], 2))["pending_tool_calls"]]
+        half = "word " * 160
+
+        async def refused(outputs: Json) -> None:
+            path = f"/v1/responses/{begun['id']}/tool_outputs"
+            items = [answer(call_id, output) for call_id, output in outputs.items()]
+            error = await api.fails(400, "POST", path, json={"tool_outputs": items})
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "tool_outputs")
+
+        await refused({weather: half * 3})
+        await refused({weather: half, time: half})
+        await api.outputs(begun["id"], {weather: half})
+        await refused({time: half})
+        assert (await api.get(begun["id"]))["status"] == "in_progress", "it waits for a shorter one"
+        await api.outputs(begun["id"], {time: "noon"})
+        ended = await api.ended(begun["id"])
+    assert (ended["status"], text(ended)) == ("completed", "It is noon.")
 
 
 async def test_outputs_go_on_in_the_same_stream(api: Api) -> None:

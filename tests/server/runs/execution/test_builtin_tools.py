@@ -286,12 +286,12 @@ async def test_a_result_that_is_longer_than_the_context(tmp_path: Path, max_mode
     assert max_model_len // 4 < len(engine.requests[-1].prompt_ids) <= max_model_len - max_model_len // 8
 
 
-async def test_a_loop_of_calls_ends_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "MAX_GENERATIONS", 5)
+async def test_a_loop_of_calls_ends_incomplete(tmp_path: Path) -> None:
     engine = ScriptedEngine(saying(MARKUP))
-    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+    async with running_app(tmp_path, engine, max_generations=5) as server, http_client(server) as client:
         response = (await Api(client).stream("hi", tools=[BUILTIN])).response
     assert (response["status"], len(engine.requests)) == ("incomplete", 5)
+    assert "`max_generations`" in response["incomplete_details"]["message"], "it is no limit on tokens"
     assert kinds(response).count("mcp_call") == 5
 
 
@@ -439,7 +439,8 @@ async def test_outputs_that_fill_the_context_end_the_run_incomplete(tmp_path: Pa
         response = (await Api(client).stream(**body)).response
     assert (response["status"], kinds(response)[-1]) == ("incomplete", "mcp_call")
     assert response["output"][-1]["status"] == "completed"
-    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    message = "What its tools returned fills the model's context."
+    assert response["incomplete_details"] == {"reason": "max_output_tokens", "message": message}
 
 
 async def test_parallel_tool_calls_false_makes_one_call_a_generation(api: Api) -> None:

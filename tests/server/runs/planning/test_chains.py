@@ -83,6 +83,16 @@ async def test_a_running_parent_is_refused(chain: Chain) -> None:
     assert (await chain.api.create("say hi", previous_response_id=begun["id"]))["status"] == "completed"
 
 
+async def test_a_parent_that_waits_names_where_its_outputs_go(chain: Chain) -> None:
+    waits = {"tools": [WEATHER], "await_tool_outputs": True, "background": True}
+    begun = await chain.api.create(call(), **waits)
+    [pending] = (await chain.api.waits(begun["id"]))["pending_tool_calls"]
+    outputs = [answer(pending["call_id"], "wet")]
+    error = await chain.api.refused(400, outputs, previous_response_id=begun["id"])
+    assert error["code"] == "response_not_finished"
+    assert f"POST /v1/responses/{begun['id']}/tool_outputs" in error["message"]
+
+
 async def test_a_parent_and_a_conversation_exclude_each_other(chain: Chain) -> None:
     error = await chain.api.refused(400, "hi", previous_response_id="resp_1", conversation="conv_1")
     assert error["code"] == "mutually_exclusive_parameters"

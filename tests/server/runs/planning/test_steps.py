@@ -21,7 +21,12 @@ LISTED = Route("mcp_call", {"server_label": "antiphon"})
 
 
 def decide(output: list[dict[str, Any]], progress: Progress, **given: Any) -> steps.Step:
-    defaults: dict[str, Any] = {"unlisted": (), "waits": False, "max_output_tokens": None}
+    defaults: dict[str, Any] = {
+        "unlisted": (),
+        "waits": False,
+        "max_output_tokens": None,
+        "max_generations": 1000,
+    }
     return steps.next_step(output, progress, **(defaults | given))
 
 
@@ -73,9 +78,12 @@ def test_a_generation_that_was_left_goes_on_within_its_own_limit() -> None:
 
 def test_a_loop_of_tools_ends() -> None:
     done = {**SERVER_CALL, "status": "completed"}
-    assert decide([done], ended(generations=steps.MAX_GENERATIONS)) == Finish(
-        "incomplete", "max_output_tokens"
-    )
+    assert decide([done], ended(generations=6), max_generations=7) == Generate(6, max_tokens=None)
+    stopped = decide([done], ended(generations=7), max_generations=7)
+    assert isinstance(stopped, Finish) and stopped.message is not None
+    assert (stopped.status, "7 times" in stopped.message) == ("incomplete", True)
+    by_tokens = decide([done], ended(generations=7, output_tokens=9), max_generations=7, max_output_tokens=9)
+    assert by_tokens == Finish("incomplete", "max_output_tokens"), "it is the limit on tokens that ended it"
 
 
 def test_a_loop_of_broken_calls_ends_once_the_model_was_told() -> None:
@@ -84,7 +92,8 @@ def test_a_loop_of_broken_calls_ends_once_the_model_was_told() -> None:
     goes_on = Generate(1, max_tokens=None)
     assert decide(row, ended()) == goes_on, "all of one generation"
     told = Progress(generations=1, ended="stop", first_item=1)
-    assert decide(row, told) == Finish("incomplete", "max_output_tokens")
+    message = f"The model broke {steps.MAX_BROKEN_CALLS} of its calls in a row."
+    assert decide(row, told) == Finish("incomplete", "max_output_tokens", message)
     assert decide(row[1:], told) == goes_on
     whole = {**SERVER_CALL, "status": "failed"}
     assert decide([*row, whole, broken], Progress(generations=1, ended="stop", first_item=4)) == goes_on

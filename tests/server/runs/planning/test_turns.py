@@ -163,8 +163,10 @@ async def test_a_waiting_turn_keeps_its_lock(room: Room) -> None:
     async with room.api.open(call(), **asked) as live:
         made = (await live.until("output_item.done"))["item"]
     await room.api.waits(live.id)
-    error = await room.api.refused(400, "say two", conversation=room.conversation)
-    assert (error["code"], live.id in error["message"]) == ("conversation_locked", True)
+    for said_now in ("say two", [answer(made["call_id"], "wet")]):
+        error = await room.api.refused(400, said_now, conversation=room.conversation)
+        assert error["code"] == "conversation_locked"
+        assert f"POST /v1/responses/{live.id}/tool_outputs" in error["message"]
     await room.api.outputs(live.id, {made["call_id"]: "wet"})
     await room.api.ended(live.id)
     assert said(await room.items())[-1] == "The tool said: wet"
@@ -279,6 +281,16 @@ async def test_a_deleted_conversation_does_not_disturb_its_running_turn(room: Ro
         await room.api.http.delete(f"/v1/conversations/{room.conversation}")
         room.gate.release.set()
         assert (await live.done())["status"] == "completed"
+
+
+async def test_a_deleted_conversation_cancels_the_turn_in_it_that_waits(room: Room) -> None:
+    asked = {"conversation": room.conversation, "tools": [WEATHER], "await_tool_outputs": True}
+    begun = await room.api.create(call(), background=True, **asked)
+    [pending] = (await room.api.waits(begun["id"]))["pending_tool_calls"]
+    deleted = await room.api.http.delete(f"/v1/conversations/{room.conversation}")
+    assert deleted.status_code == 200
+    assert (await room.api.get(begun["id"]))["status"] == "cancelled"
+    assert (await room.api.ended(begun["id"]))["output"][0]["call_id"] == pending["call_id"]
 
 
 async def test_a_restart_frees_the_lock_of_a_turn_that_was_cut(tmp_path: Path) -> None:
