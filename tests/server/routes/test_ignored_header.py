@@ -239,7 +239,7 @@ async def test_a_list_says_which_parameters_it_has(client: httpx.AsyncClient) ->
     assert ("GET", "/v1/responses") in LISTS and len(LISTS) >= 10
     for path, query, told in (
         ("/v1/responses", {"stauts": "completed"}, "Unknown parameter: 'stauts'. Did you mean 'status'?"),
-        ("/v1/conversations", {"colour": "red"}, "There are: limit, order, after, status."),
+        ("/v1/conversations", {"colour": "red"}, "There are: limit, order, after, status, metadata."),
         ("/v1/chat/completions", {"metadatas[a]": "b"}, "Unknown parameter: 'metadatas[a]'."),
     ):
         refused = await client.get(path, params=query)
