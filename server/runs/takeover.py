@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("antiphon.runs")
 
 TAKE_UP_AT_ONCE = 8
+LOOKED_AT_ONCE = 2
 """Runs whose records are read side by side."""
 
 AGAIN_S = 1.0
@@ -79,6 +80,7 @@ class Takeover:
         self._claiming = asyncio.Lock()
         self._unserved: dict[str, float] = {}  # models of runs that no process serves, and since when
         self._aside: dict[str, float] = {}  # runs that could not be restored here, and until when others may
+        self._looking = asyncio.Semaphore(LOOKED_AT_ONCE)  # at runs whole, and nothing comes of it
         self._due: Sequence[str] = ()  # runs that were out of time at the last look
         self._without = set[str]()  # runs of this process that nothing here carried on, at the last look
         self._stopped = False
@@ -145,15 +147,17 @@ class Takeover:
             self._loop.received(run, [load_item(item.body, item.private) for item in inputs])
         self._tasks.spawn(run)
 
-    async def require_room(self, owner: str, response_id: str, outputs: Sequence[Item]) -> None:
-        """Raises PromptTooLong where a waiting run could not go on with these outputs of its calls, NotFound
-        for one that is gone. Nothing is said of a run that this process cannot carry on at present."""
-        try:
-            run = await self._restorer.look(owner, response_id)
-            if run.gone is None and run.served.info.fingerprint == run.plan.fingerprint:
-                await self._loop.require_room(run, outputs)
-        except (NewerPlan, EngineUnavailable):
-            return
+    async def require_room(self, owner: str, response_id: str, outputs: Sequence[Item], reserve: int) -> None:
+        """Raises PromptTooLong where a waiting run could not go on with these outputs of its calls and
+        `reserve` tokens more, NotFound for one that is gone. Nothing is said of a run that this process
+        cannot carry on at present."""
+        async with self._looking:
+            try:
+                run = await self._restorer.look(owner, response_id)
+                if run.gone is None and run.served.info.fingerprint == run.plan.fingerprint:
+                    await self._loop.require_room(run, outputs, reserve)
+            except (NewerPlan, EngineUnavailable):
+                return
 
     async def _read(self, claim: RunClaim) -> tuple[Run, Sequence[StoredItem]] | None:
         """A claimed run, and the outputs that were posted to it.

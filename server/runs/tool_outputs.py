@@ -53,6 +53,11 @@ FRAME_TOKENS = 64
 """Tokens that a template puts around one tool output, at most; the output itself has no more than bytes."""
 
 
+RESERVED_TOKENS = 256
+"""Room that is kept for the output of a call that is still to come: a run with outputs that leave none could
+not be answered any more."""
+
+
 class ToolOutputs:
     """The outputs that clients give to runs."""
 
@@ -128,21 +133,26 @@ class ToolOutputs:
     async def _require_room(self, stored: StoredResponse, served: ServedModel, new: Sequence[Item]) -> None:
         """ApiError 400 where these outputs, and those that were posted before, do not fit behind the prompt
         of their run, which could only end. What is compacted first may make room."""
-        plan = RunPlan.load(stored.plan)
+        plan, pending = RunPlan.load(stored.plan), _pending(stored)
         if plan.compaction is not None:
             return
         outputs = {item["id"]: item for item in new}
-        if len(new) < len(_pending(stored)):
+        if len(new) < len(pending):
             posted = await self._storage.waiting_inputs(stored.id)
             outputs = {item.id: load_item(item.body, item.private) for item in posted} | outputs
-        last = Progress.of(await self._storage.token_counts(stored.id)).turns[-1:]
-        most = sum(turn.input_tokens + turn.output_tokens for turn in last)
-        most += sum(len(orjson.dumps(item)) + FRAME_TOKENS for item in outputs.values())
+        reserve = RESERVED_TOKENS * len(pending.keys() - set(map(key_of, outputs.values())))
+        # No token is of less than a byte. Behind the prompt come what the model said, what this server's
+        # tools returned to it, and the outputs.
+        [last] = Progress.of(await self._storage.token_counts(stored.id)).turns[-1:]
+        said = [len(item.body) + len(item.private or b"") for item in stored.output[last.first_item :]]
+        sizes = [*said, *(len(orjson.dumps(item)) for item in outputs.values())]
+        most = last.input_tokens + last.output_tokens + sum(sizes) + FRAME_TOKENS * len(sizes) + reserve
+        # Or more than that: texts of files, images, and tools that a forced choice had left out.
+        is_more = any(map(private_of, outputs.values())) or plan.tool_choice not in ("auto", "none")
         context = served.info.max_model_len
-        has_more = any(map(private_of, outputs.values()))  # than its JSON shows: texts of files, images
-        if has_more or most >= min(context, served.caps.prompt_tokens or context):
+        if is_more or most >= min(context, served.caps.prompt_tokens or context):
             try:
-                await self._takeover.require_room(stored.owner, stored.id, [*outputs.values()])
+                await self._takeover.require_room(stored.owner, stored.id, [*outputs.values()], reserve)
             except PromptTooLong as why:
                 raise to_api_error(why, param="tool_outputs") from why
 

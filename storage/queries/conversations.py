@@ -347,7 +347,7 @@ def list_(
     by_time = (table.c.created_at, table.c.id)
     if metadata:
         by_time = (pairs.CREATED, pairs.ID)
-        query = pairs.having(query, table, owner, "conversation", metadata)
+        query = pairs.walking(conn, query, table, owner, "conversation", metadata)
     elif archived:
         query = query.with_hint(table, "INDEXED BY conversations_archived", "sqlite")
     place = tuple_(*by_time)

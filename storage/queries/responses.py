@@ -106,7 +106,8 @@ def list_(
     of these pairs.
     """
     created, id = responses.c.created_at, responses.c.id
-    by_time = (pairs.CREATED, pairs.ID) if metadata else (created, id)
+    walks_pairs = bool(metadata) and conversation_id is None  # a conversation has fewer responses
+    by_time = (pairs.CREATED, pairs.ID) if walks_pairs else (created, id)
     place = tuple_(*by_time)
     query = select(id, _SIZE).where(*visible(owner))
     if after is not None:
@@ -129,9 +130,10 @@ def list_(
         query = query.where(responses.c.conversation_id == conversation_id)
     if model is not None:
         query = query.where(responses.c.model == model)
-    if metadata:
-        query = pairs.having(query, responses, owner, "response", metadata)
+    if walks_pairs:
+        query = pairs.walking(conn, query, responses, owner, "response", metadata)
     elif (index := _walked(status, conversation_id, model)) is not None:
+        query = pairs.having(query, responses, "response", metadata)
         query = query.with_hint(responses, f"INDEXED BY {index}", "sqlite")
     query = query.order_by(*(by_time if order == "asc" else (column.desc() for column in by_time)))
     listed = conn.execute(query.limit(limit + 1)).all()

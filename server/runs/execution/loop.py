@@ -260,10 +260,15 @@ class Loop:
                 return True
         return await self._ask(run, request, replay, generation, {"num_dropped": num_dropped})
 
-    async def require_room(self, run: Run, outputs: Sequence[Item]) -> None:
-        """Raises PromptTooLong where these outputs of its client leave a run no room to go on."""
-        output = [*run.assembler.output, *outputs]
-        await self._request(run, run.progress.generations, None, output, is_first=False, begun=False)
+    async def require_room(self, run: Run, outputs: Sequence[Item], reserve: int) -> None:
+        """Raises PromptTooLong where these outputs of its client, and `reserve` tokens more, leave a run no
+        room to go on."""
+        output, number = [*run.assembler.output, *outputs], run.progress.generations
+        request, _ = await self._request(run, number, None, output, is_first=False, begun=False)
+        most = len(request.prompt_ids) + reserve
+        limit = min(run.served.info.max_model_len, run.served.caps.prompt_tokens or most + 1)
+        if reserve and most >= limit:
+            raise PromptTooLong(most, limit)
 
     async def _is_due(self, run: Run) -> bool:
         """Whether the conversation is compacted before the next generation."""

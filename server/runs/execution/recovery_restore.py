@@ -25,6 +25,7 @@ from server.runs.planning import (
     replayable,
     steps,
 )
+from server.threads import THREADED_PARTS, aside
 from storage import ECHO_MARK, Record, RunClaim, StoredResponse
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Restorer:
         past = replayable(read_items(before), ())
         context = drop_oldest(drop_oldest(past, plan.num_dropped), _num_dropped(records))
         kept = _private_halves(stored)
-        output, unfinished = _folded(records, kept)
+        output, unfinished = await aside(len(records) > THREADED_PARTS, _folded, records, kept)
         # A model that is served no more still has runs to end; whether one may go on is for its fingerprint
         # to say.
         served = self._models.standing_in(plan.model)

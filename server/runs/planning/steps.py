@@ -300,6 +300,8 @@ def next_step(
     """Decide. unlisted: routes whose functions were not shown yet. approved: what asked for calls that are
     approved and not made yet. waits: the client feeds outputs. max_generations: a loop of tools ends
     `incomplete` after so many. compacts: a compaction is all that the run is to make."""
+    if progress.is_full:
+        return _stopped("What its tools returned fills the model's context.")
     left = None if max_output_tokens is None else max_output_tokens - progress.answer_tokens
     if any(map(is_unfinished_compaction, output)) or (compacts and not output):
         at_work = progress.generations > 0 and progress.ended is None
@@ -315,8 +317,6 @@ def next_step(
         return Generate(progress.generations, left)
     if progress.ended == "length":
         return Finish("incomplete", "max_output_tokens")
-    if progress.is_full:
-        return _stopped("What its tools returned fills the model's context.")
     running = tuple(item for item in output if is_running(item))
     if running:
         return CallTools(running)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import tools
 from engine import ScriptedEngine
 from server.runs import takeover
 from server.runs.cluster import leases
@@ -58,6 +60,45 @@ async def waiting(api: Api, asked: str, **body: Any) -> AsyncIterator[tuple[Live
 
 # ------------------------------------------------------------------------------------------------------------
 # A run that waits
+
+
+async def test_a_first_output_leaves_room_for_those_that_are_still_to_come(tmp_path: Path) -> None:
+    both = "\n".join(wrote(name, city="Paris") for name in ("get_weather", "get_time"))
+    engine = ScriptedEngine(saying(both, "It is noon."), max_model_len=2048)
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create("hi", background=True, **WAITING)
+        weather, time = [c["call_id"] for c in (await api.waits(begun["id"], 2))["pending_tool_calls"]]
+        path, size = f"/v1/responses/{begun['id']}/tool_outputs", 2000
+        while True:  # the longest one that is taken
+            output = answer(weather, "x" * size)
+            if (await client.post(path, json={"tool_outputs": [output]})).status_code == 200:
+                break
+            size -= 20
+        assert size > 500
+        await api.outputs(begun["id"], {time: "noon"})
+        assert text(await api.ended(begun["id"])) == "It is noon."
+
+
+async def test_what_the_server_s_tools_returned_counts_before_outputs_are_taken(tmp_path: Path) -> None:
+    async def long(expression: str) -> str:
+        return "word " * 100
+
+    registry = {**tools.BUILTIN, "calculator": replace(tools.BUILTIN["calculator"], run=long)}
+    both = f"{wrote('calculator', expression='1+1')}\n{wrote('get_weather', city='Paris')}"
+    offered = [{**BUILTIN, "allowed_tools": ["calculator"]}, WEATHER]
+    body: Json = {"tools": offered, "await_tool_outputs": True, "background": True}
+    engine = ScriptedEngine(saying(both, "Yes."), max_model_len=2048)
+    async with running_app(tmp_path, engine, registry=registry) as server, http_client(server) as client:
+        api = Api(client)
+        begun = await api.create("hi", instructions="y " * 330, **body)
+        [call] = (await api.waits(begun["id"]))["pending_tool_calls"]
+        path = f"/v1/responses/{begun['id']}/tool_outputs"
+        long_one, short = (answer(call["call_id"], "x " * number) for number in (150, 5))
+        error = await api.fails(400, "POST", path, json={"tool_outputs": [long_one]})
+        assert error["code"] == "context_length_exceeded"
+        assert (await client.post(path, json={"tool_outputs": [short]})).status_code == 200
+        assert text(await api.ended(begun["id"])) == "Yes."
 
 
 async def test_outputs_that_leave_no_room_are_refused_and_the_run_waits_on(tmp_path: Path) -> None:

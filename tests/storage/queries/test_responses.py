@@ -171,6 +171,8 @@ async def test_a_list_reads_no_more_of_a_long_history_than_it_shows(tmp_path: Pa
         ({"metadata": {"all": "2"}}, []),
         ({"metadata": {"few": "1"}}, ["old3", "old2", "old1"]),
         ({"metadata": {"few": "1", "all": "1"}, "after": "old3"}, ["old2", "old1"]),
+        ({"metadata": {"all": "1", "few": "1"}}, ["old3", "old2", "old1"]),
+        ({"metadata": {"all": "1"}, "conversation_id": "conv"}, []),
         ({"metadata": {"all": "1"}, "after": "old4"}, ["old3", "old2", "old1"]),
         ({"metadata": {"few": "1"}, "status": "failed", "model": "m"}, []),
     ):

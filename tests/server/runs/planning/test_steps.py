@@ -86,6 +86,14 @@ def test_a_loop_of_tools_ends() -> None:
     assert by_tokens == Finish("incomplete", "max_output_tokens"), "it is the limit on tokens that ended it"
 
 
+def test_a_run_without_room_ends_whatever_it_was_at() -> None:
+    """Also a generation that another process began, behind which the context is smaller now."""
+    for progress in (ended(), ended(reason=None, generations=2)):
+        progress.is_full = True
+        stopped = decide([MESSAGE], progress)
+        assert isinstance(stopped, Finish) and stopped.status == "incomplete"
+
+
 def test_a_loop_of_broken_calls_ends_once_the_model_was_told() -> None:
     broken = {**SERVER_CALL, "status": "incomplete"}
     row = [broken] * steps.MAX_BROKEN_CALLS
