@@ -1,4 +1,4 @@
-"""Webhooks: the notices of runs and batches, when its delivery is tried, and the signed POST."""
+"""Webhooks: the notices of runs and batches, when their delivery is tried, and the signed POST."""
 
 from __future__ import annotations
 

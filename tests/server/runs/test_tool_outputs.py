@@ -62,17 +62,24 @@ async def waiting(api: Api, asked: str, **body: Any) -> AsyncIterator[tuple[Live
 # A run that waits
 
 
-async def test_a_first_output_leaves_room_for_those_that_are_still_to_come(tmp_path: Path) -> None:
+@asynccontextmanager
+async def little_room(folder: Path) -> AsyncIterator[tuple[Api, Json, str, str]]:
+    """A run in a context of 2,048 tokens that waits for two outputs; it, and the ids of its calls."""
     both = "\n".join(wrote(name, city="Paris") for name in ("get_weather", "get_time"))
     engine = ScriptedEngine(saying(both, "It is noon."), max_model_len=2048)
-    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+    async with running_app(folder, engine) as server, http_client(server) as client:
         api = Api(client)
         begun = await api.create("hi", background=True, **WAITING)
         weather, time = [c["call_id"] for c in (await api.waits(begun["id"], 2))["pending_tool_calls"]]
+        yield api, begun, weather, time
+
+
+async def test_a_first_output_leaves_room_for_those_that_are_still_to_come(tmp_path: Path) -> None:
+    async with little_room(tmp_path) as (api, begun, weather, time):
         path, size = f"/v1/responses/{begun['id']}/tool_outputs", 2000
         while True:  # the longest one that is taken
             output = answer(weather, "x" * size)
-            if (await client.post(path, json={"tool_outputs": [output]})).status_code == 200:
+            if (await api.http.post(path, json={"tool_outputs": [output]})).status_code == 200:
                 break
             size -= 20
         assert size > 500
@@ -102,12 +109,7 @@ async def test_what_the_server_s_tools_returned_counts_before_outputs_are_taken(
 
 
 async def test_outputs_that_leave_no_room_are_refused_and_the_run_waits_on(tmp_path: Path) -> None:
-    both = "\n".join(wrote(name, city="Paris") for name in ("get_weather", "get_time"))
-    engine = ScriptedEngine(saying(both, "It is noon."), max_model_len=2048)
-    async with running_app(tmp_path, engine) as server, http_client(server) as client:
-        api = Api(client)
-        begun = await api.create("hi", background=True, **WAITING)
-        weather, time = [c["call_id"] for c in (await api.waits(begun["id"], 2))["pending_tool_calls"]]
+    async with little_room(tmp_path) as (api, begun, weather, time):
         half = "word " * 160
 
         async def refused(outputs: Json) -> None:
