@@ -393,14 +393,13 @@ void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t k
 // A group's queries q [tokens, heads, D] against the cache -> out, likewise. Called by every thread of a team.
 template <class T>
 void attend(const T* q, const Cache& cache, const Batch& batch, const Group& group, const std::vector<Piece>& pieces,
-            int64_t num_heads, float scale, int threads, T* out) {
+            int64_t num_heads, float scale, Member& member, T* out) {
     const int64_t shared = num_heads / cache.kv_heads, dim = cache.head_dim;
     // as many heads together as leave every thread some tasks
     int64_t together = std::max<int64_t>(1, std::min(cache.kv_heads, MOST_HEADS / shared));
-    while (together > 1 && int64_t(pieces.size()) * (cache.kv_heads / together) < 4 * threads) together /= 2;
+    while (together > 1 && int64_t(pieces.size()) * (cache.kv_heads / together) < 4 * member.threads) together /= 2;
     const int64_t parts = (cache.kv_heads + together - 1) / together;
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < int64_t(pieces.size()) * parts; task++) {
+    member.deal(int64_t(pieces.size()) * parts, [&](int64_t task) {
         const Piece& piece = pieces[task / parts];
         const int64_t first = task % parts * together, count = std::min(together, cache.kv_heads - first);
         const int64_t token = batch.query_start[piece.sequence] + piece.first, position = batch.positions[token];
@@ -409,11 +408,11 @@ void attend(const T* q, const Cache& cache, const Batch& batch, const Group& gro
         if (piece.count == 1) {
             const int64_t low = group.window ? std::max<int64_t>(0, position - group.window + 1) : 0;
             attend_one(q + own, cache, table, first, count, shared, low, position + 1, scale, out + own);
-            continue;
+            return;
         }
         for (int64_t head = first; head < first + count; head++)
             attend_many(q + at, cache, table, head, position, piece.count, group.window, num_heads, scale, out + at);
-    }
+    });
 }
 
 // Keep a token's key or value of one head.

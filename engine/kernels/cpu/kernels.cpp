@@ -87,24 +87,22 @@ template <class T> inline void normalise(const T* x, const T* weight, float eps,
 
 // `product`, after what it needs to know beside.
 template <class T, class O>
-void multiply(const Map& map, const T* x, const Beside& beside, Turns& turns, int64_t count, const T* residual,
+void multiply(const Map& map, const T* x, const Beside& beside, Member& member, int64_t count, const T* residual,
               O* out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP;
     if (map.kind == INT4) {
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < count * groups; i++) {
+        member.share(count * groups, [&](int64_t i) {
             const T* own = x + i / groups * inputs + i % groups * GROUP;
             Floats total{};
             for (int k = 0; k < GROUP; k += WIDE) total += read(own + k);
             beside.sums[i] = sum(total);
-        }
+        });
     }
     if (map.adapters && beside.adapters) {
         const int64_t rank = map.adapters->rank;
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < count * rank; i++) {
+        member.share(count * rank, [&](int64_t i) {
             const int64_t adapter = beside.adapters[i / rank];
-            if (!adapter) continue;
+            if (!adapter) return;
             const T* down = static_cast<const T*>(map.adapters->down) + ((adapter - 1) * rank + i % rank) * inputs;
             const T* own = x + i / rank * inputs;
             Floats total{};
@@ -113,9 +111,9 @@ void multiply(const Map& map, const T* x, const Beside& beside, Turns& turns, in
             float rest = sum(total);
             for (; k < inputs; k++) rest += number(own[k]) * number(down[k]);
             beside.ranks[i] = rest;
-        }
+        });
     }
-    product(map, x, beside, turns, count, residual, out);
+    product(map, x, beside, member, count, residual, out);
 }
 
 // A row of a map's matrix, which is not one of gates, in no fewer than eight bits.
@@ -157,39 +155,36 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
     const Beside beside{room(buffers.sums, tokens * widest / GROUP), room(buffers.ranks, tokens * decoder.most_ranks),
                         step.adapters};
     const std::vector<Piece> pieces = cut(batch, step.alone);
-    std::atomic<int64_t> taken{0};
+    Team team;
 #pragma omp parallel num_threads(threads)
     {
-        Turns turns(taken);
+        Member member(team);
         const auto norm = [&](const void* weight, const int64_t* rows, int64_t count) {
-#pragma omp for schedule(static)
-            for (int64_t r = 0; r < count; r++)
+            member.share(count, [&](int64_t r) {
                 normalise(residual + (rows ? rows[r] : r) * hidden, static_cast<const T*>(weight), decoder.eps, hidden,
                           normed + r * hidden);
+            });
         };
-        if (!step.embedded) {
-#pragma omp for schedule(static)
-            for (int64_t t = 0; t < tokens; t++) {
+        if (!step.embedded)
+            member.share(tokens, [&](int64_t t) {
                 const int64_t id = step.token_ids[t];
                 if (decoder.embedding)
                     std::copy_n(static_cast<const T*>(decoder.embedding) + id * hidden, hidden, residual + t * hidden);
                 else
                     read_row(decoder.head, id, residual + t * hidden);
-            }
-        }
+            });
         for (int64_t i = 0; i < decoder.num_layers; i++) {
             const Layer& layer = decoder.layers[i];
             const Cache& cache = layer.cache;
             const Group& group = step.groups[layer.group];
             norm(layer.attention_norm, nullptr, tokens);
-            multiply(layer.qkv, normed, beside, turns, tokens, none, heads);
-#pragma omp for schedule(static)
-            for (int64_t each = 0; each < tokens * all; each++) {
+            multiply(layer.qkv, normed, beside, member, tokens, none, heads);
+            member.share(tokens * all, [&](int64_t each) {
                 const int64_t t = each / all, h = each % all;
                 const T* from = heads + each * dim;
                 if (h >= turned) {
                     keep(from, cache.values, cache, batch, group, t, h - turned);
-                    continue;
+                    return;
                 }
                 T key[MOST_DIM];
                 const T* weight = layer.qk_norm ? static_cast<const T*>(layer.qk_norm) + h * dim : nullptr;
@@ -197,21 +192,20 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
                 rotate(from, weight, decoder.eps, decoder.cosines + angles, decoder.sines + angles, dim,
                        h < num_q ? queries + (t * num_q + h) * dim : key);
                 if (h >= num_q) keep(key, cache.keys, cache, batch, group, t, h - num_q);
-            }
-            attend(queries, cache, batch, group, pieces, num_q, decoder.scale, threads, mixed);
-            multiply(layer.o, mixed, beside, turns, tokens, residual, residual);
+            });
+            attend(queries, cache, batch, group, pieces, num_q, decoder.scale, member, mixed);
+            multiply(layer.o, mixed, beside, member, tokens, residual, residual);
             norm(layer.mlp_norm, nullptr, tokens);
-            multiply(layer.gate_up, normed, beside, turns, tokens, none, middle);
-            multiply(layer.down, middle, beside, turns, tokens, residual, residual);
-#pragma omp master
-            {
+            multiply(layer.gate_up, normed, beside, member, tokens, none, middle);
+            multiply(layer.down, middle, beside, member, tokens, residual, residual);
+            if (member.own == 0) {
                 timespec now;
                 clock_gettime(CLOCK_MONOTONIC, &now);
                 *step.progress = double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
             }
         }
         norm(decoder.final_norm, step.logits_at, step.wanted);
-        multiply(decoder.head, normed, beside, turns, step.wanted, none, static_cast<float*>(step.logits));
+        multiply(decoder.head, normed, beside, member, step.wanted, none, static_cast<float*>(step.logits));
     }
 }
 
@@ -233,11 +227,11 @@ void antiphon_product(const Map* map, int is_bf16, const void* x, int64_t rows, 
     const Beside beside{sums.data(), nullptr, nullptr};
     const auto run = [&](auto kind) {
         using T = decltype(kind);
-        std::atomic<int64_t> taken{0};
+        Team team;
 #pragma omp parallel num_threads(threads)
         {
-            Turns turns(taken);
-            multiply(*map, static_cast<const T*>(x), beside, turns, rows, static_cast<const T*>(residual),
+            Member member(team);
+            multiply(*map, static_cast<const T*>(x), beside, member, rows, static_cast<const T*>(residual),
                      static_cast<T*>(out));
         }
     };

@@ -8,11 +8,9 @@
 
 #pragma once
 
-#include <omp.h>
-
-#include <atomic>
 #include <type_traits>
 
+#include "team.h"
 #include "tiles.h"
 
 namespace {
@@ -312,26 +310,6 @@ void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, floa
     for (; c < count; c++) put(out + first + c, residual ? sums[c] + number(residual[first + c]) : sums[c]);
 }
 
-// A thread's part in the turns of a team, which counts all that were taken: a thread that is held up, by other work of
-// the processor, leaves the rest to the others, and knows its next turn before it begins with one.
-class Turns {
-public:
-    explicit Turns(std::atomic<int64_t>& taken) : taken(taken) {}
-
-    // The next of `count` turns; `count` or more where none is left. Every thread asks until it is told so, once.
-    int64_t take() { return taken.fetch_add(1, std::memory_order_relaxed) - before; }
-
-    // All have been taken. Returns when all threads are done with theirs.
-    void end(int64_t count) {
-        before += count + omp_get_num_threads();
-#pragma omp barrier
-    }
-
-private:
-    std::atomic<int64_t>& taken;
-    int64_t before = 0;
-};
-
 // Whether the processor itself fetches a stream early enough. [measured] An AMD EPYC's does; with an Intel Xeon's alone
 // a single row's product takes a fifth longer, that of six rows half as long again.
 inline bool foresees_streams() { return !__builtin_cpu_is("intel"); }
@@ -339,7 +317,7 @@ inline bool foresees_streams() { return !__builtin_cpu_is("intel"); }
 // x [rows, inputs] W^T, gated or plus residual -> out [rows, outputs]. Called by every thread of a team; all are done
 // when it returns.
 template <class T, class O>
-void product(const Map& map, const T* x, const Beside& beside, Turns& turns, int64_t num_rows, const T* residual,
+void product(const Map& map, const T* x, const Beside& beside, Member& member, int64_t num_rows, const T* residual,
              O* out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP, width = map.outputs, bytes = panel_bytes<T>(map);
     const bool tiled = by_tiles<T>(map), once = num_rows <= (tiled ? TILE : MOST);
@@ -355,7 +333,7 @@ void product(const Map& map, const T* x, const Beside& beside, Turns& turns, int
     const int64_t soon = tiled || !foresees_streams() ? std::min(SOON_BYTES, bytes) : map.panels * bytes;
     const char* first = static_cast<const char*>(map.weight);
     const char* all_end = first + map.panels * bytes;
-    const int64_t share = once ? std::max<int64_t>(1, map.panels / (TURNS * omp_get_num_threads())) : 1;
+    const int64_t share = once ? std::max<int64_t>(1, map.panels / (TURNS * member.threads)) : 1;
     const int64_t num_turns = (map.panels + share - 1) / share;
     Tiles tiles;
     // `rows` from `top` on past one panel, while what is at `later` is fetched.
@@ -401,14 +379,14 @@ void product(const Map& map, const T* x, const Beside& beside, Turns& turns, int
     for (int64_t top = 0; top < num_rows; top += most) {
         const int64_t rows = std::min(most, num_rows - top);
         const Input<T>* in = as_input(x + top * inputs, rows * inputs, room(own.inputs, rows * inputs));
-        for (int64_t turn = turns.take(), next = 0; turn < num_turns; turn = next) {
-            next = turns.take();
+        for (int64_t turn = member.take(), next = 0; turn < num_turns; turn = next) {
+            next = member.take();
             for (int64_t p = turn * share; p < std::min((turn + 1) * share, map.panels); p++) {
                 const char* other = next < num_turns ? first + next * bytes : all_end;
                 pass(p, once ? first + p * bytes + soon : other, in, top, rows);
             }
         }
-        turns.end(num_turns);
+        member.end(num_turns);
     }
 }
 
