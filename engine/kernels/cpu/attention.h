@@ -37,7 +37,7 @@ namespace {
 
 constexpr int MOST_DIM = 256;    // of a head
 constexpr int64_t MOST_HEADS = 64;  // of a query at once
-constexpr int QUERIES = 128;     // of one piece of attention
+constexpr int QUERIES = 256;     // of one piece of attention, each of which packs all keys
 constexpr int SOON = 4;          // blocks of the cache that are fetched before their turn
 
 // Queries `first..first + count` of a sequence.
@@ -310,7 +310,8 @@ inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* ta
         const int64_t start = window ? std::max<int64_t>(0, first_at - window + 1) / PANEL * PANEL : 0;
         const int64_t end = (seen + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
         for (int64_t key = start; key < seen; key += PANEL)
-            tiles.multiply(queries + begin * dim, dim, rows, keys + key * dim, dim, scores + key * HEIGHT, true, ahead);
+            tiles.multiply(apart(queries + begin * dim, dim), rows, keys + key * dim, dim, scores + key * HEIGHT, true,
+                           ahead);
         float totals[HEIGHT];
         for (int64_t r = 0; r < rows; r++) {
             const int64_t at = position + (begin + r) / group - low;
@@ -319,8 +320,8 @@ inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* ta
                                         weights + r * padded);
         }
         for (int64_t first = 0; first < dim; first += PANEL) {
-            tiles.multiply(weights + start, padded, rows, values + first * padded + start * PANEL, end - start, mixed,
-                           true, ahead);
+            tiles.multiply(apart(weights + start, padded), rows, values + first * padded + start * PANEL, end - start,
+                           mixed, true, ahead);
             for (int64_t r = 0; r < rows; r++)
                 for (int64_t d = 0; d < std::min<int64_t>(PANEL, dim - first); d += WIDE)
                     write(out + place(begin + r) + first + d, read(mixed + r * PANEL + d) / totals[r]);

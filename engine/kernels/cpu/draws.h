@@ -155,8 +155,8 @@ inline size_t nucleus(std::vector<Candidate>& all, double mass) {
 // A row's draw from what its filters leave; `best` is its highest score that is allowed.
 inline void draw_filtered(const Draw& all, int64_t row, uint64_t key, float best, Drawn& found) {
     static thread_local std::vector<Candidate> kept;
-    static thread_local std::vector<float> sums;
-    static thread_local std::vector<int32_t> ids;
+    static thread_local Room<float> sums;
+    static thread_local Room<int32_t> ids;
     const float temperature = all.temperatures[row], p = all.top_p[row], top = best / temperature;
     const size_t k = all.top_k[row] > 0 ? std::min(all.top_k[row], all.vocabulary) : all.vocabulary;
     const bool ranked = k < size_t(all.vocabulary);

@@ -135,8 +135,8 @@ template <class T> void read_row(const Map& map, int64_t row, T* out) {
 
 // What a forward keeps between its operations.
 template <class T> struct Buffers {
-    std::vector<T> residual, normed, heads, queries, mixed, middle;
-    std::vector<float> sums, ranks;
+    Room<T> residual, normed, heads, queries, mixed, middle;
+    Room<float> sums, ranks;
 };
 
 template <class T> void forward(const Decoder& decoder, const Batch& batch, const Step& step, int threads) {

@@ -19,6 +19,7 @@ constexpr int GROUP = 32;        // inputs that share a scale in four bits
 constexpr int MOST = 6;          // rows that are multiplied together in registers
 constexpr int LEAST_ROWS = 64;   // rows that pass a panel together, if there are so many
 constexpr int64_t NEAR_BYTES = 1 << 20;   // of their numbers, which stay in the second cache while panels pass
+constexpr int SOON_ROWS = 16;    // of results, whose place is fetched before they are written
 constexpr int64_t SOON_BYTES = 16 << 10;  // of a stream of weights, fetched before their turn
 constexpr int TURNS = 8;         // of a thread in one product of few rows
 constexpr int DEEP = 2048;       // inputs of a block of a panel, so that it stays in the second cache
@@ -222,9 +223,9 @@ void multiply_block(const Map& map, int64_t p, int64_t from, int64_t count, int6
 }
 
 struct Scratch {
-    std::vector<bf16> unpacked;
-    std::vector<float> sums, part, scores, inputs;
-    std::vector<char> packed;
+    Room<bf16> unpacked, tiled;
+    Room<float> sums, part, scores, inputs;
+    Room<char> packed;
 };
 
 inline Scratch& scratch() {
@@ -248,20 +249,33 @@ template <class T> bool by_tiles(const Map& map) {
     return std::is_same<T, bf16>::value && map.inputs % TILE_INPUTS == 0 && has_tiles();
 }
 
+// x [rows, inputs] pair of tiles by pair of tiles, in `tiled` [rows in such pairs, inputs]: what is loaded one after the
+// other lies one behind the other.
+inline TileRows as_tiles(const bf16* x, int64_t rows, int64_t inputs, bf16* tiled) {
+    constexpr int64_t BELOW = TILE * TILE_INPUTS;
+    const TileRows all{tiled, TILE_INPUTS, BELOW, 2 * TILE * inputs, 2 * BELOW};
+    for (int64_t r = 0; r < rows; r++) {
+        bf16* to = tiled + r / (2 * TILE) * all.pair + r / TILE % 2 * all.below + r % TILE * all.row;
+        for (int64_t k = 0; k < inputs; k += TILE_INPUTS, to += all.step)
+            std::memcpy(to, x + r * inputs + k, TILE_INPUTS * sizeof(bf16));
+    }
+    return all;
+}
+
 // The same as `multiply_block`, of x [rows, map.inputs] and x_sums [rows, inputs / GROUP], in tiles.
-template <class T>
-void tiled_block(Tiles& tiles, const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows, const T* x,
-                 const bf16* unpacked, const float* x_sums, float* sums, Ahead& ahead) {
-    const bf16* own = reinterpret_cast<const bf16*>(x) + from;
+inline void tiled_block(Tiles& tiles, const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows,
+                        const TileRows& x, const bf16* unpacked, const float* x_sums, float* sums, Ahead& ahead) {
+    TileRows own = x;
+    own.at += from / TILE_INPUTS * x.step;
     const bf16* w = unpacked;
     if (map.kind == AS_COMPUTED) w = static_cast<const bf16*>(map.weight) + (p * map.inputs + from) * PANEL;
-    if (map.kind != INT4) return tiles.multiply(own, map.inputs, rows, w, count, sums, from == 0, ahead);
+    if (map.kind != INT4) return tiles.multiply(own, rows, w, count, sums, from == 0, ahead);
     const int64_t groups = map.inputs / GROUP;
     float* part = room(scratch().part, rows * PANEL);
-    for (int64_t at = 0; at < count; at += GROUP) {
+    for (int64_t at = 0; at < count; at += GROUP, own.at += x.step) {
         const int64_t group = (from + at) / GROUP;
         const float* scale = map.scale + (p * groups + group) * 2 * PANEL;
-        tiles.multiply(own + at, map.inputs, rows, w + at * PANEL, GROUP, part, true, ahead);
+        tiles.multiply(own, rows, w + at * PANEL, GROUP, part, true, ahead);
         for (int64_t r = 0; r < rows; r++)
 #pragma GCC unroll 4
             for (int c = 0; c < PANEL; c += WIDE) {
@@ -310,6 +324,12 @@ void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, floa
     for (; c < count; c++) put(out + first + c, residual ? sums[c] + number(residual[first + c]) : sums[c]);
 }
 
+// Fetches what is about to be written.
+template <class O> inline void expect_writes(O* out, int64_t count) {
+    char* end = reinterpret_cast<char*>(out + count);
+    for (char* line = reinterpret_cast<char*>(out); line < end; line += LINE) __builtin_prefetch(line, 1, 3);
+}
+
 // Whether the processor itself fetches a stream early enough. [measured] An AMD EPYC's does; with an Intel Xeon's alone
 // a single row's product takes a fifth longer, that of six rows half as long again.
 inline bool foresees_streams() { return !__builtin_cpu_is("intel"); }
@@ -320,6 +340,7 @@ template <class T, class O>
 void product(const Map& map, const T* x, const Beside& beside, Member& member, int64_t num_rows, const T* residual,
              O* out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP, width = map.outputs, bytes = panel_bytes<T>(map);
+    const int64_t own_width = map.gated ? PANEL / 2 : PANEL;  // of what comes of a panel
     const bool tiled = by_tiles<T>(map), once = num_rows <= (tiled ? TILE : MOST);
     const int64_t deep = once && map.kind != AS_COMPUTED ? NEAR : DEEP;
     // as many rows at a time as stay near while panels pass, each of which is read again for the next
@@ -337,6 +358,7 @@ void product(const Map& map, const T* x, const Beside& beside, Member& member, i
     const int64_t num_turns = (map.panels + share - 1) / share;
     Tiles tiles;
     // `rows` from `top` on past one panel, while what is at `later` is fetched.
+    TileRows in_tiles{};
     const auto pass = [&](int64_t p, const char* later, const Input<T>* in, int64_t top, int64_t rows) {
         const char* panel = first + p * bytes;
         const int64_t cuts = (rows + MOST - 1) / MOST;
@@ -353,8 +375,8 @@ void product(const Map& map, const T* x, const Beside& beside, Member& member, i
             else if (map.kind == INT4)
                 unpack_int4(reinterpret_cast<const uint16_t*>(panel), from, count, unpacked);
             if (tiled) {
-                tiled_block(tiles, map, p, from, count, rows, x + top * inputs, unpacked, beside.sums + top * groups,
-                            sums, ahead);
+                tiled_block(tiles, map, p, from, count, rows, in_tiles, unpacked, beside.sums + top * groups, sums,
+                            ahead);
                 continue;
             }
             for (int64_t cut = 0; cut < cuts; cut++) {
@@ -371,6 +393,7 @@ void product(const Map& map, const T* x, const Beside& beside, Member& member, i
         }
         for (int64_t r = 0; r < rows; r++) {
             const int64_t row = top + r, at = row * width;
+            if (r + SOON_ROWS < rows) expect_writes(out + (row + SOON_ROWS) * width + p * own_width, own_width);
             const int64_t adapter = map.adapters && beside.adapters ? beside.adapters[row] : 0;
             const float* ranks = adapter ? beside.ranks + row * map.adapters->rank : nullptr;
             finish(map, p, adapter, ranks, sums + r * PANEL, residual ? residual + at : nullptr, out + at);
@@ -379,6 +402,11 @@ void product(const Map& map, const T* x, const Beside& beside, Member& member, i
     for (int64_t top = 0; top < num_rows; top += most) {
         const int64_t rows = std::min(most, num_rows - top);
         const Input<T>* in = as_input(x + top * inputs, rows * inputs, room(own.inputs, rows * inputs));
+        if (tiled) {
+            const bf16* lying = reinterpret_cast<const bf16*>(x + top * inputs);
+            const int64_t whole = (rows + 2 * TILE - 1) / (2 * TILE) * 2 * TILE;
+            in_tiles = once ? apart(lying, inputs) : as_tiles(lying, rows, inputs, room(own.tiled, whole * inputs));
+        }
         for (int64_t turn = member.take(), next = 0; turn < num_turns; turn = next) {
             next = member.take();
             for (int64_t p = turn * share; p < std::min((turn + 1) * share, map.panels); p++) {

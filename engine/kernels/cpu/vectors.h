@@ -7,8 +7,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -168,8 +172,33 @@ inline void transpose(Words (&rows)[WIDE]) {
 }
 #endif
 
+// Memory from a line of the cache on, because what crosses a line is read twice; and where there is enough of it in
+// large pages, because rows are often some KiB apart.
+template <class T> struct Lines {
+    using value_type = T;
+    static constexpr size_t LARGE = 2 << 20;
+
+    Lines() = default;
+    template <class U> Lines(const Lines<U>&) {}
+
+    T* allocate(size_t count) {
+        const size_t bytes = count * sizeof(T), unit = bytes < LARGE ? LINE : LARGE;
+        void* memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
+        if (!memory) std::abort();
+#if defined(__linux__)
+        if (unit == LARGE) madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+        return static_cast<T*>(memory);
+    }
+
+    void deallocate(T* memory, size_t) { std::free(memory); }
+    bool operator==(const Lines&) const { return true; }
+    bool operator!=(const Lines&) const { return false; }
+};
+
 // Buffers that grow and stay, one set a thread.
-template <class T> inline T* room(std::vector<T>& held, size_t size) {
+template <class T> using Room = std::vector<T, Lines<T>>;
+template <class T> inline T* room(Room<T>& held, size_t size) {
     if (held.size() < size) held.resize(size);
     return held.data();
 }
