@@ -263,69 +263,117 @@ void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64
 
 #if defined(HAS_TILES)
 
-// As `weigh`, of the keys `begin..end` of a row whose scores lie in panels, `stride` apart -> weights.
-inline float weigh_in_panels(const float* scores, int64_t stride, int64_t from, int64_t to, int64_t begin, int64_t end,
-                             float scale, bf16* weights) {
-    const auto seen = [&](int64_t j) {
-        const int64_t before = std::min<int64_t>(WIDE, std::max<int64_t>(0, from - j));
-        const int64_t upto = std::min<int64_t>(WIDE, std::max<int64_t>(0, to - j));
-        return __mmask16(((1u << upto) - 1) & ~((1u << before) - 1));
-    };
-    const auto at = [&](int64_t j) { return __m512(read(scores + j / PANEL * stride + j % PANEL)); };
-    __m512 peaks = _mm512_set1_ps(-INFINITY);
-    for (int64_t j = begin; j < end; j += WIDE) peaks = _mm512_mask_max_ps(peaks, seen(j), at(j), peaks);
-    const float peak = greatest(Floats(peaks));
-    Floats totals{};
-    for (int64_t j = begin; j < end; j += WIDE) {
-        const Floats weight = exponential((Floats(at(j)) - peak) * scale);
-        const Floats kept = Floats(_mm512_maskz_mov_ps(seen(j), __m512(weight)));
-        write(weights + j, kept);
-        totals += kept;
-    }
-    return sum(totals);
+// 2 to the power of each number, to about 1e-5: weights are rounded to 8 bits anyway.
+inline Floats power_of_two(Floats x) {
+    const __m512 whole = _mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Floats rest = x - Floats(whole);
+    Floats p = Floats{} + 9.6181291e-3f;
+    p = p * rest + 5.5504109e-2f;
+    p = p * rest + 2.4022651e-1f;
+    p = p * rest + 6.9314718e-1f;
+    p = p * rest + 1.0f;
+    return Floats(_mm512_scalef_ps(__m512(p), whole));
 }
 
-// `attend_many` of bfloat16 in tiles.
+// A row's scores of a block of keys, of which `from..to` are seen and which lie in panels, `stride` apart -> weights
+// [count], those of others 0. `peak`: the highest score that the row has seen yet, before and after; `total`: of its
+// weights, as they are beside that. Returns by what all before has to be multiplied.
+inline float weigh_block(const float* scores, int64_t stride, int64_t from, int64_t to, int64_t count, float scale,
+                         float& peak, float& total, bf16* weights) {
+    const float before = peak, steep = scale * 1.44269504f;
+    const bool whole = from <= 0 && to >= count;
+    const auto seen = [&](int64_t j) {
+        const int64_t hidden = std::min<int64_t>(WIDE, std::max<int64_t>(0, from - j));
+        const int64_t upto = std::min<int64_t>(WIDE, std::max<int64_t>(0, to - j));
+        return __mmask16(((1u << upto) - 1) & ~((1u << hidden) - 1));
+    };
+    const auto at = [&](int64_t j) { return __m512(read(scores + j / PANEL * stride + j % PANEL)); };
+    __m512 peaks = _mm512_set1_ps(peak);
+    if (whole)
+        for (int64_t j = 0; j < count; j += WIDE) peaks = _mm512_max_ps(at(j), peaks);
+    else
+        for (int64_t j = 0; j < count; j += WIDE) peaks = _mm512_mask_max_ps(peaks, seen(j), at(j), peaks);
+    peak = greatest(Floats(peaks));
+    if (peak == -INFINITY) {  // nothing is seen yet
+        std::memset(weights, 0, count * sizeof(bf16));
+        return 1;
+    }
+    const float base = peak * steep;
+    const auto weight = [&](int64_t j) { return power_of_two(Floats(at(j)) * steep - base); };
+    Floats totals{};
+    if (whole)
+        for (int64_t j = 0; j < count; j += WIDE) {
+            const Floats own = weight(j);
+            write(weights + j, own);
+            totals += own;
+        }
+    else
+        for (int64_t j = 0; j < count; j += WIDE) {
+            const Floats own = Floats(_mm512_maskz_mov_ps(seen(j), __m512(weight(j))));
+            write(weights + j, own);
+            totals += own;
+        }
+    const float factor = peak == before ? 1 : std::exp2((before - peak) * steep);
+    total = total * factor + sum(totals);
+    return factor;
+}
+
+// `attend_many` of bfloat16 in tiles: block by block of keys, which all queries pass while it is near.
 inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t position,
                             int64_t count, int64_t window, int64_t num_heads, float scale, bf16* out) {
-    constexpr int64_t HEIGHT = 2 * TILE;
+    constexpr int64_t HEIGHT = 2 * TILE, KEYS = 256;
     const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, high = position + count, all = count * group;
     const int64_t low = window ? std::max<int64_t>(0, position - window + 1) : 0;
-    const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL, wide = (dim + PANEL - 1) / PANEL * PANEL;
+    const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, whole = (all + HEIGHT - 1) / HEIGHT * HEIGHT;
     Scratch& own = scratch();
-    bf16* keys = reinterpret_cast<bf16*>(room(own.packed, (padded * (dim + wide + HEIGHT) + all * dim) * sizeof(bf16)));
-    bf16* values = keys + padded * dim;
-    bf16* weights = values + padded * wide;
-    bf16* queries = weights + padded * HEIGHT;
-    float* scores = room(own.scores, HEIGHT * padded);
-    float* mixed = room(own.sums, HEIGHT * PANEL);
+    bf16* keys = reinterpret_cast<bf16*>(room(own.packed, (KEYS * (dim + wide + HEIGHT) + all * dim) * sizeof(bf16)));
+    bf16* values = keys + KEYS * dim;
+    bf16* weights = values + KEYS * wide;
+    bf16* queries = weights + KEYS * HEIGHT;
+    float* scores = room(own.scores, HEIGHT * KEYS + 2 * whole);
+    float* peaks = scores + HEIGHT * KEYS;
+    float* totals = peaks + whole;
+    float* mixed = room(own.sums, whole * wide);  // of HEIGHT queries after the other, by panels of dimensions
     const auto place = [&](int64_t r) { return (r / group * num_heads + kv_head * group + r % group) * dim; };
-    pack_cache(cache, table, kv_head, low, high, keys, values);
     for (int64_t i = 0; i < count; i++) std::memcpy(queries + i * group * dim, q + place(i * group), group * dim * 2);
+    std::fill(peaks, peaks + whole, -INFINITY);
+    std::fill(totals, totals + whole, 0.0f);
+    std::fill(mixed, mixed + whole * wide, 0.0f);
     Tiles tiles;
     Ahead ahead{};
-    for (int64_t begin = 0; begin < all; begin += HEIGHT) {
-        const int64_t rows = std::min(HEIGHT, all - begin);
-        const int64_t first_at = position + begin / group - low, seen = position + (begin + rows - 1) / group + 1 - low;
-        const int64_t start = window ? std::max<int64_t>(0, first_at - window + 1) / PANEL * PANEL : 0;
-        const int64_t end = (seen + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
-        for (int64_t key = start; key < seen; key += PANEL)
-            tiles.multiply(apart(queries + begin * dim, dim), rows, keys + key * dim, dim, scores + key * HEIGHT, true,
-                           ahead);
-        float totals[HEIGHT];
-        for (int64_t r = 0; r < rows; r++) {
-            const int64_t at = position + (begin + r) / group - low;
-            const int64_t from = window ? std::max<int64_t>(0, at - window + 1) : 0;
-            totals[r] = weigh_in_panels(scores + r * PANEL, HEIGHT * PANEL, from, at + 1, start, end, scale,
-                                        weights + r * padded);
+    for (int64_t first = low; first < high; first += KEYS) {
+        const int64_t held = std::min(KEYS, high - first), padded = (held + PANEL - 1) / PANEL * PANEL;
+        pack_cache(cache, table, kv_head, first, first + held, keys, values);
+        for (int64_t begin = 0; begin < all; begin += HEIGHT) {
+            const int64_t rows = std::min(HEIGHT, all - begin);
+            // what of the block any of these queries sees
+            const int64_t to = std::min(held, position + (begin + rows - 1) / group + 1 - first);
+            const int64_t from = window ? position + begin / group - window + 1 - first : 0;
+            if (to <= 0 || from >= held) continue;
+            const int64_t num = (to + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
+            for (int64_t key = 0; key < num; key += PANEL)
+                tiles.multiply(apart(queries + begin * dim, dim), rows, keys + key * dim, dim, scores + key * HEIGHT,
+                               true, ahead);
+            float* sums = mixed + begin * wide;
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t at = position + (begin + r) / group - first;
+                const float factor =
+                    weigh_block(scores + r * PANEL, HEIGHT * PANEL, window ? at - window + 1 : 0, at + 1, num, scale,
+                                peaks[begin + r], totals[begin + r], weights + r * KEYS);
+                if (factor != 1)
+                    for (int64_t d = 0; d < wide; d += WIDE) {
+                        float* sum = sums + d / PANEL * HEIGHT * PANEL + r * PANEL + d % PANEL;
+                        write(sum, read(sum) * factor);
+                    }
+            }
+            for (int64_t d = 0; d < dim; d += PANEL)
+                tiles.multiply(apart(weights, KEYS), rows, values + d * padded, num, sums + d * HEIGHT, false, ahead);
         }
-        for (int64_t first = 0; first < dim; first += PANEL) {
-            tiles.multiply(apart(weights + start, padded), rows, values + first * padded + start * PANEL, end - start,
-                           mixed, true, ahead);
-            for (int64_t r = 0; r < rows; r++)
-                for (int64_t d = 0; d < std::min<int64_t>(PANEL, dim - first); d += WIDE)
-                    write(out + place(begin + r) + first + d, read(mixed + r * PANEL + d) / totals[r]);
-        }
+    }
+    for (int64_t r = 0; r < all; r++) {
+        const float* sums = mixed + r / HEIGHT * HEIGHT * wide + r % HEIGHT * PANEL;
+        for (int64_t d = 0; d < dim; d += WIDE)
+            write(out + place(r) + d, read(sums + d / PANEL * HEIGHT * PANEL + d % PANEL) / totals[r]);
     }
 }
 
