@@ -98,8 +98,10 @@ from server.items.pictures import (
     with_pictures,
 )
 from server.items.private_half import (
+    BESIDE,
     SEALED,
     Private,
+    beside,
     dump_private,
     load_item,
     private_bytes,
@@ -113,6 +115,7 @@ __all__ = [
     "ABANDONED",
     "ANNOTATION",
     "ASSISTANT_PART",
+    "BESIDE",
     "COMPACTING",
     "COMPACTION",
     "FILE_PARTS",
@@ -154,6 +157,7 @@ __all__ = [
     "approves",
     "as_flat",
     "asks_approval",
+    "beside",
     "broken_in_a_row",
     "call_of",
     "changes_images",

@@ -30,6 +30,18 @@ class PrivateItem(dict[str, Any]):
         self.private = private
 
 
+BESIDE = "beside"
+"""The member that says beside which call the model wrote this one: the id of an earlier item of the same
+generation whose call this server carries out. The items do not tell by themselves: that call has its outcome
+before this one comes, as it would if the model had seen it."""
+
+
+def beside(item: Mapping[str, Any]) -> str | None:
+    """Beside which call the model wrote this one: an item's id."""
+    found: str | None = (private_of(item) or {}).get(BESIDE)
+    return found
+
+
 def private_of(item: Mapping[str, Any]) -> Private | None:
     """The private half of an item; None where nothing is known of it."""
     return item.private if isinstance(item, PrivateItem) else None

@@ -83,6 +83,8 @@ class Transcript:
         """Characters of the longest output that is not a client's."""
         self._is_clients = False
         self._most: int | None = None
+        self._item: str | None = None
+        self._beside: str | None = None
         self._offered_as = names or {}
         self._num_images = 0
         self._calls: dict[
@@ -90,6 +92,7 @@ class Transcript:
         ] = {}  # by their ids: which they are in their order, and their names
         self._answered: list[int] = []  # which calls the outputs at the end are of
         self._searches: list[str] = []  # the calls whose outputs name no call, and are still to come
+        self._callers: frozenset[str | None] = frozenset()  # the items that wrote calls into the last turn
         self._turn: dict[str, Any] | None = None
         self._thoughts: list[str] = []  # of the turn, that are not in its message yet
 
@@ -105,7 +108,7 @@ class Transcript:
         new._answered, new._searches = list(self._answered), list(self._searches)
         new.shows_images = self.shows_images
         new.settled, new.names_others = self.settled, self.names_others
-        new._num_images, new.longest = self._num_images, self.longest
+        new._num_images, new.longest, new._callers = self._num_images, self.longest, self._callers
         if self._turn is not None:  # it is the last message, and may be added to
             new._turn = new.messages[-1] = dict(self._turn)
             if (calls := self._turn.get("tool_calls")) is not None:
@@ -145,10 +148,13 @@ class Transcript:
         """Say who has written the last message, for templates that print it."""
         self.messages[-1]["name"] = name
 
-    def turn_to(self, *, clients: bool, most: int | None) -> None:
-        """Say of the next item whether it is a client's output, and to how many characters any other output
-        is cut."""
-        self._is_clients, self._most = clients, most
+    def turn_to(
+        self, *, clients: bool, most: int | None, id: str | None = None, beside: str | None = None
+    ) -> None:
+        """Say of the next item whether it is a client's output, to how many characters any other output is
+        cut, its id, and beside the call of which other item the model wrote its call (`private_half.beside`).
+        """
+        self._is_clients, self._most, self._item, self._beside = clients, most, id, beside
 
     def image(self) -> int:
         """The number of the next image: they are told one by one (`images_of`)."""
@@ -180,7 +186,22 @@ class Transcript:
         """A call of the assistant; arguments are JSON."""
         self._calls[call_id] = (len(self._calls), name)
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._message().setdefault("tool_calls", []).append(call)
+        turn = self._answered_turn() or self._message()
+        self._callers = (self._callers if turn.get("tool_calls") else frozenset()) | {self._item}
+        turn.setdefault("tool_calls", []).append(call)
+
+    def _answered_turn(self) -> dict[str, Any] | None:
+        """The message whose calls the outputs at the end are of, where the item that is written was called
+        beside one of them. It may be in other transcripts as well, which do not change."""
+        if self._turn is not None or self._beside is None or self._beside not in self._callers:
+            return None
+        if not self._answered or self.messages[-1]["role"] != "tool":
+            return None
+        at = len(self.messages) - len(self._answered) - 1
+        if (calls := self.messages[at].get("tool_calls")) is None:  # outputs that came behind something else
+            return None
+        self.messages[at] = {**self.messages[at], "tool_calls": list(calls)}
+        return self.messages[at]
 
     def expect(self, call_id: str) -> None:
         """Say of a call that its output names no call: such outputs come in the order of their calls."""

@@ -11,7 +11,17 @@ from typing import Any
 
 from engine import ModelInfo, PromptTooLong, SamplingParams
 from server.errors import ApiError, PromptOverLimit
-from server.items import Item, Transcript, answers_of, is_left_out, is_output, seen, source_of, words_of
+from server.items import (
+    Item,
+    Transcript,
+    answers_of,
+    beside,
+    is_left_out,
+    is_output,
+    seen,
+    source_of,
+    words_of,
+)
 from server.limits import Caps
 from server.schema import SamplingFields
 
@@ -44,7 +54,7 @@ class Told:
         transcript = self.transcript.branch(answers, names, made)
         for item in items:
             say = words_of(item, source)
-            transcript.turn_to(clients=is_output(item), most=most)
+            transcript.turn_to(clients=is_output(item), most=most, id=item.get("id"), beside=beside(item))
             if not is_left_out(item):
                 say(item, transcript)
         transcript.pause()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
 from server.items import (
     ABANDONED,
+    BESIDE,
     COMPACTING,
     COMPACTION,
     ITEM_TYPES,
@@ -35,6 +36,7 @@ from server.items import (
     Tool,
     Whole,
     approval_of,
+    asks_approval,
     broken_in_a_row,
     call_of,
     configuration_of,
@@ -45,6 +47,7 @@ from server.items import (
     listed_elsewhere,
     num_tool_calls,
     private_of,
+    source_of,
     type_asked_for,
     with_private,
 )
@@ -176,6 +179,8 @@ class Assembler:
         self.max_calls: int | None = None
         """Of this server's tools, so many calls are made at most."""
         context = list(context)
+        self.first_item = 0
+        """The output index of the first item that the generation at work, or the last one, has made."""
         self.settings = configuration_of(context)
         self._include = include
         self._cites = cites
@@ -509,8 +514,9 @@ class Assembler:
         execution = execution_of(opened.item)
         assert execution is not None, "only calls that this server carries out have an outcome"
         event = execution.finish(opened.item, result)
-        if execution.keeps is not None:
-            private = execution.keeps(opened.item, result)
+        kept = {} if execution.keeps is None else execution.keeps(opened.item, result)
+        private = {**kept, **self._beside(opened)}
+        if private or execution.keeps is not None:
             opened.item = self._with_private(filled(opened.item, private, self._include), private)
             self.output[opened.index] = opened.item
             self._sources.add(opened.item)
@@ -522,6 +528,16 @@ class Assembler:
         if self._seal is not None and self._seals_private:
             item[SEALED] = self._seal.private_half(item["id"], private)
         return with_private(item, private)
+
+    def _beside(self, opened: _Open) -> dict[str, Any]:
+        """What the private half of a call says of its place among those of its generation. What was approved
+        has none: what asked for the approval stands for it."""
+        if source_of(opened.item) is not None:
+            return {}
+        for item in self.output[self.first_item : opened.index]:
+            if execution_of(item) is not None or asks_approval(item):
+                return {BESIDE: item["id"]}
+        return {}
 
     def output_received(self, item: Item) -> list[Draft]:
         """Drafts of a tool output that a client fed to a waiting run."""
@@ -686,6 +702,8 @@ class Assembler:
         execution = execution_of(opened.item)
         if execution is None:
             opened.item["status"] = status
+            if beside := self._beside(opened):
+                opened.item = self.output[opened.index] = with_private(opened.item, beside)
         elif status == "completed":
             self._begin(opened, execution, drafts, place=opened.index)
             return
@@ -722,7 +740,7 @@ class Assembler:
         opened.item = {"id": self._id(approval.request), "type": approval.request}
         opened.item |= approval.asked(name, arguments)
         opened.item |= route.fields  # the name that the call has elsewhere may be another one
-        opened.item = self._with_private(opened.item, approval.keeps(route))
+        opened.item = self._with_private(opened.item, {**approval.keeps(route), **self._beside(opened)})
         self._item_done(self._add(opened, drafts), drafts)
 
     def _item_done(self, opened: _Open, drafts: list[Draft]) -> None:

@@ -315,6 +315,7 @@ class Loop:
             request = replay.request(request)
             run.unlogged = Unlogged(generation, first_token=replay.num_tokens)
         else:
+            run.assembler.first_item = first_item
             said = {**facts, "asked": run.verdicts.get("input")}
             run.unlogged = Unlogged(generation, facts=await _facts(request, generation, first_item, said))
         if run.place is not None:

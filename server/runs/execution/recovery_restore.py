@@ -117,11 +117,13 @@ class Restorer:
         run.restarts = orjson.loads(stored.head).get("restarts", 0)
         run.gone = gone
         run.progress = Progress.of((len(record.token_ids), record.facts) for record in records)
+        run.assembler.first_item = run.progress.first_item
         if (asked := run.progress.asked) is not None:
             run.verdicts["input"], run.num_asked = asked, run.progress.num_asked
         if run.progress.generations and run.progress.ended is None:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
             front = assembler_of(plan, functions, seals, context, *_folded(records[:begun], kept))
+            front.first_item = len(front.output)
             run.unfinished = Unfinished(front, tuple(records[begun:]))
         elif run.progress.ended != "length":  # no calls are made behind a generation that was cut
             run.begun = {call["id"] for call in steps.under_way(output)}

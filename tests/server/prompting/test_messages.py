@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine import Constraint, ModelInfo, Picture, PromptTooLong, SamplingDefaults, closed_schema
 from server.errors import ApiError
-from server.items import KeptPicture, text_of, with_pictures
+from server.items import BESIDE, KeptPicture, text_of, with_pictures, with_private
 from server.prompting.messages import NOTHING_TOLD, Told, sampling, to_messages
 from server.prompting.tool_offer import offer
 from server.schema.fields import SamplingFields
@@ -50,6 +50,62 @@ def test_roles_and_parts() -> None:
         {"role": "system", "content": "b"},
         {"role": "user", "content": "c\nd"},
     ]
+
+
+def made(id: str, beside: str | None = None, *, output: str = "out") -> Json:
+    """A call that the server has made, and beside which other one the model wrote it."""
+    item: Json = {"type": "mcp_call", "id": id, "server_label": "s", "name": "f", "arguments": "{}"}
+    item |= {"status": "completed", "output": f"{output} of {id}", "error": None}
+    return with_private(item, None if beside is None else {BESIDE: beside})
+
+
+def shape(messages: list[dict[str, Any]]) -> list[Any]:
+    """Messages in short: the calls of an assistant's, whose output a tool's is, any other's role."""
+    return [
+        [each["id"] for each in message["tool_calls"]]
+        if message.get("tool_calls")
+        else message.get("tool_call_id", message["role"])
+        for message in messages
+    ]
+
+
+def test_calls_that_the_server_has_made_are_one_turn_where_the_model_wrote_them_together() -> None:
+    items = [said("user", "q"), made("a"), made("b", "a"), made("c", "a"), made("d"), made("e", "d")]
+    assert shape(to_messages(items)) == ["user", ["a", "b", "c"], "a", "b", "c", ["d", "e"], "d", "e"]
+    assert [message["content"] for message in to_messages(items) if message["role"] == "tool"][:2] == [
+        "out of a",
+        "out of b",
+    ]
+
+
+def test_a_clients_call_joins_the_calls_that_the_server_has_made_beside_it() -> None:
+    asked = with_private(call("c"), {BESIDE: "a"})
+    assert shape(to_messages([made("a"), asked, output("c", "x")])) == [["a", "c"], "a", "c"]
+    assert shape(to_messages([made("a"), asked, made("b", "a"), output("c", "x")])) == [
+        ["a", "c", "b"],
+        "a",
+        "c",
+        "b",
+    ]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [[], [said("user", "well")], [said("assistant", "well")], [made("x")], [output("y", "late")]],
+    ids=["nothing", "a question", "an answer", "another turn", "a late output"],
+)
+def test_a_call_whose_turn_is_gone_joins_no_other(between: list[Json]) -> None:
+    """The call that it was written beside may have been deleted."""
+    messages = to_messages([made("z"), *between, made("b", "a")])
+    assert messages[-2]["tool_calls"][0]["id"] == "b" and len(messages[-2]["tool_calls"]) == 1
+
+
+def test_a_beginning_that_is_remembered_stays_as_it_was_when_a_call_joins_its_last_turn() -> None:
+    items = [said("user", "q"), made("a"), made("b", "a")]
+    first = NOTHING_TOLD.and_then(items[:2], "input")
+    before = deepcopy(first.transcript.messages)
+    assert first.and_then(items[2:], "input").transcript.messages == to_messages(items)
+    assert first.transcript.messages == before == to_messages(items[:2])
 
 
 def test_one_assistant_turn_is_one_message() -> None:

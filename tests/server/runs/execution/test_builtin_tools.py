@@ -25,6 +25,7 @@ from tests.support.wire import Json
 from tools.runtime import MAX_OUTPUT
 
 SUM = 'call calculator {"expression": "2+3"}'
+SUM_WRITTEN = wrote("calculator", expression="2+3")
 MARKUP = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+3"}}\n</tool_call>'
 
 
@@ -181,6 +182,86 @@ async def test_calls_of_one_generation_are_made_side_by_side(tmp_path: Path) -> 
     assert [item["output"] for item in response["output"][1:3]] == ["met for 1", "met for 2"]
 
 
+TWO = [wrote("calculator", expression="1+1"), wrote("calculator", expression="2+2")]
+TOGETHER = "\n".join(TWO)
+
+
+def turns(shown: str) -> list[str]:
+    """The assistant's turns of a prompt, without what goes on."""
+    found = shown.split("<|im_start|>assistant\n")[1:-1]
+    return [turn.split("<|im_end|>")[0].strip() for turn in found]
+
+
+@pytest.mark.parametrize("kept", ["chain", "conversation", "client"])
+async def test_calls_that_the_model_wrote_together_are_shown_to_it_as_one_turn(
+    tmp_path: Path, kept: str
+) -> None:
+    engine = loose(saying(TOGETHER, SUM_WRITTEN, "Four and five."))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        conversation = await api.conversation() if kept == "conversation" else None
+        asked: Json = {"tools": [BUILTIN]}
+        if kept == "client":
+            asked |= {"store": False, "include": ["reasoning.encrypted_content"]}
+        first = await api.create("sum", **asked, **({"conversation": conversation} if conversation else {}))
+        if kept == "client":
+            going_on = [
+                {"role": "user", "content": "sum"},
+                *first["output"],
+                {"role": "user", "content": "so?"},
+            ]
+            await api.create(going_on, **asked)
+        elif kept == "chain":
+            await api.create("so?", **asked, previous_response_id=first["id"])
+        else:
+            await api.create("so?", **asked, conversation=conversation)
+    assert kinds(first) == ["mcp_list_tools", "mcp_call", "mcp_call", "mcp_call", "message"]
+    sealed = [item for item in first["output"] if "antiphon_sealed" in item]
+    assert sealed == ([first["output"][2]] if kept == "client" else [])
+    assert turns(prompts(engine)[1]) == [TOGETHER]
+    assert turns(prompts(engine)[2]) == [TOGETHER, SUM_WRITTEN]
+    assert turns(prompts(engine)[3]) == [TOGETHER, SUM_WRITTEN, "Four and five."]
+
+
+async def test_calls_of_one_turn_are_one_after_a_restart_between_them_and_their_outcomes(
+    tmp_path: Path,
+) -> None:
+    reached = asyncio.Event()
+
+    async def held(expression: str) -> str:
+        reached.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with (
+        live_app(tmp_path, loose(saying(TOGETHER)), registry=with_calculator(run=held)) as server,
+        http_client(server) as client,
+    ):
+        response = await Api(client).create("sum", tools=[BUILTIN], background=True)
+        await asyncio.wait_for(reached.wait(), 20)
+        await server.context.runs.drain(0.0)
+    engine = loose(saying(TOGETHER, "Done."))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        ended = await Api(client).ended(response["id"])
+    assert kinds(ended) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+    assert turns(prompts(engine)[-1]) == [TOGETHER]
+
+
+async def test_a_clients_call_beside_the_servers_is_one_turn_with_it(tmp_path: Path) -> None:
+    both = f"{TWO[0]}\n{wrote('get_weather', city='Paris')}"
+    engine = loose(saying(both, "Two, and sunny."))
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        first = await api.create("both", tools=[BUILTIN, WEATHER])
+        [asked] = calls(first)
+        await api.create(
+            [{"type": "function_call_output", "call_id": asked["call_id"], "output": "sunny"}],
+            tools=[BUILTIN, WEATHER],
+            previous_response_id=first["id"],
+        )
+    assert turns(prompts(engine)[-1]) == [both]
+
+
 async def test_a_call_that_had_to_wait_is_made_after_a_restart(tmp_path: Path) -> None:
     """Of as many as are made at once nobody knows what came of them; those behind had not begun."""
     begun: list[str] = []
@@ -224,7 +305,7 @@ async def test_server_and_client_calls_of_one_generation(api: Api) -> None:
     assert kinds(first) == ["mcp_list_tools", "mcp_call", "function_call"]
     assert first["output"][1]["output"] == "5", "ours is done, the client's is pending"
     second = await api.outputs(first["id"], {calls(first)[0]["call_id"]: "rainy"})
-    assert text(second) == "The tool said: rainy"
+    assert text(second) == "The tool said: 5; rainy"
 
 
 async def test_usage_counts_every_generation_and_input_tokens_the_first(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ async def test_of_calls_side_by_side_those_that_need_no_approval_are_made_first(
     shown = prompts(here.engine)[-1]
     told = ["the user declined it. The reason: taken", "home means much", "booked 4"]
     assert sorted(told, key=shown.index) == told, "as the model has called them"
-    assert text(second) == "The tool said: booked 4"
+    assert text(second).endswith("The reason: taken; home means much; booked 4"), "as one turn's"
 
 
 async def test_answers_to_some_of_several_requests(tmp_path: Path) -> None:
@@ -208,8 +208,9 @@ async def test_answers_to_some_of_several_requests(tmp_path: Path) -> None:
         third = await here.api.create([approve(one["id"])], **chain)
     assert here.seen.called == ["look_up", "book"]
     shown = prompts(here.engine)
-    assert "has not given" in shown[1] and text(second) == "The tool said: home means much"
-    assert "has not given" not in shown[2] and "booked 3" in shown[2] and text(third)
+    assert "<tool_response>\nerror" in shown[1] and "has not given" in shown[1]
+    assert text(second).endswith("; home means much")
+    assert "<tool_response>\nerror" not in shown[2] and "booked 3" in shown[2] and text(third)
 
 
 async def test_a_conversation_goes_on_with_an_answer(tmp_path: Path) -> None:
@@ -620,7 +621,7 @@ async def test_a_run_waits_for_outputs_and_approvals_together(tmp_path: Path) ->
         assert here.seen.called == [], "until all is answered"
         here.api.response(await fed(here, live.id, {"call_id": function["call_id"], "output": "rainy"}))
         done = await live.done()
-    assert text(done) == "The tool said: rainy" and "booked 3" in prompts(here.engine)[-1]
+    assert text(done) == "The tool said: booked 3; rainy"
     assert here.seen.called == ["book"]
 
 
