@@ -360,7 +360,7 @@ class ItemType:
     @property
     def has_private_half(self) -> bool:
         """Whether the server keeps something of such items that it shows to no client."""
-        return self.keeps or self.execution is not None
+        return self.keeps or (self.execution is not None and self.execution.keeps is not None)
 
 
 def unspoken(_item: Item, _transcript: Transcript) -> None:

@@ -142,7 +142,7 @@ class Transcript:
         kept = kept or [{"role": "system", "content": said} for said in systems]
         self.messages = [*kept, *(dict(message) for message in messages)]
         self._end_turn()
-        self._answered, self._searches = [], []
+        self._answered, self._searches, self._callers = [], [], frozenset()
 
     def by(self, name: str) -> None:
         """Say who has written the last message, for templates that print it."""

@@ -37,7 +37,8 @@ namespace {
 
 constexpr int MOST_DIM = 256;    // of a head
 constexpr int64_t MOST_HEADS = 64;  // of a query at once
-constexpr int QUERIES = 256;     // of one piece of attention, each of which packs all keys
+constexpr int QUERIES = 256;     // of one piece of attention, each of which packs all keys; and where that makes too few
+constexpr int LEAST_QUERIES = 64;   // pieces for the threads, no fewer than these
 constexpr int SOON = 4;          // blocks of the cache that are fetched before their turn
 
 // Queries `first..first + count` of a sequence.
@@ -45,11 +46,13 @@ struct Piece {
     int64_t sequence, first, count;
 };
 
-inline std::vector<Piece> cut(const Batch& batch, bool alone) {
+inline std::vector<Piece> cut(const Batch& batch, bool alone, int64_t kv_heads, int threads) {
+    int64_t most = QUERIES;
+    while (most > LEAST_QUERIES && batch.tokens / most * kv_heads < 4 * threads) most /= 2;
     std::vector<Piece> pieces;
     for (int64_t b = 0; b < batch.sequences; b++) {
         const int64_t count = batch.query_start[b + 1] - batch.query_start[b];
-        const int64_t size = alone || count <= 2 ? 1 : QUERIES;
+        const int64_t size = alone || count <= 2 ? 1 : most;
         for (int64_t at = 0; at < count; at += size) pieces.push_back({b, at, std::min(size, count - at)});
     }
     return pieces;
@@ -263,7 +266,7 @@ void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64
 
 #if defined(HAS_TILES)
 
-// 2 to the power of each number, to about 1e-5: weights are rounded to 8 bits anyway.
+// 2 to the power of each number, to about 6e-5: weights are rounded to 8 bits anyway.
 inline Floats power_of_two(Floats x) {
     const __m512 whole = _mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Floats rest = x - Floats(whole);

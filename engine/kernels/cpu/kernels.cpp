@@ -154,7 +154,7 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
     T* middle = room(buffers.middle, tokens * decoder.middle);
     const Beside beside{room(buffers.sums, tokens * widest / GROUP), room(buffers.ranks, tokens * decoder.most_ranks),
                         step.adapters};
-    const std::vector<Piece> pieces = cut(batch, step.alone);
+    const std::vector<Piece> pieces = cut(batch, step.alone, shape.kv_heads, threads);
     Team team;
 #pragma omp parallel num_threads(threads)
     {

@@ -265,6 +265,7 @@ inline TileRows as_tiles(const bf16* x, int64_t rows, int64_t inputs, bf16* tile
 // The same as `multiply_block`, of x [rows, map.inputs] and x_sums [rows, inputs / GROUP], in tiles.
 inline void tiled_block(Tiles& tiles, const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows,
                         const TileRows& x, const bf16* unpacked, const float* x_sums, float* sums, Ahead& ahead) {
+    static_assert(GROUP == TILE_INPUTS, "a group is a step");
     TileRows own = x;
     own.at += from / TILE_INPUTS * x.step;
     const bf16* w = unpacked;
@@ -357,8 +358,8 @@ void product(const Map& map, const T* x, const Beside& beside, Member& member, i
     const int64_t share = once ? std::max<int64_t>(1, map.panels / (TURNS * member.threads)) : 1;
     const int64_t num_turns = (map.panels + share - 1) / share;
     Tiles tiles;
-    // `rows` from `top` on past one panel, while what is at `later` is fetched.
     TileRows in_tiles{};
+    // `rows` from `top` on past one panel, while what is at `later` is fetched.
     const auto pass = [&](int64_t p, const char* later, const Input<T>* in, int64_t top, int64_t rows) {
         const char* panel = first + p * bytes;
         const int64_t cuts = (rows + MOST - 1) / MOST;

@@ -2,16 +2,13 @@
 
 #pragma once
 
+#include <linux/futex.h>
 #include <omp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
-#include <thread>
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace {
 
@@ -21,18 +18,10 @@ namespace {
 // slept a hundred times, and took 47. Where another program needs the processor, sleeping lets it have it.
 constexpr int LOOKS = 2000;
 
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
 // What the threads of a parallel region have in common: the turns of a product that were taken, and where they meet.
 struct Team {
     std::atomic<int64_t> taken{0};
-    std::atomic<int32_t> come{0}, meeting{0}, asleep{0};
+    alignas(64) std::atomic<int32_t> come{0}, meeting{0}, asleep{0};
 };
 
 // A thread's part in a team: a thread that is held up, by other work of the processor, leaves the rest of the turns to
@@ -74,7 +63,7 @@ public:
         }
         for (int look = 0; look < LOOKS; look++) {
             if (team.meeting.load(std::memory_order_acquire) != now) return;
-            pause();
+            __builtin_ia32_pause();
         }
         team.asleep.fetch_add(1);
         while (team.meeting.load() == now) sleep(now);
@@ -84,14 +73,9 @@ public:
     const int threads, own;  // how many, and which of them
 
 private:
-#if defined(__linux__)
     static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t), "the system looks at the number itself");
     void sleep(int32_t now) { syscall(SYS_futex, &team.meeting, FUTEX_WAIT_PRIVATE, now, nullptr); }
     void wake() { syscall(SYS_futex, &team.meeting, FUTEX_WAKE_PRIVATE, threads); }
-#else
-    void sleep(int32_t) { std::this_thread::yield(); }
-    void wake() {}
-#endif
 
     Team& team;
     int64_t before = 0;

@@ -182,8 +182,9 @@ template <class T> struct Lines {
     template <class U> Lines(const Lines<U>&) {}
 
     T* allocate(size_t count) {
-        const size_t bytes = count * sizeof(T), unit = bytes < LARGE ? LINE : LARGE;
-        void* memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
+        const size_t wanted = count * sizeof(T), unit = wanted < LARGE ? LINE : LARGE;
+        const size_t bytes = (wanted + unit - 1) / unit * unit;
+        void* memory = std::aligned_alloc(unit, bytes);
         if (!memory) std::abort();
 #if defined(__linux__)
         if (unit == LARGE) madvise(memory, bytes, MADV_HUGEPAGE);

@@ -524,8 +524,10 @@ class Assembler:
             drafts.append(opened.at(event))
 
     def _with_private(self, item: Item, private: Private) -> Item:
-        """An item with its private half, also sealed where its client alone keeps it."""
-        if self._seal is not None and self._seals_private:
+        """An item with its private half, also sealed where its client alone keeps it. Of a type that has none
+        but for its place among the calls of a turn it is not: that is worth no seal that may not open."""
+        sealed = self._seals_private and ITEM_TYPES[item["type"]].has_private_half
+        if self._seal is not None and sealed:
             item[SEALED] = self._seal.private_half(item["id"], private)
         return with_private(item, private)
 
@@ -703,7 +705,7 @@ class Assembler:
         if execution is None:
             opened.item["status"] = status
             if beside := self._beside(opened):
-                opened.item = self.output[opened.index] = with_private(opened.item, beside)
+                opened.item = self.output[opened.index] = self._with_private(opened.item, beside)
         elif status == "completed":
             self._begin(opened, execution, drafts, place=opened.index)
             return

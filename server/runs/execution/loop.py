@@ -309,13 +309,13 @@ class Loop:
     ) -> bool:
         """Have the engine generate, and journal what it says. replay: of what was journaled already. facts:
         what the generation's first record says besides. False where it is withheld (`_generate`)."""
-        output = run.assembler.output if replay is None else replay.assembler.output
-        first_item = len(output)
+        assembler = run.assembler if replay is None else replay.assembler
+        output = assembler.output
+        assembler.first_item = first_item = len(output)
         if replay is not None:
             request = replay.request(request)
             run.unlogged = Unlogged(generation, first_token=replay.num_tokens)
         else:
-            run.assembler.first_item = first_item
             said = {**facts, "asked": run.verdicts.get("input")}
             run.unlogged = Unlogged(generation, facts=await _facts(request, generation, first_item, said))
         if run.place is not None:

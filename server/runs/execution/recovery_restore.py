@@ -123,7 +123,6 @@ class Restorer:
         if run.progress.generations and run.progress.ended is None:
             begun = max(index for index, record in enumerate(records) if "generation" in _facts(record))
             front = assembler_of(plan, functions, seals, context, *_folded(records[:begun], kept))
-            front.first_item = len(front.output)
             run.unfinished = Unfinished(front, tuple(records[begun:]))
         elif run.progress.ended != "length":  # no calls are made behind a generation that was cut
             run.begun = {call["id"] for call in steps.under_way(output)}
@@ -135,10 +134,14 @@ class Restorer:
         kept = _private_halves(stored)
         try:
             output, unfinished = _folded(await self.records(stored.id), kept)
-            return Assembler(b"", output=output, unfinished=unfinished)
+            made = Assembler(b"", output=output, unfinished=unfinished)
         except (ValueError, LookupError, TypeError):
             closed = (with_private(orjson.loads(item.body), kept.get(item.id)) for item in stored.output)
-            return Assembler(b"", output=closed)
+            made = Assembler(b"", output=closed)
+        made.first_item = len(
+            made.output
+        )  # it generates no more, and which generation made what is not known
+        return made
 
     async def _reach(self, plan: RunPlan) -> Reach:
         """The MCP servers of a plan."""

@@ -341,22 +341,15 @@ def test_shapes_without_panels_are_left_to_torch(kernels: Library) -> None:
 # In a model
 
 
-@pytest.mark.parametrize("name", ["llama-32", "mistral-32", "qwen2-windows-32", "qwen3-64"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("march", ["native", "cooperlake", "haswell"])
-def test_a_whole_step_is_that_of_torch(
-    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, march: str
+def need_the_scores_of_torch(
+    find: Find, name: str, dtype: str, lengths: Sequence[int], **settings: Any
 ) -> None:
-    """The logits of every token of prompts of all lengths, in chunks beside sequences that decode."""
-    need_kernels(march)
-    monkeypatch.setattr("engine.models.loader.open_library", lambda: library.build(march))
+    """The log probabilities of all tokens of prompts of these lengths, at once, are those of torch."""
     scores = {}
     for kind, cpu_kernels in ((dtype, True), (dtype, False), ("float32", False)):
-        driver = Driver(
-            checkpoint(name), dtype=kind, cpu_kernels=cpu_kernels, max_num_batched_tokens=150, num_blocks=100
-        )
+        driver = Driver(find(name), dtype=kind, cpu_kernels=cpu_kernels, num_blocks=100, **settings)
         assert (driver.loop.runner.fused is not None) is cpu_kernels
-        prompts = [tuple((7 * i + 3 * j) % 290 for j in range(n)) for i, n in enumerate((1, 200, 17, 64, 3))]
+        prompts = [tuple((7 * i + 3 * j) % 290 for j in range(n)) for i, n in enumerate(lengths)]
         handles = [driver.submit(prompt, greedy(2, prompt_logprobs=1)) for prompt in prompts]
         driver.run()
         found = [
@@ -367,12 +360,32 @@ def test_a_whole_step_is_that_of_torch(
         ]
         scores[kind, cpu_kernels] = torch.tensor(found)
     exact = scores["float32", False]
-    assert len(exact) == 199 + 16 + 63 + 2
+    assert len(exact) == sum(lengths) - len(lengths)
     error = (scores[dtype, True] - exact).abs()
     if dtype == "float32":
         assert error.max() < 1e-3
     else:  # two ways of rounding, neither of which is much the better
         assert error.mean() < 1.25 * (scores[dtype, False] - exact).abs().mean()
+
+
+@pytest.mark.parametrize("name", ["llama-32", "mistral-32", "qwen2-windows-32", "qwen3-64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("march", ["native", "cooperlake", "haswell"])
+def test_a_whole_step_is_that_of_torch(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, march: str
+) -> None:
+    """In chunks beside sequences that decode."""
+    need_kernels(march)
+    monkeypatch.setattr("engine.models.loader.open_library", lambda: library.build(march))
+    need_the_scores_of_torch(checkpoint, name, dtype, (1, 200, 17, 64, 3), max_num_batched_tokens=150)
+
+
+@pytest.mark.parametrize("name", ["mistral-32", "qwen2-windows-32", "qwen3-64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_to_many_keys_is_that_of_torch(checkpoint: Find, name: str, dtype: str) -> None:
+    """More than pass as one block, in chunks that begin in a later one; windows hide whole blocks."""
+    need_kernels()
+    need_the_scores_of_torch(checkpoint, name, dtype, (480, 90), max_num_batched_tokens=300)
 
 
 def test_the_shipped_model_runs_by_them_and_holds_its_embedding_once() -> None:
