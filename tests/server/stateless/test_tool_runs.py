@@ -616,7 +616,7 @@ async def test_the_sdk_reads_it(sdk: AsyncOpenAI) -> None:
     }
     completion = await sdk.chat.completions.create(**asked)
     said = completion.choices[0].message
-    assert said.content == "wait\n\nThe tool said: 5" and not said.tool_calls
+    assert said.content == "wait\n\nThe tool said: 5; 5" and not said.tool_calls
     assert [one["output"] for one in (said.model_extra or {})["server_tool_calls"]] == ["5", "5"]
     stream = await sdk.chat.completions.create(**asked, stream=True)
     deltas = [chunk.choices[0].delta.content or "" async for chunk in stream]
