@@ -37,8 +37,8 @@ namespace {
 
 constexpr int MOST_DIM = 256;    // of a head
 constexpr int64_t MOST_HEADS = 64;  // of a query at once
-constexpr int QUERIES = 256;     // of one piece of attention, each of which packs all keys; and where that makes too few
-constexpr int LEAST_QUERIES = 64;   // pieces for the threads, no fewer than these
+constexpr int QUERIES = 256;     // of one piece of attention, each of which packs all keys
+constexpr int LEAST_QUERIES = 64;   // of one piece, where larger ones would be too few for the threads
 constexpr int SOON = 4;          // blocks of the cache that are fetched before their turn
 
 // Queries `first..first + count` of a sequence.
@@ -286,36 +286,27 @@ inline float weigh_block(const float* scores, int64_t stride, int64_t from, int6
     const float before = peak, steep = scale * 1.44269504f;
     const bool whole = from <= 0 && to >= count;
     const auto seen = [&](int64_t j) {
+        if (whole) return __mmask16(0xFFFF);
         const int64_t hidden = std::min<int64_t>(WIDE, std::max<int64_t>(0, from - j));
         const int64_t upto = std::min<int64_t>(WIDE, std::max<int64_t>(0, to - j));
         return __mmask16(((1u << upto) - 1) & ~((1u << hidden) - 1));
     };
     const auto at = [&](int64_t j) { return __m512(read(scores + j / PANEL * stride + j % PANEL)); };
     __m512 peaks = _mm512_set1_ps(peak);
-    if (whole)
-        for (int64_t j = 0; j < count; j += WIDE) peaks = _mm512_max_ps(at(j), peaks);
-    else
-        for (int64_t j = 0; j < count; j += WIDE) peaks = _mm512_mask_max_ps(peaks, seen(j), at(j), peaks);
+    for (int64_t j = 0; j < count; j += WIDE) peaks = _mm512_mask_max_ps(peaks, seen(j), at(j), peaks);
     peak = greatest(Floats(peaks));
     if (peak == -INFINITY) {  // nothing is seen yet
         std::memset(weights, 0, count * sizeof(bf16));
         return 1;
     }
     const float base = peak * steep;
-    const auto weight = [&](int64_t j) { return power_of_two(Floats(at(j)) * steep - base); };
     Floats totals{};
-    if (whole)
-        for (int64_t j = 0; j < count; j += WIDE) {
-            const Floats own = weight(j);
-            write(weights + j, own);
-            totals += own;
-        }
-    else
-        for (int64_t j = 0; j < count; j += WIDE) {
-            const Floats own = Floats(_mm512_maskz_mov_ps(seen(j), __m512(weight(j))));
-            write(weights + j, own);
-            totals += own;
-        }
+    for (int64_t j = 0; j < count; j += WIDE) {
+        const Floats weight = power_of_two(Floats(at(j)) * steep - base);
+        const Floats kept = Floats(_mm512_maskz_mov_ps(seen(j), __m512(weight)));
+        write(weights + j, kept);
+        totals += kept;
+    }
     const float factor = peak == before ? 1 : std::exp2((before - peak) * steep);
     total = total * factor + sum(totals);
     return factor;

@@ -145,6 +145,9 @@ struct Map {
 
 namespace {
 
+// Results of a panel.
+inline int64_t panel_width(const Map& map) { return map.gated ? PANEL / 2 : PANEL; }
+
 template <class T> int64_t panel_bytes(const Map& map) {
     const int64_t all = map.inputs * PANEL;
     return map.kind == AS_COMPUTED ? all * sizeof(T) : map.kind == INT8 ? all : all / 2;
@@ -312,7 +315,7 @@ void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, floa
             for (int c = 0; c < PANEL / WIDE; c++) total[c] += read(up + j * PANEL + c * WIDE) * ranks[j];
         for (int c = 0; c < PANEL / WIDE; c++) write(sums + c * WIDE, total[c]);
     }
-    const int64_t width = map.gated ? PANEL / 2 : PANEL, first = p * width;
+    const int64_t width = panel_width(map), first = p * width;
     if (map.gated)
         for (int c = 0; c < width; c += WIDE) {
             const Floats gate = read(sums + c);
@@ -341,7 +344,6 @@ template <class T, class O>
 void product(const Map& map, const T* x, const Beside& beside, Member& member, int64_t num_rows, const T* residual,
              O* out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP, width = map.outputs, bytes = panel_bytes<T>(map);
-    const int64_t own_width = map.gated ? PANEL / 2 : PANEL;  // of what comes of a panel
     const bool tiled = by_tiles<T>(map), once = num_rows <= (tiled ? TILE : MOST);
     const int64_t deep = once && map.kind != AS_COMPUTED ? NEAR : DEEP;
     // as many rows at a time as stay near while panels pass, each of which is read again for the next
@@ -394,7 +396,8 @@ void product(const Map& map, const T* x, const Beside& beside, Member& member, i
         }
         for (int64_t r = 0; r < rows; r++) {
             const int64_t row = top + r, at = row * width;
-            if (r + SOON_ROWS < rows) expect_writes(out + (row + SOON_ROWS) * width + p * own_width, own_width);
+            if (r + SOON_ROWS < rows)
+                expect_writes(out + (row + SOON_ROWS) * width + p * panel_width(map), panel_width(map));
             const int64_t adapter = map.adapters && beside.adapters ? beside.adapters[row] : 0;
             const float* ranks = adapter ? beside.ranks + row * map.adapters->rank : nullptr;
             finish(map, p, adapter, ranks, sums + r * PANEL, residual ? residual + at : nullptr, out + at);

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdint>
+
+#include "vectors.h"
 
 namespace {
 
@@ -21,7 +22,7 @@ constexpr int LOOKS = 2000;
 // What the threads of a parallel region have in common: the turns of a product that were taken, and where they meet.
 struct Team {
     std::atomic<int64_t> taken{0};
-    alignas(64) std::atomic<int32_t> come{0}, meeting{0}, asleep{0};
+    alignas(LINE) std::atomic<int32_t> come{0}, meeting{0}, asleep{0};
 };
 
 // A thread's part in a team: a thread that is held up, by other work of the processor, leaves the rest of the turns to

@@ -4,15 +4,14 @@
 
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -186,9 +185,7 @@ template <class T> struct Lines {
         const size_t bytes = (wanted + unit - 1) / unit * unit;
         void* memory = std::aligned_alloc(unit, bytes);
         if (!memory) std::abort();
-#if defined(__linux__)
         if (unit == LARGE) madvise(memory, bytes, MADV_HUGEPAGE);
-#endif
         return static_cast<T*>(memory);
     }
 

@@ -138,9 +138,8 @@ class Restorer:
         except (ValueError, LookupError, TypeError):
             closed = (with_private(orjson.loads(item.body), kept.get(item.id)) for item in stored.output)
             made = Assembler(b"", output=closed)
-        made.first_item = len(
-            made.output
-        )  # it generates no more, and which generation made what is not known
+        # It generates no more, and which generation has made what is not known.
+        made.first_item = len(made.output)
         return made
 
     async def _reach(self, plan: RunPlan) -> Reach:

@@ -25,7 +25,6 @@ from tests.support.wire import Json
 from tools.runtime import MAX_OUTPUT
 
 SUM = 'call calculator {"expression": "2+3"}'
-SUM_WRITTEN = wrote("calculator", expression="2+3")
 MARKUP = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+3"}}\n</tool_call>'
 
 
@@ -196,7 +195,7 @@ def turns(shown: str) -> list[str]:
 async def test_calls_that_the_model_wrote_together_are_shown_to_it_as_one_turn(
     tmp_path: Path, kept: str
 ) -> None:
-    engine = loose(saying(TOGETHER, SUM_WRITTEN, "Four and five."))
+    engine = loose(saying(TOGETHER, MARKUP, "Four and five."))
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         api = Api(client)
         within = {"conversation": await api.conversation()} if kept == "conversation" else {}
@@ -204,8 +203,8 @@ async def test_calls_that_the_model_wrote_together_are_shown_to_it_as_one_turn(
         await api.create("so?", tools=[BUILTIN], **(within or {"previous_response_id": first["id"]}))
     assert kinds(first) == ["mcp_list_tools", "mcp_call", "mcp_call", "mcp_call", "message"]
     assert turns(prompts(engine)[1]) == [TOGETHER]
-    assert turns(prompts(engine)[2]) == [TOGETHER, SUM_WRITTEN]
-    assert turns(prompts(engine)[3]) == [TOGETHER, SUM_WRITTEN, "Four and five."]
+    assert turns(prompts(engine)[2]) == [TOGETHER, MARKUP]
+    assert turns(prompts(engine)[3]) == [TOGETHER, MARKUP, "Four and five."]
 
 
 async def test_a_client_that_keeps_such_calls_sends_them_back_without_a_seal(tmp_path: Path) -> None:
