@@ -280,7 +280,7 @@ class Boundary:
                 return
             # Under no name here: an exception that this frame held would hold this frame, and the request's
             # body would stay in memory until the garbage collector comes by.
-            await answer(_error_of(exc, scope))
+            await answer(_error_of(exc, scope, cut=started and not accepted))
         finally:
             patience_s.reset(before)
 
@@ -309,12 +309,15 @@ class NameIgnored:
             await self._app(scope, receive, naming)
 
 
-def _error_of(exc: Exception, scope: Scope) -> ApiError:
-    """What the client of a request is told of an exception; one that nobody expected is logged."""
+def _error_of(exc: Exception, scope: Scope, *, cut: bool) -> ApiError:
+    """What the client of a request is told of an exception. One that nobody expected is logged, and so is one
+    that cuts a reply that has begun, of which nobody would hear otherwise."""
     error = _routing_error(exc, scope) or to_api_error(exc, param=_asker_of(exc, scope))
     if error.status == 500:
         log.error("%s %s", _method(scope), _logged(scope), exc_info=exc, extra=scope["state"])
         error.message += f" (request id {scope['state']['request_id']})"
+    elif cut:
+        log.warning("%s %s was cut: %s", _method(scope), _logged(scope), exc, extra=scope["state"])
     return error
 
 

@@ -21,6 +21,7 @@ from starlette.types import Message
 from server.http.departure import Eager, interruptible, while_connected
 from server.http.sse import EventStream, StreamCut
 from server.sse_frame import frame, frames
+from storage import StorageUnavailable
 from tests.support.running import Running, http_client, live_app
 
 KEEPALIVE = b": keep-alive\n\n"
@@ -208,9 +209,16 @@ async def test_what_has_begun_can_be_cancelled() -> None:
     assert not waits._waiters
 
 
-@pytest.mark.parametrize("end", [StreamCut(), ValueError("a bug")])
+@pytest.mark.parametrize(
+    ("end", "logged"),
+    [
+        (StreamCut(), ""),  # by intention
+        (ValueError("a bug"), "a bug"),
+        (StorageUnavailable("away"), "GET /stream was cut: away"),
+    ],
+)
 async def test_an_exception_in_the_frames_drops_the_connection(
-    tmp_path: Path, end: Exception, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, end: Exception, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
         streaming(tmp_path) as (running, source),
@@ -227,7 +235,8 @@ async def test_an_exception_in_the_frames_drops_the_connection(
                 got += chunk
         assert got == frame("a", b"{}")
         await soon(source.closed)
-    assert ("a bug" in caplog.text) == isinstance(end, ValueError)
+    assert len([record for record in caplog.records if record.name == "antiphon"]) == bool(logged)
+    assert logged in caplog.text
 
 
 async def test_streams_outlive_the_signal_and_leave_no_task_behind(
