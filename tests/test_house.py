@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -146,20 +147,45 @@ MOST_LINES_OF_99_PERCENT = 59
 VAGUE = re.compile(r"(^|_)(utils?|common|helpers?|base|managers?|services?)(_|$)")
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the rules ask of a file. Its tree is large, and is not kept.
+
+    imports: wherever in it. functions: the lines, the first line and the name of each. offers: its `__all__`.
+    """
+
+    docstring: str | None
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    functions: tuple[tuple[int, int, str], ...]
+    offers: frozenset[str] | None
+
+
 @cache
-def syntax(file: Path) -> ast.Module:
-    """The syntax tree of a file."""
-    return ast.parse(file.read_text())
+def facts(file: Path) -> Facts:
+    """Read a file, once."""
+    tree = ast.parse(file.read_text())
+    found: list[ast.Import | ast.ImportFrom] = []
+    functions = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            functions.append((node.end_lineno - node.lineno + 1, node.lineno, node.name))
+    offers = None
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            offers = frozenset(ast.literal_eval(node.value))
+    return Facts(ast.get_docstring(tree), tuple(found), tuple(functions), offers)
 
 
 def imports(file: Path) -> list[str]:
     """Every module that a file imports, wherever in it; relative ones resolved."""
     package = list(file.relative_to(ROOT).parent.parts)
     found = []
-    for node in ast.walk(syntax(file)):
+    for node in facts(file).imports:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package[: len(package) - node.level + 1] if node.level else []
             found.append(".".join([*above, *([node.module] if node.module else [])]))
     return found
@@ -192,7 +218,7 @@ def test_every_module_says_what_it_does_and_has_a_noun_for_a_name() -> None:
     wrong = []
     for file in FILES:
         path = file.relative_to(ROOT)
-        if not ast.get_docstring(syntax(file)):
+        if not facts(file).docstring:
             wrong.append(f"{path} does not begin with a docstring that says what it does")
         if any(VAGUE.search(part) for part in path.with_suffix("").parts):
             wrong.append(f"{path} has a vague name: the noun is missing")
@@ -216,12 +242,12 @@ def own_imports(module: str) -> dict[str, set[str]]:
     it stands with its own name. Relative imports are not used.
     """
     found: dict[str, set[str]] = {}
-    for node in ast.walk(syntax(MODULES[module])):
+    for node in facts(MODULES[module]).imports:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name in MODULES:
                     found.setdefault(alias.name, set())
-        elif isinstance(node, ast.ImportFrom) and (node.module in MODULES or node.level):
+        elif node.module in MODULES or node.level:
             assert node.module is not None and not node.level, f"{module} has a relative import"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
@@ -229,13 +255,11 @@ def own_imports(module: str) -> dict[str, set[str]]:
     return found
 
 
-@cache
 def offered(package: str) -> frozenset[str]:
     """The `__all__` of a package."""
-    for node in syntax(MODULES[package]).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return frozenset(ast.literal_eval(node.value))
-    raise AssertionError(f"{package} has no __all__")
+    offers = facts(MODULES[package]).offers
+    assert offers is not None, f"{package} has no __all__"
+    return offers
 
 
 @pytest.mark.parametrize("package", ORDERS)
@@ -302,10 +326,9 @@ def test_every_package_has_a_door_and_is_small_enough_to_be_known() -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_functions_are_short_enough_to_be_read(room: str) -> None:
     lengths = sorted(
-        (node.end_lineno - node.lineno + 1, f"{file.relative_to(ROOT)}:{node.lineno} {node.name}")
+        (lines, f"{file.relative_to(ROOT)}:{first} {name}")
         for file in (ROOT / room).rglob("*.py")
-        for node in ast.walk(syntax(file))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        for lines, first, name in facts(file).functions
     )
     assert lengths[-1][0] <= MOST_LINES, lengths[-1]
     rest = lengths[: -1 - len(lengths) // 100]
