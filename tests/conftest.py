@@ -76,12 +76,14 @@ sqlite.create_engine = partial(  # type: ignore[assignment, attr-defined]
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What collecting makes, some millions of objects, lasts as long as the run does: the garbage collector
-    does not look through it meanwhile, nor each time that it looks for what the tests left."""
+    does not look through it meanwhile, nor each time that it looks for what the tests left, which is seldomer
+    than usual."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000)
         gc.enable()
 
 

@@ -14,6 +14,7 @@ import ctypes
 import gc
 import importlib
 import inspect
+import itertools
 import json
 import os
 import runpy
@@ -161,11 +162,14 @@ sys.exit(code if code >= 0 else 128 - code)
 """
 
 
+_numbers = itertools.count()
+
+
 @contextmanager
 def command(folder: Path) -> Iterator[None]:
     """A program `antiphon` in a folder, whose processes are forked. It passes signals on, and whatever it has
     started ends with it."""
-    address = f"\0antiphon-{os.getpid()}-{folder}"
+    address = f"\0antiphon-{os.getpid()}-{next(_numbers)}"  # a folder's path may be longer than one can be
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen()

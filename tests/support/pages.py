@@ -13,6 +13,7 @@ a line say what a reader need not see:
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import select
@@ -26,6 +27,7 @@ from pathlib import Path
 
 from tests.support.forking import READY, command
 from tests.support.processes import free_port
+from tests.support.schema import lay_schema
 
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
@@ -156,6 +158,7 @@ def run_page(page: Page, folder: Path) -> int:
     with ExitStack() as stack:
         stack.enter_context(command(programs))
         if page.server != "none":
+            asyncio.run(lay_schema(data))
             stack.enter_context(_server(args, env))
         workers = {
             "sh": stack.enter_context(_worker(["bash", "-c", _SHELL], work, env)),

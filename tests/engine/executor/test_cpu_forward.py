@@ -128,6 +128,7 @@ def both_draws(
     return ids
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vocabulary", [1, 5, 1003, 40_000])
 def test_a_draw_that_kernels_look_at_first_is_that_of_torch(kernels: Library, vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(3)

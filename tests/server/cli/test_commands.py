@@ -205,6 +205,7 @@ def test_an_output_that_nobody_reads_or_that_has_no_room_is_no_traceback(
         assert ran(full) == (2, no_room)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("made", ["keys create", "keys rotate", "webhooks add"])
 @pytest.mark.parametrize("out", ["full", "unread", "closed"])
 def test_a_secret_that_could_not_be_shown_is_of_no_use_to_anybody(
