@@ -18,6 +18,8 @@ from pathlib import Path
 
 import orjson
 
+from server.process.process_ends import SWITCH_S
+
 ROUNDS = 20
 """Turns of the long chain that are measured, each beside one of a chain that has just begun."""
 
@@ -79,5 +81,5 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="scripted", help="a folder, or antiphon-tiny (default: no model)")
     parser.add_argument("--turns", type=int, default=1000)
     options = parser.parse_args()
-    sys.setswitchinterval(1e-4)
+    sys.setswitchinterval(SWITCH_S)
     asyncio.run(main(options.model, options.turns))

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from engine import SIZES, write_random_model
+from server.process.process_ends import SWITCH_S
 
 PARTS: dict[str, tuple[str, ...]] = {
     "read the past": ("server.runs.planning.history:load_context", "server.runs.planning.pasts:Pasts.of"),
@@ -344,7 +345,7 @@ if __name__ == "__main__":
     parser.add_argument("--shapes", nargs="+", choices=[*ITEM_TOKENS], default=[*ITEM_TOKENS])
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    sys.setswitchinterval(1e-4)
+    sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(5_000)
     with tempfile.TemporaryDirectory() as temporary:
         chosen = options.model

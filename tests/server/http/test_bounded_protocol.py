@@ -24,6 +24,7 @@ import pytest
 from engine import ScriptedEngine
 from server.http import bounded_protocol
 from server.process.log_lines import Lines
+from server.process.process_ends import SWITCH_S
 from server.schema.items import MAX_ITEMS
 from tests.fuzz.shapes import fuzz
 from tests.server.runs.test_disconnect import eventually
@@ -497,7 +498,7 @@ async def test_a_large_body_does_not_hold_the_loop(live_server: Running, name: s
             lags.append(loop.time() - then - 0.002)
 
     previous = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)  # as `serve` does
+    sys.setswitchinterval(SWITCH_S)  # as `serve` does
     gc.collect()
     gc.freeze()  # as well: what the other tests left behind is not to be walked through
     watcher = asyncio.create_task(watch())
