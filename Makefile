@@ -64,7 +64,7 @@ check: lint ## what CI runs: format, lint, types, tests
 	@$(MAKE) --no-print-directory -j2 types collect-and-test
 
 collect-and-test: collect
-	@$(MAKE) --no-print-directory test
+	$(PYTEST) $(ARGS)
 
 collect: $(DEVEL)
 	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || $(BIN)/python -m pytest --collect-only -q

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from engine import SIZES, write_random_model
-from server.process.process_ends import SWITCH_S
+from server.process.process_ends import tune_process
 
 PARTS: dict[str, tuple[str, ...]] = {
     "read the past": ("server.runs.planning.history:load_context", "server.runs.planning.pasts:Pasts.of"),
@@ -345,8 +345,7 @@ if __name__ == "__main__":
     parser.add_argument("--shapes", nargs="+", choices=[*ITEM_TOKENS], default=[*ITEM_TOKENS])
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    sys.setswitchinterval(SWITCH_S)
-    gc.set_threshold(5_000)
+    tune_process()
     with tempfile.TemporaryDirectory() as temporary:
         chosen = options.model
         if chosen in SIZES:

@@ -220,7 +220,7 @@ def bits(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_garbage_in_any_pieces(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(bits(name)), max_size=10)))

@@ -298,7 +298,7 @@ async def test_json_has_several_names(client: httpx.AsyncClient, media_type: str
 BODIES = {"/v1/conversations": b"{}", "/v1/responses": b'{"input": "x"}', "/tokenize": b'{"prompt": "x"}'}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     "media_type",

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from server.process.process_ends import SWITCH_S
 from storage import Record, RunAppend, Storage
 from tests.support.making import OWNER, message, new, turn
 
@@ -27,7 +28,7 @@ def figures(seconds: Sequence[float]) -> str:
 @pytest.mark.long
 async def test_sixty_four_streams(storage: Storage) -> None:
     before = sys.getswitchinterval()
-    sys.setswitchinterval(5e-4)  # as the server does
+    sys.setswitchinterval(SWITCH_S)  # as the server does
     try:
         await measure(storage)
     finally:
