@@ -93,7 +93,7 @@ def draws() -> None:
             plans["presence penalty"] = penalized(rows, vocabulary)
             for name, own in plans.items():
                 by_torch = best(partial(sampler.draw, scores, own, *no_masks))
-                here = best(partial(sampler.draw_here, scores, own, *no_masks, library.draw))
+                here = best(partial(sampler.draw_here, scores.numpy(), own, *no_masks, library.draw))
                 print(f"{vocabulary:7} ids, {rows:2} rows, {name}: torch {by_torch:.2f} ms, here {here:.2f}")
 
 

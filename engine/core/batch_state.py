@@ -138,6 +138,10 @@ class Rows:
         """
         if num_draws is None:
             num_draws = np.ones(len(slots), np.int64)
+        if len(ids) == len(slots):  # there are no drafts
+            self.tokens.reshape(-1)[self._places(slots, self.num_tokens[slots])] = ids.astype(np.int32)
+            self.num_tokens[slots] += 1
+            return num_draws
         row_of, ahead = ragged(num_draws)
         at = self._places(slots[row_of], self.num_tokens[slots][row_of] + ahead)
         tokens = self.tokens.reshape(-1)
@@ -222,7 +226,8 @@ class Rows:
 
     def _places(self, slots: Ints, at: Ints) -> Ints:
         """Where tokens are in all rows put end to end. For two indices NumPy lets go of the interpreter's
-        lock, which is a busy thread's for a while then; for one it does not."""
+        lock, which is a busy thread's for a while then, and to change a type on the way; for one it does not.
+        """
         return slots * self.tokens.shape[1] + at
 
     def _shown(self, slots: Ints, starts: Ints, counts: Ints, query_start: Ints) -> tuple[StepImage, ...]:
@@ -324,10 +329,20 @@ def _blocks(table: NDArray[np.int32], slots: Ints, at: Ints) -> Ints:
     return found.astype(np.int64)
 
 
+def numbers(end: int) -> Ints:
+    """The integers below `end`, not to be written to. NumPy's `arange` lets go of the interpreter's lock,
+    which is a busy thread's for a while then."""
+    return _NUMBERS[:end] if end <= len(_NUMBERS) else np.arange(end)
+
+
+_NUMBERS = np.arange(4096)
+_NUMBERS.setflags(write=False)
+
+
 def ragged(counts: Ints) -> tuple[Ints, Ints]:
     """Rows of `counts` entries each, flattened: for every entry its row, and its place in it."""
     if (counts == 1).all():  # as for nearly every step
-        return np.arange(len(counts)), np.zeros_like(counts)
+        return numbers(len(counts)), np.zeros_like(counts)
     row_of = np.repeat(np.arange(len(counts)), counts)
     return row_of, np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
 

@@ -28,7 +28,7 @@ from engine.kernels.cpu import (
 )
 from engine.models import Adapted, Linear, Model, NativeDecoder, Stack, unadapted
 from engine.models import Layer as DecoderLayer
-from engine.step import StepPlan
+from engine.step import Floats, StepPlan
 
 
 def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
@@ -105,7 +105,7 @@ class Forward:
         )
         self._windows = [group.window for group in model.spec.groups]
 
-    def __call__(self, plan: StepPlan, progress: ctypes.c_double, vocab_size: int) -> Tensor:
+    def __call__(self, plan: StepPlan, progress: ctypes.c_double, vocab_size: int) -> Floats:
         """The logits f32 of a plan's `logits_at`, [R, vocab_size]; `progress` is told whenever a layer is
         done, in seconds of the monotonic clock. Raises IndexError for a token that the model does not have.
         """
@@ -150,7 +150,7 @@ class Forward:
             alone=self._deterministic,
         )
         self.library.forward(self._decoder, batch, step)
-        return torch.from_numpy(logits[:, :vocab_size])
+        return logits[:, :vocab_size]
 
     def _room_for(self, rows: int) -> NDArray[np.float32]:
         """Memory for logits [rows, rows of the head]: the last step's, unless somebody still holds that. As

@@ -38,7 +38,7 @@ from engine.kernels import (
     write_kv,
 )
 from engine.models import Model, ModelSpec
-from engine.step import Ints, RowLogprobs, StepPlan
+from engine.step import Floats, Ints, RowLogprobs, StepPlan
 
 TAKEN = 256 << 20  # bytes of a CPU's pools that are taken before there is any use, see `Reserve`,
 TAKEN_WEIGHTS = 4  # but no more than so many times the weights
@@ -83,9 +83,18 @@ Scores = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A launched forward: logits [R + P, V] on the device."""
+    """A launched forward.
 
-    logits: Tensor
+    made: logits [R + P, V], on the device; as NumPy has them where a CPU's kernels made them, since a tensor
+    lets go of the interpreter's lock when it ends, and gets it back late where other threads are busy.
+    """
+
+    made: Tensor | Floats
+
+    @property
+    def logits(self) -> Tensor:
+        """They as a tensor."""
+        return self.made if isinstance(self.made, Tensor) else torch.from_numpy(self.made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,7 @@ class Runner:
         self.shortened = sizes.shortened
         self.pools, self.layers = _new_pools(model.spec, sizes, config.block_size, device)
         self.kv_bytes = sum(pool.nbytes for pool in self.pools)
+        self._token_bytes = [pool[0].nbytes // self.block_size for pool in self.pools]
         self.kv_taken, self._reserves = self._take_memory()
         self.fused: Forward | None = None
         if fits(model, self.kv_dtype):
@@ -193,7 +203,10 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Launch the model over a plan; its KV is in the cache afterwards."""
-        if not self.deterministic or self.fused is not None:
+        if self.fused is not None:
+            self._prepare(plan)
+            return Forwarded(self.fused(plan, self.progress.cell, self.vocab_size))
+        if not self.deterministic:
             return Forwarded(self._compute(plan))
         spec = self.model.spec
         logits = torch.empty((len(plan.logits_at), self.vocab_size), dtype=spec.dtype, device=self.device)
@@ -201,7 +214,8 @@ class Runner:
             logits[self._move(wanted)] = self._compute(piece)[self._move(at)]
         return Forwarded(logits)
 
-    def _compute(self, plan: StepPlan) -> Tensor:
+    def _prepare(self, plan: StepPlan) -> None:
+        """Take memory for the plan's blocks, choose its threads, and look at its images."""
         for reserve, blocks in zip(self._reserves, plan.slot_blocks, strict=False):
             reserve.uses(int(blocks.max()) + 1)
         if self.device.type == "cpu":
@@ -212,10 +226,11 @@ class Runner:
             if self.device.type == "cpu" and plan.images:
                 set_threads(self.num_threads or self._most_threads)
             self.model.sight.look(plan, self._moved)
+
+    def _compute(self, plan: StepPlan) -> Tensor:
+        self._prepare(plan)
         if self.launcher is not None:
             return self.launcher.compute(plan)[:, : self.vocab_size]
-        if self.fused is not None:
-            return self.fused(plan, self.progress.cell, self.vocab_size)
         self._clear_begun(plan)
         if self.model.adapters is not None:
             self.model.adapters.choose(np.repeat(plan.adapters, np.diff(plan.query_start)))
@@ -235,16 +250,17 @@ class Runner:
         """Draw the plan's tokens and fetch them; `masks` as in `sampler.draw`."""
         if self.fused is None:
             return self.fetch(self.launch_draw(forwarded, plan, mask_rows, masks))
-        draw, logits, alone = plan.draw, forwarded.logits, self.deterministic
-        count, scores, prompt_scores = len(draw.temperature), None, self._prompt_scores(logits, plan)
-        logits = logits if len(logits) == count else logits[:count]
+        assert isinstance(forwarded.made, np.ndarray)
+        draw, logits, alone = plan.draw, forwarded.made, self.deterministic
+        scores, prompt_scores = None, self._prompt_scores(forwarded, plan)
+        logits = logits[: len(draw.temperature)]
         ids, peak, allowed = sampler.draw_here(
             logits, draw, mask_rows, masks, self.fused.library.draw, alone=alone
         )
         rows = np.flatnonzero(draw.logprobs >= 0)
         if len(rows):
-            drawn = torch.from_numpy(ids[rows])
-            scores = sampler.score(logits[rows], drawn, int(draw.logprobs.max()), alone=alone)
+            drawn, own = torch.from_numpy(ids[rows]), torch.from_numpy(logits[rows])
+            scores = sampler.score(own, drawn, int(draw.logprobs.max()), alone=alone)
         return _result(ids, peak, allowed, rows, scores, plan.prompt_targets, prompt_scores)
 
     def launch_draw(
@@ -253,7 +269,7 @@ class Runner:
         """Launch the plan's draw; a forward launched after it may name a drawn token by -1 - its row."""
         count, logits, alone = len(plan.draw.temperature), forwarded.logits, self.deterministic
         numbers, logprob_rows, logprobs = torch.empty(3, 0), np.zeros(0, np.int64), None
-        scores = self._prompt_scores(logits, plan)
+        scores = self._prompt_scores(forwarded, plan)
         if count:
             pick = None if self.launcher is None else self.launcher.kernels.pick
             drawn = sampler.draw(logits[:count], plan.draw, mask_rows, masks, alone=alone, pick=pick)
@@ -271,12 +287,12 @@ class Runner:
             ready.record()
         return Drawing(numbers, logprob_rows, logprobs, plan.prompt_targets, scores, ready)
 
-    def _prompt_scores(self, logits: Tensor, plan: StepPlan) -> Scores | None:
+    def _prompt_scores(self, forwarded: Forwarded, plan: StepPlan) -> Scores | None:
         """Those of a plan's `prompt_targets`, whose logits stand behind those of its draws."""
         if not len(plan.prompt_targets):
             return None
         targets = self._move(plan.prompt_targets)
-        own = logits[len(plan.draw.temperature) :]
+        own = forwarded.logits[len(plan.draw.temperature) :]
         return _home(sampler.score(own, targets, plan.prompt_top, alone=self.deterministic))
 
     def fetch(self, drawing: Drawing) -> StepResult:
@@ -327,9 +343,9 @@ class Runner:
     def _bytes_seen(self, plan: StepPlan) -> int:
         """Bytes of the cache that a plan's sequences see."""
         total = 0
-        for pool, group in zip(self.pools, self.model.spec.groups, strict=True):
+        for nbytes, group in zip(self._token_bytes, self.model.spec.groups, strict=True):
             seen = plan.seq_lens if group.window is None else np.minimum(plan.seq_lens, group.window)
-            total += pool[0].nbytes // self.block_size * int(seen.sum())
+            total += nbytes * int(seen.sum())
         return total
 
     def _group_step(self, plan: StepPlan, g: int) -> GroupStep:

@@ -77,7 +77,7 @@ def draw(
 
 
 def draw_here(
-    logits: Tensor,
+    logits: NDArray[np.float32],
     plan: DrawPlan,
     mask_rows: NDArray[np.int64],
     masks: NDArray[np.int32],
@@ -87,28 +87,31 @@ def draw_here(
 ) -> tuple[Ints, NDArray[np.float32], NDArray[np.bool_]]:
     """What `draw` does, and the very tokens, where a CPU's kernels `look` at logits f32 [R, V] first.
 
-    Returns ids, peaks and which rows were allowed any token, [R] each. Nearly always that is one call: what
-    remains are sums so close to each other that their noise must be exact. Filters may round in another way
-    than with `draw`.
+    Returns ids, highest scores (finite where those of the logits are) and which rows were allowed any token,
+    [R] each. Nearly always that is one call: what remains are sums so close to each other that their noise
+    must be exact. Filters may round in another way than with `draw`. The logits are changed meanwhile, and as
+    they were at the end.
     """
-    raw = scores = logits.numpy()
-    if len(plan.penalized) or len(plan.bias_rows):
-        scores = raw.copy()
-        _penalize_here(scores, plan)
-        np.add.at(scores, (plan.bias_rows, plan.bias_ids), plan.bias_values)
-    mask_of = np.full(len(raw), -1)
-    mask_of[mask_rows] = np.arange(len(mask_rows))
-    found = look(scores, plan, mask_of, masks)
+    mask_of = np.full(len(logits), -1)
+    if len(mask_rows):
+        mask_of[mask_rows] = np.arange(len(mask_rows))
+    if len(plan.penalized):
+        before = logits[plan.penalized]
+        _penalize_here(logits, plan)
+        found = look(logits, plan, mask_of, masks)
+        logits[plan.penalized] = before
+    else:
+        found = look(logits, plan, mask_of, masks)
     drawn, count = plan.temperature > 0, found["count"]
     ids = np.where(drawn, found["ids"][:, 0], found["best_id"])
     for row in np.flatnonzero(count > 1).tolist():
-        ids[row] = _draw_of_few(scores[row], plan, row, found["ids"][row, : count[row]])
+        few = slice(int(count[row]))
+        ids[row] = _draw_of_few(found["scores"][row, few], plan, row, found["ids"][row, few])
     rest = np.flatnonzero(drawn & (count == 0))
     if len(rest):
-        adjusted = _adjust(logits, plan, mask_rows, masks)
+        adjusted = _adjust(torch.from_numpy(logits), plan, mask_rows, masks)
         ids = _sample(adjusted, plan, rest, torch.from_numpy(ids), alone).numpy()
-    peak = found["peak"] if scores is raw else raw.max(axis=-1)
-    return ids, peak, found["best"] > -np.inf
+    return ids, found["peak"], found["best"] > -np.inf
 
 
 def _penalize_here(scores: NDArray[np.float32], plan: DrawPlan) -> None:
@@ -127,9 +130,9 @@ def _penalize_here(scores: NDArray[np.float32], plan: DrawPlan) -> None:
 
 
 def _draw_of_few(scores: NDArray[np.float32], plan: DrawPlan, row: int, few: Ints) -> int:
-    """The draw of a row of scores [V] where it is known which ids it can be."""
+    """The draw of a row where it is known which ids it can be, and what their scores are."""
     own = slice(row, row + 1)
-    scaled = torch.from_numpy(scores[few] / plan.temperature[row])
+    scaled = torch.from_numpy(scores / plan.temperature[row])
     keys = draw_keys(torch.from_numpy(plan.noise[own]), torch.from_numpy(plan.draw_index[own]))
     return int(few[gumbel_argmax(scaled[None], torch.from_numpy(few.astype(np.int32))[None], keys)[0]])
 

@@ -14,23 +14,28 @@ extern "C" {
 // Rows of scores, `stride` apart, of which `vocabulary` count each. A row's token is drawn at its temperature with the
 // noise of `noise` at `draw_index`, from what min-p leaves (0: all), of that top-k (0: all), and of that top-p (1: all);
 // at temperature 0 it is the one of the highest score. `mask_of` [rows]: which of `masks` [.., mask_width] allows the
-// row's ids, by a bit each; negative: all are allowed.
+// row's ids, by a bit each; negative: all are allowed. `biases` of `bias_values` are added to the scores of `bias_ids` in
+// `bias_rows` while they are looked at.
 struct Draw {
-    const float* scores;
+    float* scores;
     int64_t stride, rows, vocabulary;
     const float *temperatures, *top_p, *min_p;
     const int64_t *top_k, *noise, *draw_index, *mask_of;
     const uint32_t* masks;
     int64_t mask_width;
+    const int64_t *bias_rows, *bias_ids;
+    const float* bias_values;
+    int64_t biases;
 };
 
-// Of a row: its highest score, which is no number where one of them is none; of those that are allowed the highest and
-// the first id that has it; and where it is drawn, how many ids may be the one, and which. `count` 0: there may be more
-// than those that have been kept.
+// Of a row: its highest score with or without bias, which is no number where one of them is none; of those that are
+// allowed the highest and the first id that has it; and where it is drawn, how many ids may be the one, which, and their
+// scores. `count` 0: there may be more than those that have been kept.
 constexpr int64_t MOST_CONTENDERS = 8;
 struct Drawn {
     float peak, best;
     int64_t best_id, count, ids[MOST_CONTENDERS];
+    float scores[MOST_CONTENDERS];
 };
 
 }  // extern "C"
@@ -244,5 +249,29 @@ inline Drawn draw(const Draw& all, int64_t row) {
         settle(found, reinterpret_cast<const float*>(sums), reinterpret_cast<const int32_t*>(ids), 2 * WIDE);
     return found;
 }
+
+// Adds what is to be added to scores, and puts back what there was at its end. An id beyond the vocabulary is never drawn.
+class Biased {
+  public:
+    explicit Biased(const Draw& all) : all(all), before(all.biases) {
+        for (int64_t i = 0; i < all.biases; i++)
+            if (is_drawn(i)) before[i] = at(i), at(i) += all.bias_values[i];
+    }
+    ~Biased() {  // backwards, since one score may have several
+        for (int64_t i = all.biases; i-- > 0;)
+            if (is_drawn(i)) at(i) = before[i];
+    }
+    // A row whose scores are all banned still has the highest that the model computed.
+    void raise_peaks(Drawn* out) const {
+        for (int64_t i = 0; i < all.biases; i++)
+            if (is_drawn(i) && before[i] > out[all.bias_rows[i]].peak) out[all.bias_rows[i]].peak = before[i];
+    }
+
+  private:
+    bool is_drawn(int64_t i) const { return uint64_t(all.bias_ids[i]) < uint64_t(all.vocabulary); }
+    float& at(int64_t i) const { return all.scores[all.bias_rows[i] * all.stride + all.bias_ids[i]]; }
+    const Draw& all;
+    std::vector<float> before;
+};
 
 }  // namespace

@@ -242,8 +242,13 @@ void antiphon_product(const Map* map, int is_bf16, const void* x, int64_t rows, 
 }
 
 void antiphon_draw(const Draw* draws, Drawn* out, int threads) {
+    const Biased biased(*draws);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t r = 0; r < draws->rows; r++) out[r] = draw(*draws, r);
+    for (int64_t r = 0; r < draws->rows; r++) {
+        out[r] = draw(*draws, r);
+        for (int64_t i = 0; i < out[r].count; i++) out[r].scores[i] = draws->scores[r * draws->stride + out[r].ids[i]];
+    }
+    biased.raise_peaks(out);
 }
 
 // weight [outputs, inputs] of `bytes` each -> panels [inputs / pair, PANEL, pair]; `order` [panels * PANEL]: which

@@ -142,11 +142,15 @@ Draw = _structure(
     mask_of=_pointer,
     masks=_pointer,
     mask_width=_int,
+    bias_rows=_pointer,
+    bias_ids=_pointer,
+    bias_values=_pointer,
+    biases=_int,
 )
 DRAWN = np.dtype(
     [("peak", np.float32), ("best", np.float32)]
     + [(name, np.int64) for name in ("best_id", "count")]
-    + [("ids", np.int64, MOST_CONTENDERS)]
+    + [("ids", np.int64, MOST_CONTENDERS), ("scores", np.float32, MOST_CONTENDERS)]
 )
 
 
@@ -180,7 +184,8 @@ class Library:
         masks: NDArray[np.int32],
     ) -> NDArray[np.void]:
         """What may be drawn for each row of scores [R, V], which are contiguous; `DRAWN` [R], see `draws.h`.
-        Penalties and bias are in the scores already. `mask_of` [R]: the row of masks, or -1."""
+        Penalties are in the scores already; the plan's bias is, while this lasts. `mask_of` [R]: the row of
+        masks, or -1."""
         out = np.empty(len(scores), DRAWN)
         draw = Draw(
             scores=scores.ctypes.data,
@@ -196,6 +201,10 @@ class Library:
             mask_of=mask_of.ctypes.data,
             masks=masks.ctypes.data,
             mask_width=masks.shape[1],
+            bias_rows=plan.bias_rows.ctypes.data,
+            bias_ids=plan.bias_ids.ctypes.data,
+            bias_values=plan.bias_values.ctypes.data,
+            biases=len(plan.bias_rows),
         )
         self._functions.antiphon_draw(_at(draw), out.ctypes.data, torch.get_num_threads())
         return out

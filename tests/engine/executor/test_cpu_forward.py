@@ -119,11 +119,12 @@ def masks_of(rows: Sequence[int], vocabulary: int) -> tuple[NDArray[np.int64], N
 def both_draws(
     kernels: Library, scores: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """What is drawn, which is what torch draws; and so are the peaks, and what was allowed."""
-    drawn = sampler.draw(scores, plan, mask_rows, masks)
-    ids, peak, allowed = sampler.draw_here(scores, plan, mask_rows, masks, kernels.draw)
+    """What is drawn, which is what torch draws; and so is which peaks are finite, and what was allowed."""
+    drawn, before = sampler.draw(scores, plan, mask_rows, masks), scores.numpy().copy()
+    ids, peak, allowed = sampler.draw_here(scores.numpy(), plan, mask_rows, masks, kernels.draw)
+    assert np.array_equal(scores.numpy(), before, equal_nan=True)
     assert np.array_equal(ids, drawn.ids.numpy())
-    assert np.array_equal(peak, drawn.peak.numpy(), equal_nan=True)
+    assert np.array_equal(np.isfinite(peak), np.isfinite(drawn.peak.numpy()))
     assert np.array_equal(allowed, np.ones(len(ids)) if drawn.allowed is None else drawn.allowed.numpy())
     return ids
 
@@ -230,11 +231,34 @@ def test_most_draws_have_one_contender_and_some_have_several_or_too_many(kernels
     assert {0, 1, 2} <= counts
 
 
+def test_biases_of_one_score_add_up_and_those_of_no_score_are_none(kernels: Library) -> None:
+    scores, plan = random(3, 50, dtype=torch.float32), draw_plan(3)
+    biased = replace(
+        plan,
+        bias_rows=np.array([0, 0, 1, 1, 2, 2]),
+        bias_ids=np.array([7, 7, 8, 8, 50, -1]),
+        bias_values=np.array([20, 20, 100, -np.inf, 100, 100], np.float32),
+    )
+    both = replace(biased, **{name: getattr(biased, name)[:4] for name in ("bias_rows", "bias_ids")})
+    drawn = both_draws(kernels, scores, replace(both, bias_values=biased.bias_values[:4]), *masks_of([], 50))
+    assert drawn[0] == 7 and drawn[1] != 8
+    here = sampler.draw_here(scores.numpy(), biased, *masks_of([], 50), kernels.draw)[0]
+    assert np.array_equal(here, drawn)
+
+
+def test_bias_that_bans_every_token_is_told_as_that(kernels: Library) -> None:
+    bans = np.full(5, -np.inf, np.float32)
+    plan = replace(draw_plan(1), bias_rows=np.zeros(5, np.int64), bias_ids=np.arange(5), bias_values=bans)
+    _, peak, allowed = sampler.draw_here(np.zeros((1, 5), np.float32), plan, *masks_of([], 5), kernels.draw)
+    assert np.isfinite(peak).all() and not allowed.any()
+
+
 def test_what_is_banned_altogether_or_no_number_is_told(kernels: Library) -> None:
     scores = torch.zeros(4, 100)
     scores[1, 50], scores[2], scores[3] = float("nan"), float("-inf"), float("inf")
     plan, rows = draw_plan(4), np.array([0])
-    _, peak, allowed = sampler.draw_here(scores, plan, rows, np.zeros((1, 4), np.int32), kernels.draw)
+    none = np.zeros((1, 4), np.int32)
+    _, peak, allowed = sampler.draw_here(scores.numpy(), plan, rows, none, kernels.draw)
     assert allowed.tolist()[0] is False
     assert np.isfinite(peak).tolist() == [True, False, False, False]
 
