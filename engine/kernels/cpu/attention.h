@@ -37,7 +37,7 @@ namespace {
 
 constexpr int MOST_DIM = 256;    // of a head
 constexpr int64_t MOST_HEADS = 64;  // of a query at once
-constexpr int QUERIES = 256;     // of one piece of attention, each of which packs all keys
+constexpr int QUERIES = 512;     // of one piece of attention, each of which packs all keys
 constexpr int LEAST_QUERIES = 64;   // of one piece, where larger ones would be too few for the threads
 constexpr int SOON = 4;          // blocks of the cache that are fetched before their turn
 
@@ -266,49 +266,76 @@ void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64
 
 #if defined(HAS_TILES)
 
-// 2 to the power of each number, to about 6e-5: weights are rounded to 8 bits anyway.
+// 2 to the power of each number, to about 8e-5: weights are rounded to 8 bits anyway.
 inline Floats power_of_two(Floats x) {
-    const __m512 whole = _mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const Floats rest = x - Floats(whole);
-    Floats p = Floats{} + 9.6181291e-3f;
-    p = p * rest + 5.5504109e-2f;
-    p = p * rest + 2.4022651e-1f;
-    p = p * rest + 6.9314718e-1f;
-    p = p * rest + 1.0f;
-    return Floats(_mm512_scalef_ps(__m512(p), whole));
+    const Floats rest = Floats(_mm512_reduce_ps(__m512(x), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+    Floats p = Floats{} + 7.8024521e-2f;
+    p = fused(p, rest, Floats{} + 2.2606716e-1f);
+    p = fused(p, rest, Floats{} + 6.9583354e-1f);
+    p = fused(p, rest, Floats{} + 9.9992522e-1f);
+    return Floats(_mm512_scalef_ps(__m512(p), __m512(x)));
 }
 
-// A row's scores of a block of keys, of which `from..to` are seen and which lie in panels, `stride` apart -> weights
-// [count], those of others 0. `peak`: the highest score that the row has seen yet, before and after; `total`: of its
-// weights, as they are beside that. Returns by what all before has to be multiplied.
-inline float weigh_block(const float* scores, int64_t stride, int64_t from, int64_t to, int64_t count, float scale,
-                         float& peak, float& total, bf16* weights) {
-    const float before = peak, steep = scale * 1.44269504f;
-    const bool whole = from <= 0 && to >= count;
-    const auto seen = [&](int64_t j) {
-        if (whole) return __mmask16(0xFFFF);
+// A row's scores of a block of keys, of which `from..to` are seen and which lie in panels, `stride` apart.
+struct Scores {
+    const float* at;
+    int64_t stride, from, to, count;
+
+    bool whole() const { return from <= 0 && to >= count; }
+    Floats of(int64_t j) const { return read(at + j / PANEL * stride + j % PANEL); }
+
+    __mmask16 seen(int64_t j) const {
         const int64_t hidden = std::min<int64_t>(WIDE, std::max<int64_t>(0, from - j));
         const int64_t upto = std::min<int64_t>(WIDE, std::max<int64_t>(0, to - j));
         return __mmask16(((1u << upto) - 1) & ~((1u << hidden) - 1));
-    };
-    const auto at = [&](int64_t j) { return __m512(read(scores + j / PANEL * stride + j % PANEL)); };
-    __m512 peaks = _mm512_set1_ps(peak);
-    for (int64_t j = 0; j < count; j += WIDE) peaks = _mm512_mask_max_ps(peaks, seen(j), at(j), peaks);
-    peak = greatest(Floats(peaks));
-    if (peak == -INFINITY) {  // nothing is seen yet
-        std::memset(weights, 0, count * sizeof(bf16));
-        return 1;
     }
-    const float base = peak * steep;
-    Floats totals{};
-    for (int64_t j = 0; j < count; j += WIDE) {
-        const Floats weight = power_of_two(Floats(at(j)) * steep - base);
-        const Floats kept = Floats(_mm512_maskz_mov_ps(seen(j), __m512(weight)));
-        write(weights + j, kept);
-        totals += kept;
+
+    float peak() const {
+        __m512 peaks = _mm512_set1_ps(-INFINITY);
+        for (int64_t j = 0; j < count; j += WIDE) peaks = _mm512_mask_max_ps(peaks, seen(j), __m512(of(j)), peaks);
+        return greatest(Floats(peaks));
+    }
+};
+
+// Weights [count], each 2 to the power of how far its score, `steep` times, is above `base`; of keys that are not seen 0.
+// Returns what they sum to.
+template <bool WHOLE> inline float weigh_by(const Scores& scores, float steep, float base, bf16* weights) {
+    Floats totals{}, more{};
+    for (int64_t j = 0; j < scores.count; j += 2 * WIDE) {
+        Floats first = power_of_two(fused(scores.of(j), Floats{} + steep, Floats{} - base));
+        Floats second = power_of_two(fused(scores.of(j + WIDE), Floats{} + steep, Floats{} - base));
+        if (!WHOLE) {
+            first = Floats(_mm512_maskz_mov_ps(scores.seen(j), __m512(first)));
+            second = Floats(_mm512_maskz_mov_ps(scores.seen(j + WIDE), __m512(second)));
+        }
+        store(weights + j, _mm512_cvtne2ps_pbh(__m512(second), __m512(first)));
+        totals += first, more += second;
+    }
+    return sum(totals + more);
+}
+
+// A row's weights [count] of a block of keys, beside the score `peak`: the highest of an earlier block, since looking for
+// that of each costs as much as half of the weights, unless it is far below this one's. `total`: of all weights. Returns
+// by what all before has to be multiplied.
+inline float weigh_block(const Scores& scores, float scale, float& peak, float& total, bf16* weights) {
+    constexpr float FAR = 1e12f;  // a block's weights that sum to more; their products with values are still numbers
+    const float before = peak, steep = scale * 1.44269504f;
+    const auto weigh = [&] {
+        return scores.whole() ? weigh_by<true>(scores, steep, peak * steep, weights)
+                              : weigh_by<false>(scores, steep, peak * steep, weights);
+    };
+    float added = INFINITY;
+    if (peak > -INFINITY) added = weigh();
+    if (!(added < FAR)) {
+        peak = std::max(before, scores.peak());
+        if (peak == -INFINITY) {  // nothing is seen yet
+            std::memset(weights, 0, scores.count * sizeof(bf16));
+            return 1;
+        }
+        added = weigh();
     }
     const float factor = peak == before ? 1 : std::exp2((before - peak) * steep);
-    total = total * factor + sum(totals);
+    total = total * factor + added;
     return factor;
 }
 
@@ -351,9 +378,8 @@ inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* ta
             float* sums = mixed + begin * wide;
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t at = position + (begin + r) / group - first;
-                const float factor =
-                    weigh_block(scores + r * PANEL, HEIGHT * PANEL, window ? at - window + 1 : 0, at + 1, num, scale,
-                                peaks[begin + r], totals[begin + r], weights + r * KEYS);
+                const Scores row{scores + r * PANEL, HEIGHT * PANEL, window ? at - window + 1 : 0, at + 1, num};
+                const float factor = weigh_block(row, scale, peaks[begin + r], totals[begin + r], weights + r * KEYS);
                 if (factor != 1)
                     for (int64_t d = 0; d < wide; d += WIDE) {
                         float* sum = sums + d / PANEL * HEIGHT * PANEL + r * PANEL + d % PANEL;

@@ -130,9 +130,13 @@ inline Floats fused(Floats a, Floats b, Floats c) {
 inline Floats greater(Floats a, Floats b) { return a > b ? a : b; }
 
 inline float greatest(Floats v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(__m512(v));
+#else
     float most = v[0];
     for (int i = 1; i < WIDE; i++) most = v[i] > most ? v[i] : most;
     return most;
+#endif
 }
 
 inline bool any(Ints chosen) {

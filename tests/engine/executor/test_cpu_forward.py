@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.config import Quantization
@@ -411,6 +412,19 @@ def test_attention_to_many_keys_is_that_of_torch(checkpoint: Find, name: str, dt
     """More than pass as one block, in chunks that begin in a later one; windows hide whole blocks."""
     need_kernels()
     need_the_scores_of_torch(checkpoint, name, dtype, (480, 90), max_num_batched_tokens=300)
+
+
+def test_later_keys_may_score_far_higher_than_all_before(checkpoint: Find, tmp_path: Path) -> None:
+    """By more than a number can be the weight of: what was summed before is nothing then."""
+    need_kernels()
+    steep = tmp_path / "steep"
+    shutil.copytree(checkpoint("qwen3-64"), steep)
+    weights = load_file(steep / "model.safetensors")
+    for name in weights:
+        if name.endswith("q_norm.weight"):
+            weights[name] = weights[name] * 400
+    save_file(weights, steep / "model.safetensors", metadata={"format": "pt"})
+    need_the_scores_of_torch(lambda _: steep, "", "bfloat16", (480, 90), max_num_batched_tokens=300)
 
 
 def test_the_shipped_model_runs_by_them_and_holds_its_embedding_once() -> None:
