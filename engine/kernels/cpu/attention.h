@@ -152,10 +152,10 @@ inline void mix(const float* weights, int64_t stride, const T* values, const T* 
 }
 
 // One query of `count` heads of keys from `kv_head` on, each with `shared` of its own, against the keys `low..high` of
-// its sequence: q [count * shared, D] -> out, likewise. A block's heads lie side by side, and are read so.
+// its sequence: q [count * shared, D] -> out [heads * D]. A block's heads lie side by side, and are read so.
 template <class T>
 void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t count, int64_t shared,
-                int64_t low, int64_t high, float scale, T* out) {
+                int64_t low, int64_t high, float scale, const Row<T>& out) {
     const int64_t size = cache.block_size, dim = cache.head_dim, num = high - low, heads = count * shared;
     const int64_t first = low / size, pieces = ((high - 1) / size + 1 - first) * count;
     Scratch& own = scratch();
@@ -194,7 +194,7 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
     });
     for (int64_t g = 0; g < heads; g++)
         for (int64_t d = g * dim; d < (g + 1) * dim; d += 2 * WIDE)
-            narrow(out + d, read(mixed + d) / totals[g], read(mixed + d + WIDE) / totals[g]);
+            narrow(out.of(kv_head * shared * dim + d), read(mixed + d) / totals[g], read(mixed + d + WIDE) / totals[g]);
 }
 
 // Numbers of one key, in pairs, each pair to its place of a panel: `to` is the first's, of PANEL keys a step.
@@ -341,8 +341,9 @@ inline float weigh_block(const Scores& scores, float scale, float& peak, float& 
 
 // `attend_many` of bfloat16 in tiles: block by block of keys, which all queries pass while it is near.
 inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t position,
-                            int64_t count, int64_t window, int64_t num_heads, float scale, bf16* out) {
-    constexpr int64_t HEIGHT = 2 * TILE, KEYS = 256;
+                            int64_t count, int64_t window, int64_t num_heads, float scale, const Rows<bf16>& out,
+                            int64_t token) {
+    constexpr int64_t KEYS = 256;
     const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, high = position + count, all = count * group;
     const int64_t low = window ? std::max<int64_t>(0, position - window + 1) : 0;
     const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, whole = (all + HEIGHT - 1) / HEIGHT * HEIGHT;
@@ -355,13 +356,13 @@ inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* ta
     float* peaks = scores + HEIGHT * KEYS;
     float* totals = peaks + whole;
     float* mixed = room(own.sums, whole * wide);  // of HEIGHT queries after the other, by panels of dimensions
-    const auto place = [&](int64_t r) { return (r / group * num_heads + kv_head * group + r % group) * dim; };
-    for (int64_t i = 0; i < count; i++) std::memcpy(queries + i * group * dim, q + place(i * group), group * dim * 2);
+    for (int64_t i = 0; i < count; i++)
+        std::memcpy(queries + i * group * dim, q + (i * num_heads + kv_head * group) * dim, group * dim * 2);
     std::fill(peaks, peaks + whole, -INFINITY);
     std::fill(totals, totals + whole, 0.0f);
     std::fill(mixed, mixed + whole * wide, 0.0f);
     Tiles tiles;
-    Ahead ahead{};
+    const auto nothing = [] {};
     for (int64_t first = low; first < high; first += KEYS) {
         const int64_t held = std::min(KEYS, high - first), padded = (held + PANEL - 1) / PANEL * PANEL;
         pack_cache(cache, table, kv_head, first, first + held, keys, values);
@@ -374,7 +375,7 @@ inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* ta
             const int64_t num = (to + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
             for (int64_t key = 0; key < num; key += PANEL)
                 tiles.multiply(apart(queries + begin * dim, dim), rows, keys + key * dim, dim, scores + key * HEIGHT,
-                               true, ahead);
+                               true, nothing);
             float* sums = mixed + begin * wide;
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t at = position + (begin + r) / group - first;
@@ -387,27 +388,29 @@ inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* ta
                     }
             }
             for (int64_t d = 0; d < dim; d += PANEL)
-                tiles.multiply(apart(weights, KEYS), rows, values + d * padded, num, sums + d * HEIGHT, false, ahead);
+                tiles.multiply(apart(weights, KEYS), rows, values + d * padded, num, sums + d * HEIGHT, false, nothing);
         }
     }
     for (int64_t r = 0; r < all; r++) {
         const float* sums = mixed + r / HEIGHT * HEIGHT * wide + r % HEIGHT * PANEL;
-        for (int64_t d = 0; d < dim; d += WIDE)
-            write(out + place(r) + d, read(sums + d / PANEL * HEIGHT * PANEL + d % PANEL) / totals[r]);
+        const Row<bf16> to = out[token + r / group];
+        for (int64_t d = 0, first = (kv_head * group + r % group) * dim; d < dim; d += WIDE)
+            write(to.of(first + d), read(sums + d / PANEL * HEIGHT * PANEL + d % PANEL) / totals[r]);
     }
 }
 
 #endif
 
-// All queries of a piece against one head of keys; q and out [tokens, heads, D] at the piece's first token.
+// All queries of a piece against one head of keys; q [tokens, heads, D] at the piece's first token, which is `token` of
+// out [tokens, heads * D].
 template <class T>
 void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t position,
-                 int64_t count, int64_t window, int64_t num_heads, float scale, T* out) {
+                 int64_t count, int64_t window, int64_t num_heads, float scale, const Rows<T>& out, int64_t token) {
     constexpr int PAIR = Pairs<T>::SIZE;
 #if defined(HAS_TILES)
     if constexpr (std::is_same<T, bf16>::value)
         if (has_tiles())
-            return attend_in_tiles(q, cache, table, kv_head, position, count, window, num_heads, scale, out);
+            return attend_in_tiles(q, cache, table, kv_head, position, count, window, num_heads, scale, out, token);
 #endif
     const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, high = position + count;
     const int64_t low = window ? std::max<int64_t>(0, position - window + 1) : 0;
@@ -451,18 +454,19 @@ void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t k
             dot(rows, of_weights, values + first * padded, (seen + PAIR - 1) / PAIR, mixed, PANEL, true, ahead);
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t i = (begin + r) / group, g = (begin + r) % group;
-                T* to = out + (i * num_heads + kv_head * group + g) * dim + first;
+                const Row<T> to = out[token + i];
+                const int64_t at = (kv_head * group + g) * dim + first;
                 for (int64_t d = 0; d < std::min<int64_t>(PANEL, dim - first); d += WIDE)
-                    write(to + d, read(mixed + r * PANEL + d) / totals[r]);
+                    write(to.of(at + d), read(mixed + r * PANEL + d) / totals[r]);
             }
         }
     }
 }
 
-// A group's queries q [tokens, heads, D] against the cache -> out, likewise. Called by every thread of a team.
+// A group's queries q [tokens, heads, D] against the cache -> out [tokens, heads * D]. Called by every thread of a team.
 template <class T>
 void attend(const T* q, const Cache& cache, const Batch& batch, const Group& group, const std::vector<Piece>& pieces,
-            int64_t num_heads, float scale, Member& member, T* out) {
+            int64_t num_heads, float scale, Member& member, const Rows<T>& out) {
     const int64_t shared = num_heads / cache.kv_heads, dim = cache.head_dim;
     // as many heads together as leave every thread some tasks
     int64_t together = std::max<int64_t>(1, std::min(cache.kv_heads, MOST_HEADS / shared));
@@ -476,15 +480,15 @@ void attend(const T* q, const Cache& cache, const Batch& batch, const Group& gro
         const int32_t* table = group.tables + piece.sequence * group.width;
         if (piece.count == 1) {
             const int64_t low = group.window ? std::max<int64_t>(0, position - group.window + 1) : 0;
-            attend_one(q + own, cache, table, first, count, shared, low, position + 1, scale, out + own);
+            attend_one(q + own, cache, table, first, count, shared, low, position + 1, scale, out[token]);
             return;
         }
         for (int64_t head = first; head < first + count; head++)
-            attend_many(q + at, cache, table, head, position, piece.count, group.window, num_heads, scale, out + at);
+            attend_many(q + at, cache, table, head, position, piece.count, group.window, num_heads, scale, out, token);
     });
 }
 
-// Keep a token's key or value of one head.
+// Keep a token's key or value [D] of one head.
 template <class T>
 inline void keep(const T* from, void* kept, const Cache& cache, const Batch& batch, const Group& group, int64_t token,
                  int64_t kv_head) {

@@ -33,12 +33,13 @@ struct Decoder {
     float eps, scale;
 };
 
-// `embedded` [tokens, hidden], written over, or null: those of `token_ids` are looked up. `logits` [wanted, outputs] in float, of the tokens `logits_at`; `progress`: when a layer was last done, in seconds of the monotonic clock. `adapters`
-// [tokens], from 1 (0: none), or null. alone: each query attends apart, so that its numbers depend on its keys alone.
+// `embedded` [tokens, hidden], or null: those of `token_ids` are looked up. `logits` [wanted, outputs] in float, of the
+// tokens `logits_at`; `progress`: when a layer was last done, in seconds of the monotonic clock. `adapters` [tokens],
+// from 1 (0: none), or null. alone: each query attends apart, so that its numbers depend on its keys alone.
 struct Step {
     const Group* groups;
     const int64_t* token_ids;
-    void* embedded;
+    const void* embedded;
     const int64_t* logits_at;
     int64_t wanted;
     void* logits;
@@ -51,14 +52,14 @@ struct Step {
 
 namespace {
 
-// A head's q or k, turned by its position; `weight`, if any, is of the norm before.
+// A head's q or k, which is at `first` of a row, turned by its position; `weight`, if any, is of the norm before.
 template <class T>
-inline void rotate(const T* x, const T* weight, float eps, const float* cosines, const float* sines, int64_t dim,
-                   T* out) {
+inline void rotate(const Row<T>& row, int64_t first, const T* weight, float eps, const float* cosines,
+                   const float* sines, int64_t dim, T* out) {
     float own[MOST_DIM];
     Floats squares{};
     for (int64_t d = 0; d < dim; d += WIDE) {
-        const Floats part = read(x + d);
+        const Floats part = read(row.of(first + d));
         store(own + d, part);
         squares += part * part;
     }
@@ -74,25 +75,31 @@ inline void rotate(const T* x, const T* weight, float eps, const float* cosines,
     }
 }
 
-template <class T> inline void normalise(const T* x, const T* weight, float eps, int64_t size, T* out) {
+template <class T>
+inline void normalise(const Row<T>& x, const T* weight, float eps, int64_t size, const Row<T>& out) {
     Floats squares{};
     int64_t i = 0;
-    for (; i + WIDE <= size; i += WIDE) squares += read(x + i) * read(x + i);
+    for (; i + WIDE <= size; i += WIDE) squares += read(x.of(i)) * read(x.of(i));
     float total = sum(squares);
-    for (int64_t j = i; j < size; j++) total += number(x[j]) * number(x[j]);
+    for (int64_t j = i; j < size; j++) total += number(*x.of(j)) * number(*x.of(j));
     const float scale = 1.0f / std::sqrt(total / float(size) + eps);
-    for (i = 0; i + WIDE <= size; i += WIDE) write(out + i, read(x + i) * scale * read(weight + i));
-    for (; i < size; i++) put(out + i, number(x[i]) * scale * number(weight[i]));
+    for (i = 0; i + WIDE <= size; i += WIDE) write(out.of(i), read(x.of(i)) * scale * read(weight + i));
+    for (; i < size; i++) put(out.of(i), number(*x.of(i)) * scale * number(weight[i]));
+}
+
+// Numbers of a row from one place to another, where rows may lie otherwise.
+template <class T> inline void copy_row(const Row<const T>& from, int64_t size, const Row<T>& to) {
+    for (int64_t k = 0; k < size; k += STRIP) std::copy_n(from.of(k), std::min<int64_t>(STRIP, size - k), to.of(k));
 }
 
 // `product`, after what it needs to know beside.
 template <class T, class O>
-void multiply(const Map& map, const T* x, const Beside& beside, Member& member, int64_t count, const T* residual,
-              O* out) {
+void multiply(const Map& map, const Rows<const T>& x, bool tiled, const Beside& beside, Member& member, int64_t count,
+              const Rows<const T>& residual, const Rows<O>& out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP;
     if (map.kind == INT4) {
         member.share(count * groups, [&](int64_t i) {
-            const T* own = x + i / groups * inputs + i % groups * GROUP;
+            const T* own = x[i / groups].of(i % groups * GROUP);
             Floats total{};
             for (int k = 0; k < GROUP; k += WIDE) total += read(own + k);
             beside.sums[i] = sum(total);
@@ -104,24 +111,24 @@ void multiply(const Map& map, const T* x, const Beside& beside, Member& member, 
             const int64_t adapter = beside.adapters[i / rank];
             if (!adapter) return;
             const T* down = static_cast<const T*>(map.adapters->down) + ((adapter - 1) * rank + i % rank) * inputs;
-            const T* own = x + i / rank * inputs;
+            const Row<const T> own = x[i / rank];
             Floats total{};
             int64_t k = 0;
-            for (; k + 2 * WIDE <= inputs; k += 2 * WIDE) total = along(total, own + k, down + k);
+            for (; k + 2 * WIDE <= inputs; k += 2 * WIDE) total = along(total, own.of(k), down + k);
             float rest = sum(total);
-            for (; k < inputs; k++) rest += number(own[k]) * number(down[k]);
+            for (; k < inputs; k++) rest += number(*own.of(k)) * number(down[k]);
             beside.ranks[i] = rest;
         });
     }
-    product(map, x, beside, member, count, residual, out);
+    product(map, x, tiled, beside, member, count, residual, out);
 }
 
 // A row of a map's matrix, which is not one of gates, in no fewer than eight bits.
-template <class T> void read_row(const Map& map, int64_t row, T* out) {
+template <class T> void read_row(const Map& map, int64_t row, const Row<T>& out) {
     constexpr int PAIR = Pairs<T>::SIZE;
     const auto copy = [&](const auto* weights, int pair, auto scaled) {
         weights += (row / PANEL * map.inputs * PANEL) + row % PANEL * pair;
-        for (int64_t k = 0; k < map.inputs; k++) out[k] = scaled(weights[k / pair * PANEL * pair + k % pair]);
+        for (int64_t k = 0; k < map.inputs; k++) *out.of(k) = scaled(weights[k / pair * PANEL * pair + k % pair]);
     };
     if (map.kind == INT8)
         copy(static_cast<const int8_t*>(map.weight), 2, [&](int8_t weight) {
@@ -135,7 +142,7 @@ template <class T> void read_row(const Map& map, int64_t row, T* out) {
 
 // What a forward keeps between its operations.
 template <class T> struct Buffers {
-    Room<T> residual, normed, heads, queries, mixed, middle;
+    Room<T> residual, normed, heads, queries, mixed, middle, last;
     Room<float> sums, ranks;
 };
 
@@ -145,13 +152,18 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
     const int64_t tokens = batch.tokens, hidden = decoder.hidden, dim = shape.head_dim, num_q = decoder.heads;
     const int64_t turned = num_q + shape.kv_heads, all = turned + shape.kv_heads;
     const int64_t widest = std::max({hidden, num_q * dim, decoder.middle});
-    T* residual = step.embedded ? static_cast<T*>(step.embedded) : room(buffers.residual, tokens * hidden);
-    const T* none = nullptr;
-    T* normed = room(buffers.normed, std::max(tokens, step.wanted) * hidden);
-    T* heads = room(buffers.heads, tokens * all * dim);
+    const bool tiled = fits_tiles<T>(hidden) && fits_tiles<T>(num_q * dim) && fits_tiles<T>(decoder.middle);
+    const auto rows = [&](Room<T>& held, int64_t count, int64_t width) {
+        const bool in_strips = tiled && count > TILE;
+        return Rows<T>{room(held, (in_strips ? (count + STRIP - 1) / STRIP * STRIP : count) * width), width, in_strips};
+    };
+    const Rows<T> residual = rows(buffers.residual, tokens, hidden), normed = rows(buffers.normed, tokens, hidden);
+    const Rows<T> heads = rows(buffers.heads, tokens, all * dim), mixed = rows(buffers.mixed, tokens, num_q * dim);
+    const Rows<T> middle = rows(buffers.middle, tokens, decoder.middle);
+    const Rows<T> last = rows(buffers.last, step.wanted, hidden);
+    const int64_t together = heads.in_strips ? STRIP : 1;  // rows that are read one after the other
+    const Rows<const T> none{};
     T* queries = room(buffers.queries, tokens * num_q * dim);
-    T* mixed = room(buffers.mixed, tokens * num_q * dim);
-    T* middle = room(buffers.middle, tokens * decoder.middle);
     const Beside beside{room(buffers.sums, tokens * widest / GROUP), room(buffers.ranks, tokens * decoder.most_ranks),
                         step.adapters};
     const std::vector<Piece> pieces = cut(batch, step.alone, shape.kv_heads, threads);
@@ -159,53 +171,60 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
 #pragma omp parallel num_threads(threads)
     {
         Member member(team);
-        const auto norm = [&](const void* weight, const int64_t* rows, int64_t count) {
+        const auto norm = [&](const void* weight, const int64_t* which, int64_t count, const Rows<T>& out) {
             member.share(count, [&](int64_t r) {
-                normalise(residual + (rows ? rows[r] : r) * hidden, static_cast<const T*>(weight), decoder.eps, hidden,
-                          normed + r * hidden);
+                normalise(residual[which ? which[r] : r], static_cast<const T*>(weight), decoder.eps, hidden, out[r]);
             });
         };
-        if (!step.embedded)
-            member.share(tokens, [&](int64_t t) {
-                const int64_t id = step.token_ids[t];
-                if (decoder.embedding)
-                    std::copy_n(static_cast<const T*>(decoder.embedding) + id * hidden, hidden, residual + t * hidden);
-                else
-                    read_row(decoder.head, id, residual + t * hidden);
-            });
+        const auto by = [&](const Map& map, const Rows<T>& x, const Rows<const T>& added, const Rows<T>& out) {
+            multiply<T>(map, x, tiled, beside, member, tokens, added, out);
+        };
+        const Rows<const T> embedded{static_cast<const T*>(step.embedded), hidden};
+        const Rows<const T> embedding{static_cast<const T*>(decoder.embedding), hidden};
+        member.share(tokens, [&](int64_t t) {
+            if (step.embedded)
+                copy_row(embedded[t], hidden, residual[t]);
+            else if (decoder.embedding)
+                copy_row(embedding[step.token_ids[t]], hidden, residual[t]);
+            else
+                read_row(decoder.head, step.token_ids[t], residual[t]);
+        });
         for (int64_t i = 0; i < decoder.num_layers; i++) {
             const Layer& layer = decoder.layers[i];
             const Cache& cache = layer.cache;
             const Group& group = step.groups[layer.group];
-            norm(layer.attention_norm, nullptr, tokens);
-            multiply(layer.qkv, normed, beside, member, tokens, none, heads);
-            member.share(tokens * all, [&](int64_t each) {
-                const int64_t t = each / all, h = each % all;
-                const T* from = heads + each * dim;
-                if (h >= turned) {
-                    keep(from, cache.values, cache, batch, group, t, h - turned);
-                    return;
+            norm(layer.attention_norm, nullptr, tokens, normed);
+            by(layer.qkv, normed, none, heads);
+            member.share((tokens + together - 1) / together * all, [&](int64_t each) {
+                const int64_t h = each % all, begin = each / all * together;
+                for (int64_t t = begin; t < std::min(begin + together, tokens); t++) {
+                    T own[MOST_DIM];
+                    if (h >= turned) {
+                        for (int64_t d = 0; d < dim; d += STRIP) std::copy_n(heads[t].of(h * dim + d), STRIP, own + d);
+                        keep(own, cache.values, cache, batch, group, t, h - turned);
+                        continue;
+                    }
+                    const T* weight = layer.qk_norm ? static_cast<const T*>(layer.qk_norm) + h * dim : nullptr;
+                    const int64_t angles = batch.positions[t] * (dim / 2);
+                    rotate(heads[t], h * dim, weight, decoder.eps, decoder.cosines + angles, decoder.sines + angles, dim,
+                           h < num_q ? queries + (t * num_q + h) * dim : own);
+                    if (h >= num_q) keep(own, cache.keys, cache, batch, group, t, h - num_q);
                 }
-                T key[MOST_DIM];
-                const T* weight = layer.qk_norm ? static_cast<const T*>(layer.qk_norm) + h * dim : nullptr;
-                const int64_t angles = batch.positions[t] * (dim / 2);
-                rotate(from, weight, decoder.eps, decoder.cosines + angles, decoder.sines + angles, dim,
-                       h < num_q ? queries + (t * num_q + h) * dim : key);
-                if (h >= num_q) keep(key, cache.keys, cache, batch, group, t, h - num_q);
             });
             attend(queries, cache, batch, group, pieces, num_q, decoder.scale, member, mixed);
-            multiply(layer.o, mixed, beside, member, tokens, residual, residual);
-            norm(layer.mlp_norm, nullptr, tokens);
-            multiply(layer.gate_up, normed, beside, member, tokens, none, middle);
-            multiply(layer.down, middle, beside, member, tokens, residual, residual);
+            by(layer.o, mixed, residual, residual);
+            norm(layer.mlp_norm, nullptr, tokens, normed);
+            by(layer.gate_up, normed, none, middle);
+            by(layer.down, middle, residual, residual);
             if (member.own == 0) {
                 timespec now;
                 clock_gettime(CLOCK_MONOTONIC, &now);
                 *step.progress = double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
             }
         }
-        norm(decoder.final_norm, step.logits_at, step.wanted);
-        multiply(decoder.head, normed, beside, member, step.wanted, none, static_cast<float*>(step.logits));
+        norm(decoder.final_norm, step.logits_at, step.wanted, last);
+        const Rows<float> logits{static_cast<float*>(step.logits), decoder.head.outputs};
+        multiply<T>(decoder.head, last, tiled, beside, member, step.wanted, none, logits);
     }
 }
 
@@ -227,12 +246,18 @@ void antiphon_product(const Map* map, int is_bf16, const void* x, int64_t rows, 
     const Beside beside{sums.data(), nullptr, nullptr};
     const auto run = [&](auto kind) {
         using T = decltype(kind);
+        static thread_local Room<T> laid;
+        const bool tiled = fits_tiles<T>(map->inputs);
+        const Rows<const T> lying{static_cast<const T*>(x), map->inputs}, added{static_cast<const T*>(residual), map->outputs};
+        Rows<T> own{nullptr, map->inputs, tiled && rows > TILE};
+        if (own.in_strips) own.at = room(laid, (rows + STRIP - 1) / STRIP * STRIP * map->inputs);
         Team team;
 #pragma omp parallel num_threads(threads)
         {
             Member member(team);
-            multiply(*map, static_cast<const T*>(x), beside, member, rows, static_cast<const T*>(residual),
-                     static_cast<T*>(out));
+            if (own.in_strips) member.share(rows, [&](int64_t r) { copy_row(lying[r], map->inputs, own[r]); });
+            multiply<T>(*map, own.in_strips ? Rows<const T>(own) : lying, tiled, beside, member, rows, added,
+                        Rows<T>{static_cast<T*>(out), map->outputs});
         }
     };
     if (is_bf16)

@@ -19,7 +19,6 @@ constexpr int GROUP = 32;        // inputs that share a scale in four bits
 constexpr int MOST = 6;          // rows that are multiplied together in registers
 constexpr int LEAST_ROWS = 64;   // rows that pass a panel together, if there are so many
 constexpr int64_t NEAR_BYTES = 1 << 20;   // of their numbers, which stay in the second cache while panels pass
-constexpr int SOON_ROWS = 16;    // of results, whose place is fetched before they are written
 constexpr int64_t SOON_BYTES = 16 << 10;  // of a stream of weights, fetched before their turn
 constexpr int TURNS = 8;         // of a thread in one product of few rows
 constexpr int DEEP = 2048;       // inputs of a block of a panel, so that it stays in the second cache
@@ -226,7 +225,7 @@ void multiply_block(const Map& map, int64_t p, int64_t from, int64_t count, int6
 }
 
 struct Scratch {
-    Room<bf16> unpacked, tiled;
+    Room<bf16> unpacked;
     Room<float> sums, part, scores, inputs;
     Room<char> packed;
 };
@@ -248,38 +247,26 @@ template <class T> const Input<T>* as_input(const T* x, int64_t count, float* wi
     }
 }
 
-template <class T> bool by_tiles(const Map& map) {
-    return std::is_same<T, bf16>::value && map.inputs % TILE_INPUTS == 0 && has_tiles();
+// Whether tiles can multiply rows of such a width.
+template <class T> bool fits_tiles(int64_t width) {
+    return std::is_same<T, bf16>::value && width % TILE_INPUTS == 0 && has_tiles();
 }
 
-// x [rows, inputs] pair of tiles by pair of tiles, in `tiled` [rows in such pairs, inputs]: what is loaded one after the
-// other lies one behind the other.
-inline TileRows as_tiles(const bf16* x, int64_t rows, int64_t inputs, bf16* tiled) {
-    constexpr int64_t BELOW = TILE * TILE_INPUTS;
-    const TileRows all{tiled, TILE_INPUTS, BELOW, 2 * TILE * inputs, 2 * BELOW};
-    for (int64_t r = 0; r < rows; r++) {
-        bf16* to = tiled + r / (2 * TILE) * all.pair + r / TILE % 2 * all.below + r % TILE * all.row;
-        for (int64_t k = 0; k < inputs; k += TILE_INPUTS, to += all.step)
-            std::memcpy(to, x + r * inputs + k, TILE_INPUTS * sizeof(bf16));
-    }
-    return all;
-}
-
-// The same as `multiply_block`, of x [rows, map.inputs] and x_sums [rows, inputs / GROUP], in tiles.
-inline void tiled_block(Tiles& tiles, const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows,
-                        const TileRows& x, const bf16* unpacked, const float* x_sums, float* sums, Ahead& ahead) {
+// The same as `multiply_block`, of x [rows, count] and x_sums [rows, inputs / GROUP], in tiles; `meanwhile`: see there.
+template <class F>
+void tiled_block(Tiles& tiles, const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows, const TileRows& x,
+                 const bf16* unpacked, const float* x_sums, float* sums, F&& meanwhile) {
     static_assert(GROUP == TILE_INPUTS, "a group is a step");
-    TileRows own = x;
-    own.at += from / TILE_INPUTS * x.step;
     const bf16* w = unpacked;
     if (map.kind == AS_COMPUTED) w = static_cast<const bf16*>(map.weight) + (p * map.inputs + from) * PANEL;
-    if (map.kind != INT4) return tiles.multiply(own, rows, w, count, sums, from == 0, ahead);
+    if (map.kind != INT4) return tiles.multiply(x, rows, w, count, sums, from == 0, meanwhile);
     const int64_t groups = map.inputs / GROUP;
-    float* part = room(scratch().part, rows * PANEL);
+    float* part = room(scratch().part, HEIGHT * PANEL);
+    TileRows own = x;
     for (int64_t at = 0; at < count; at += GROUP, own.at += x.step) {
         const int64_t group = (from + at) / GROUP;
         const float* scale = map.scale + (p * groups + group) * 2 * PANEL;
-        tiles.multiply(own, rows, w + at * PANEL, GROUP, part, true, ahead);
+        tiles.multiply(own, rows, w + at * PANEL, GROUP, part, true, meanwhile);
         for (int64_t r = 0; r < rows; r++)
 #pragma GCC unroll 4
             for (int c = 0; c < PANEL; c += WIDE) {
@@ -298,9 +285,10 @@ struct Beside {
     const int64_t* adapters;
 };
 
-// One row's sums of panel p into out [outputs], with scale, bias, adapter, gate and residual.
+// One row's sums of panel p into out [outputs], with scale, bias, adapter, gate and, if there is one, residual.
 template <class T, class O>
-void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, float* sums, const T* residual, O* out) {
+void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, float* sums, const Row<const T>& residual,
+            const Row<O>& out) {
     if (map.kind == INT8)
         for (int c = 0; c < PANEL; c++) sums[c] *= map.scale[p * PANEL + c];
     if (map.bias)
@@ -324,8 +312,8 @@ void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, floa
     const int64_t count = std::min(width, map.outputs - first);
     int64_t c = 0;
     for (; c + WIDE <= count; c += WIDE)
-        write(out + first + c, residual ? read(sums + c) + read(residual + first + c) : read(sums + c));
-    for (; c < count; c++) put(out + first + c, residual ? sums[c] + number(residual[first + c]) : sums[c]);
+        write(out.of(first + c), residual.at ? read(sums + c) + read(residual.of(first + c)) : read(sums + c));
+    for (; c < count; c++) put(out.of(first + c), residual.at ? sums[c] + number(*residual.of(first + c)) : sums[c]);
 }
 
 // Fetches what is about to be written.
@@ -338,19 +326,21 @@ template <class O> inline void expect_writes(O* out, int64_t count) {
 // a single row's product takes a fifth longer, that of six rows half as long again.
 inline bool foresees_streams() { return !__builtin_cpu_is("intel"); }
 
-// x [rows, inputs] W^T, gated or plus residual -> out [rows, outputs]. Called by every thread of a team; all are done
+// x [rows, inputs] W^T, gated or plus residual (if that is anywhere) -> out [rows, outputs]. `tiled`: by tiles, of rows in
+// strips if they are more than TILE; else rows lie one behind the other. Called by every thread of a team; all are done
 // when it returns.
 template <class T, class O>
-void product(const Map& map, const T* x, const Beside& beside, Member& member, int64_t num_rows, const T* residual,
-             O* out) {
-    const int64_t inputs = map.inputs, groups = inputs / GROUP, width = map.outputs, bytes = panel_bytes<T>(map);
-    const bool tiled = by_tiles<T>(map), once = num_rows <= (tiled ? TILE : MOST);
-    const int64_t deep = once && map.kind != AS_COMPUTED ? NEAR : DEEP;
+void product(const Map& map, const Rows<const T>& x, bool tiled, const Beside& beside, Member& member, int64_t num_rows,
+             const Rows<const T>& residual, const Rows<O>& out) {
+    const int64_t inputs = map.inputs, groups = inputs / GROUP, bytes = panel_bytes<T>(map);
+    const bool once = num_rows <= (tiled ? TILE : MOST);
+    const int64_t deep = map.kind != AS_COMPUTED ? (once ? NEAR : DEEP) : tiled ? inputs : DEEP;
     // as many rows at a time as stay near while panels pass, each of which is read again for the next
     const int64_t row_bytes = inputs * sizeof(Input<T>);
     const int64_t most = std::max<int64_t>(LEAST_ROWS, NEAR_BYTES / row_bytes / LEAST_ROWS * LEAST_ROWS);
     Scratch& own = scratch();
-    float* sums = room(own.sums, std::min(most, num_rows) * PANEL);
+    const bool whole = inputs <= deep;
+    float* sums = room(own.sums, 2 * (whole ? std::max<int64_t>(HEIGHT, MOST) : most) * PANEL);
     bf16* unpacked = map.kind == AS_COMPUTED ? nullptr : room(own.unpacked, deep * PANEL);
     // What is fetched meanwhile is the thread's next panel. Of a single pass it is what comes soon, and nothing where
     // rows are multiplied in registers and the processor foresees that stream.
@@ -360,57 +350,77 @@ void product(const Map& map, const T* x, const Beside& beside, Member& member, i
     const int64_t share = once ? std::max<int64_t>(1, map.panels / (TURNS * member.threads)) : 1;
     const int64_t num_turns = (map.panels + share - 1) / share;
     Tiles tiles;
-    TileRows in_tiles{};
+    // Rows past a panel whose sums are there. They are finished while tiles multiply the next ones.
+    struct {
+        int64_t panel, row, end;
+        float* sums;
+    } due{};
+    const auto finish_row = [&] {
+        const int64_t row = due.row++, adapter = map.adapters && beside.adapters ? beside.adapters[row] : 0;
+        const float* ranks = adapter ? beside.ranks + row * map.adapters->rank : nullptr;
+        finish(map, due.panel, adapter, ranks, due.sums, residual.at ? residual[row] : Row<const T>{}, out[row]);
+        due.sums += PANEL;
+    };
+    const auto finish_rows = [&] {
+        while (due.row < due.end) finish_row();
+    };
+    int64_t passes = 0;
     // `rows` from `top` on past one panel, while what is at `later` is fetched.
     const auto pass = [&](int64_t p, const char* later, const Input<T>* in, int64_t top, int64_t rows) {
         const char* panel = first + p * bytes;
-        const int64_t cuts = (rows + MOST - 1) / MOST;
-        const auto begin = [&](int64_t cut) { return cut * rows / cuts; };
-        int64_t steps = 0;  // of `dot`
-        for (int64_t cut = 0; cut < cuts; cut++)
-            steps += inputs / Pairs<T>::SIZE * (PANEL / WIDE) / columns(int(begin(cut + 1) - begin(cut)));
+        const int64_t height = tiled ? HEIGHT : MOST, cuts = (rows + height - 1) / height;
+        // tiles are as full as can be, and registers as evenly
+        const auto begin = [&](int64_t cut) { return tiled ? std::min(cut * HEIGHT, rows) : cut * rows / cuts; };
+        int64_t turns = 0;
+        for (int64_t cut = 0; cut < cuts; cut++) {
+            const int64_t count = begin(cut + 1) - begin(cut);
+            turns += tiled ? Tiles::turns(count, inputs)
+                           : inputs / Pairs<T>::SIZE * (PANEL / WIDE) / columns(int(count));
+        }
         Ahead ahead{later, std::min(later + bytes, all_end)};
-        ahead.spread(steps);
+        ahead.spread(turns);
         for (int64_t from = 0; from < inputs; from += deep) {
             const int64_t count = std::min(deep, inputs - from);
+            const bool last = from + count == inputs;
             if (map.kind == INT8)
                 unpack_int8(reinterpret_cast<const int8_t*>(panel), from, count, unpacked);
             else if (map.kind == INT4)
                 unpack_int4(reinterpret_cast<const uint16_t*>(panel), from, count, unpacked);
-            if (tiled) {
-                tiled_block(tiles, map, p, from, count, rows, in_tiles, unpacked, beside.sums + top * groups, sums,
-                            ahead);
-                continue;
-            }
             for (int64_t cut = 0; cut < cuts; cut++) {
-                const int64_t low = begin(cut), height = begin(cut + 1) - low;
-                const Input<T>* own_x[MOST];
-                const float* own_sums[MOST];
-                for (int64_t r = 0; r < height; r++) {
-                    own_x[r] = in + (low + r) * inputs;
-                    own_sums[r] = beside.sums + (top + low + r) * groups;
+                const int64_t low = begin(cut), high = begin(cut + 1);
+                // those of one block are soon used, and stay in the first cache; others are in turn, since some are due
+                float* own_sums = sums + (whole ? passes++ % 2 * HEIGHT : passes % 2 * most + low) * PANEL;
+                if (tiled) {
+                    const Rows<const bf16> all{reinterpret_cast<const bf16*>(x.at), inputs, x.in_strips};
+                    const int64_t each = ((due.end - due.row) << 16) / Tiles::turns(high - low, count) + 1;
+                    int64_t turns = 0;
+                    tiled_block(tiles, map, p, from, count, high - low, two_tiles(all, top + low, from), unpacked,
+                                beside.sums + (top + low) * groups, own_sums, [&] {
+                                    ahead.turn();
+                                    for (turns += each; turns >= 1 << 16; turns -= 1 << 16)
+                                        if (due.row < due.end) finish_row();
+                                });
+                } else {
+                    const Input<T>* own_x[MOST];
+                    const float* x_sums[MOST];
+                    for (int64_t r = low; r < high; r++) {
+                        if (last && !once) expect_writes(out[top + r].of(p * panel_width(map)), panel_width(map));
+                        own_x[r - low] = in + r * inputs;
+                        x_sums[r - low] = beside.sums + (top + r) * groups;
+                    }
+                    multiply_block(map, p, from, count, high - low, own_x, reinterpret_cast<const T*>(unpacked), x_sums,
+                                   own_sums, ahead);
                 }
-                multiply_block(map, p, from, count, height, own_x, reinterpret_cast<const T*>(unpacked), own_sums,
-                               sums + low * PANEL, ahead);
+                finish_rows();
+                if (last) due = {p, top + low, top + high, own_sums};
             }
         }
-        for (int64_t r = 0; r < rows; r++) {
-            const int64_t row = top + r, at = row * width;
-            if (r + SOON_ROWS < rows)
-                expect_writes(out + (row + SOON_ROWS) * width + p * panel_width(map), panel_width(map));
-            const int64_t adapter = map.adapters && beside.adapters ? beside.adapters[row] : 0;
-            const float* ranks = adapter ? beside.ranks + row * map.adapters->rank : nullptr;
-            finish(map, p, adapter, ranks, sums + r * PANEL, residual ? residual + at : nullptr, out + at);
-        }
+        passes += !whole;
     };
     for (int64_t top = 0; top < num_rows; top += most) {
         const int64_t rows = std::min(most, num_rows - top);
-        const Input<T>* in = as_input(x + top * inputs, rows * inputs, room(own.inputs, rows * inputs));
-        if (tiled) {
-            const bf16* lying = reinterpret_cast<const bf16*>(x + top * inputs);
-            const int64_t whole = (rows + 2 * TILE - 1) / (2 * TILE) * 2 * TILE;
-            in_tiles = once ? apart(lying, inputs) : as_tiles(lying, rows, inputs, room(own.tiled, whole * inputs));
-        }
+        const Input<T>* in = nullptr;
+        if (!tiled) in = as_input(x.at + top * inputs, rows * inputs, room(own.inputs, rows * inputs));
         for (int64_t turn = member.take(), next = 0; turn < num_turns; turn = next) {
             next = member.take();
             for (int64_t p = turn * share; p < std::min((turn + 1) * share, map.panels); p++) {
@@ -418,6 +428,7 @@ void product(const Map& map, const T* x, const Beside& beside, Member& member, i
                 pass(p, once ? first + p * bytes + soon : other, in, top, rows);
             }
         }
+        finish_rows();
         member.end(num_turns);
     }
 }

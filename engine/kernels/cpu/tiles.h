@@ -1,8 +1,8 @@
 // Sums of products in the tiles of a processor that has them (AMX).
 //
 // A tile of weights is 32 inputs of 16 outputs, and lies in a panel as it is multiplied by. Up to 16 rows pass a panel
-// once, four tiles of it at a time; more go in pairs of tiles, each past one half of the panel and then the other. A
-// row's numbers do not depend on how many there are.
+// once, four tiles of it at a time; up to 32 are two tiles, which pass one half of the panel and then the other. A row's
+// numbers do not depend on how many there are.
 
 #pragma once
 
@@ -19,16 +19,24 @@ namespace {
 constexpr int TILE = 16;         // rows, and outputs
 constexpr int TILE_INPUTS = 32;  // of bfloat16
 
-// Rows of bfloat16 as pairs of tiles are loaded of them: how many numbers there are from a row to the next, from the
-// pair's first tile to its second one, from a pair to the next, and from TILE_INPUTS to the next ones.
+constexpr int64_t HEIGHT = 2 * TILE;  // rows of two tiles
+static_assert(HEIGHT == STRIP && TILE_INPUTS == STRIP, "rows in strips are two tiles after the other");
+
+// Up to HEIGHT rows of bfloat16 as two tiles are loaded of them: how many numbers there are from a row to the next, from
+// the first tile to the second one, and from TILE_INPUTS to the next ones.
 struct TileRows {
     const bf16* at;
-    int64_t row, below, pair, step;
+    int64_t row, below, step;
 };
 
 // Rows that are `stride` numbers apart.
-inline TileRows apart(const bf16* x, int64_t stride) {
-    return {x, stride, TILE * stride, 2 * TILE * stride, TILE_INPUTS};
+inline TileRows apart(const bf16* x, int64_t stride) { return {x, stride, TILE * stride, TILE_INPUTS}; }
+
+// Rows from `first` on, which is the first of two tiles, from an input on that is the first of a tile.
+inline TileRows two_tiles(const Rows<const bf16>& x, int64_t first, int64_t input) {
+    const Row<const bf16> row = x[first];
+    if (!x.in_strips) return apart(row.of(input), x.width);
+    return {row.of(input), STRIP, TILE * STRIP, row.step};
 }
 
 // What is fetched meanwhile: from `at` on to `end`.
@@ -88,25 +96,18 @@ public:
         if (rows) asm volatile("tilerelease");
     }
 
-    // sums [count, PANEL], rows PANEL apart, += x [count, inputs] times w [inputs / 2, PANEL, 2], inputs being whole
-    // tiles. fresh: there are no sums yet. `ahead` is fetched meanwhile, a share in every step.
+    static int64_t turns(int64_t count, int64_t inputs) { return inputs / TILE_INPUTS * (count > TILE ? 2 : 1); }
+
+    // sums [count, PANEL], rows PANEL apart, += x [count, inputs] times w [inputs / 2, PANEL, 2], of up to HEIGHT rows,
+    // inputs being whole tiles. fresh: there are no sums yet. `meanwhile` is called in each of as many `turns`: the rest of
+    // the processor has time while tiles are multiplied.
+    template <class F>
     void multiply(const TileRows& x, int64_t count, const bf16* w, int64_t inputs, float* sums, bool fresh,
-                  Ahead& ahead) {
-        const int64_t steps = inputs / TILE_INPUTS, rest = count % (2 * TILE), pairs = (count - rest) / (2 * TILE);
-        const int64_t wide = pairs + (rest > TILE), passes = 2 * wide + 2 * (rest > 0 && rest <= TILE);
-        const int64_t lines = (ahead.end - ahead.at) / LINE, share = passes ? lines / (passes * steps) + 1 : 0;
-        for (int64_t pair = 0; pair < wide; pair++) {
-            const int64_t first = pair * 2 * TILE;
-            shape(std::min<int64_t>(2 * TILE, count - first));
-            for (int half = 0; half < 2; half++)
-                two_by_two(x, pair, w + half * PANEL, steps, sums + first * PANEL + half * PANEL / 2, fresh, ahead,
-                           share);
-        }
-        if (rest > 0 && rest <= TILE) {
-            const int64_t first = pairs * 2 * TILE;
-            shape(rest);
-            one_by_four(x, pairs, w, steps, sums + first * PANEL, fresh, ahead, 2 * share);
-        }
+                  F&& meanwhile) {
+        shape(count);
+        if (count <= TILE) return one_by_four(x, w, inputs / TILE_INPUTS, sums, fresh, meanwhile);
+        for (int half = 0; half < 2; half++)
+            two_by_two(x, w + half * PANEL, inputs / TILE_INPUTS, sums + half * PANEL / 2, fresh, meanwhile);
     }
 
 private:
@@ -129,9 +130,9 @@ private:
         asm volatile("ldtilecfg %0" : : "m"(wanted) : "memory");
     }
 
-    static void one_by_four(const TileRows& rows, int64_t pair, const bf16* w, int64_t steps, float* sums,
-                            bool fresh, Ahead& ahead, int64_t share) {
-        const bf16* x = rows.at + pair * rows.pair;
+    template <class F>
+    static void one_by_four(const TileRows& rows, const bf16* w, int64_t steps, float* sums, bool fresh, F& meanwhile) {
+        const bf16* x = rows.at;
         const int64_t stride = rows.row * sizeof(bf16);
         if (fresh) {
             tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
@@ -140,7 +141,7 @@ private:
             tile_load<2>(sums + 2 * TILE, SUMS_ROW), tile_load<3>(sums + 3 * TILE, SUMS_ROW);
         }
         for (int64_t k = 0; k < steps; k++, x += rows.step, w += W_STEP) {
-            ahead.fetch(share);
+            meanwhile();
             tile_load<4>(x, stride);
             tile_load<5>(w, W_ROW);
             tile_multiply<0, 4, 5>();
@@ -155,9 +156,9 @@ private:
         tile_store<2>(sums + 2 * TILE, SUMS_ROW), tile_store<3>(sums + 3 * TILE, SUMS_ROW);
     }
 
-    static void two_by_two(const TileRows& rows, int64_t pair, const bf16* w, int64_t steps, float* sums, bool fresh,
-                           Ahead& ahead, int64_t share) {
-        const bf16* x = rows.at + pair * rows.pair;
+    template <class F>
+    static void two_by_two(const TileRows& rows, const bf16* w, int64_t steps, float* sums, bool fresh, F& meanwhile) {
+        const bf16* x = rows.at;
         const int64_t stride = rows.row * sizeof(bf16), below_x = rows.below;
         float* below = sums + TILE * PANEL;
         if (fresh) {
@@ -167,7 +168,7 @@ private:
             tile_load<2>(below, SUMS_ROW), tile_load<3>(below + TILE, SUMS_ROW);
         }
         for (int64_t k = 0; k < steps; k++, x += rows.step, w += W_STEP) {
-            ahead.fetch(share);
+            meanwhile();
             tile_load<6>(w, W_ROW);
             tile_load<4>(x, stride);
             tile_multiply<0, 4, 6>();
@@ -191,7 +192,8 @@ inline bool has_tiles() { return false; }
 
 class Tiles {
 public:
-    void multiply(const TileRows&, int64_t, const bf16*, int64_t, float*, bool, Ahead&) {}
+    static int64_t turns(int64_t, int64_t) { return 1; }
+    template <class F> void multiply(const TileRows&, int64_t, const bf16*, int64_t, float*, bool, F&&) {}
 };
 
 #endif

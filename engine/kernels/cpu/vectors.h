@@ -20,6 +20,7 @@ namespace {
 
 constexpr int PANEL = 64;        // outputs of a panel
 constexpr int LINE = 64;         // bytes of a line of the cache
+constexpr int STRIP = 32;        // numbers of a row that always lie side by side
 // Numbers of a vector: as many as a register has, since a compiler takes wider ones through memory.
 #if defined(__AVX512F__)
 constexpr int WIDE = 16;
@@ -43,6 +44,30 @@ template <class V, class P> inline V load(const P* from) {
 }
 
 template <class V, class P> inline void store(P* to, V v) { std::memcpy(to, &v, sizeof(V)); }
+
+// One of `Rows`.
+template <class T> struct Row {
+    T* at;
+    int64_t step;  // numbers from a strip to the next
+
+    // Where number k is; the others of its strip are beside it.
+    T* of(int64_t k) const { return at + uint64_t(k) / STRIP * step + k % STRIP; }
+};
+
+// Rows of numbers [.., width]: one behind the other, or (`in_strips`) STRIP rows at a time, strip by strip. The latter is
+// how tiles are loaded; and what a panel has as outputs of many rows then lies together, where writing it with the
+// length of a row between would take a line of the cache each from the same few places.
+template <class T> struct Rows {
+    T* at;
+    int64_t width;
+    bool in_strips = false;
+
+    Row<T> operator[](int64_t row) const {
+        if (!in_strips) return {at + row * width, STRIP};
+        return {at + row / STRIP * STRIP * width + row % STRIP * STRIP, STRIP * STRIP};
+    }
+    operator Rows<const T>() const { return {at, width, in_strips}; }
+};
 
 inline float number(float x) { return x; }
 
