@@ -11,14 +11,13 @@ import argparse
 import asyncio
 import gc
 import statistics
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import orjson
 
-from server.process.process_ends import SWITCH_S
+from server.process.process_ends import tune_process
 
 ROUNDS = 20
 """Turns of the long chain that are measured, each beside one of a chain that has just begun."""
@@ -81,5 +80,5 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="scripted", help="a folder, or antiphon-tiny (default: no model)")
     parser.add_argument("--turns", type=int, default=1000)
     options = parser.parse_args()
-    sys.setswitchinterval(SWITCH_S)
+    tune_process()
     asyncio.run(main(options.model, options.turns))

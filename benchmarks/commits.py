@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from pathlib import Path
 
+from server.process.process_ends import tune_process
 from storage import open_storage
 from tests.storage.drivers.test_speed import measure
 from tests.support.making import RUNNER, url
@@ -25,7 +25,7 @@ async def run(where: str) -> None:
 
 
 def main() -> None:
-    sys.setswitchinterval(1e-4)  # as the server does
+    tune_process()
     with tempfile.TemporaryDirectory() as folder:
         print("SQLite", end="")
         asyncio.run(run(url(Path(folder))))

@@ -75,8 +75,9 @@ async def serving(engine: ScriptedEngine | None = None) -> AsyncIterator[Running
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a benchmark on the loop, with the switch interval and the garbage collection of a server."""
-    sys.setswitchinterval(1e-4)
-    gc.set_threshold(5_000)
+    from server.process.process_ends import tune_process  # not in the program
+
+    tune_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main)
 
@@ -89,11 +90,14 @@ class _Stream(asyncio.Protocol):
     """Counts what comes back on one connection."""
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._tail, self._begun = b"", False
         self.events = 0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
+        if not self._begun and not data.startswith(b"HTTP/1.1 200"):
+            self.ended.set_exception(RuntimeError(f"the server refused: {data.decode(errors='replace')}"))
+        self._begun = True
         data = self._tail + data
         self.events += data.count(EVENT)
         self._tail = data[1 - len(EVENT) :] if EVENT[:1] in data[1 - len(EVENT) :] else b""
@@ -131,4 +135,5 @@ async def _crowd(url: str, streams: int, body: bytes, apart_s: float) -> None:
 
 if __name__ == "__main__":
     url, streams, body, apart_s = sys.argv[1:]
-    run(_crowd(url, int(streams), body.encode(), float(apart_s)))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_crowd(url, int(streams), body.encode(), float(apart_s)))

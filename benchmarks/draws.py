@@ -7,7 +7,6 @@ steps lose by that is what they wait for the interpreter's lock.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from engine.kernels import sampler
 from engine.kernels.cpu import open_library
 from engine.step import DrawPlan, no_draws
 from engine.tiny import CHECKPOINT
+from server.process.process_ends import tune_process
 
 VOCABULARIES = (3072, 151_936)
 WAYS: dict[str, dict[str, Any]] = {
@@ -118,7 +118,7 @@ def steps(loop: EngineLoop, count: int) -> float:
 
 
 def beside() -> None:
-    sys.setswitchinterval(1e-4)  # as `serve` does
+    tune_process()
     for sequences in (1, 16, 64):
         with torch.inference_mode():
             found = []

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from server.process.process_ends import tune_process
+
 LANES, WAITING, TICK_S = 4, 12, 0.05
 REQUESTS, APART_S = 1500, 0.0075
 
@@ -88,5 +90,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         asyncio.run(_crowd(sys.argv[1]))
     else:
-        sys.setswitchinterval(1e-4)
+        tune_process()
         asyncio.run(main())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from server.process.process_ends import tune_process
 
 
 async def main() -> None:
@@ -38,5 +39,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.setswitchinterval(1e-4)
+    tune_process()
     asyncio.run(main())
