@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from engine import ScriptedEngine
     from tests.support.running import Running
 
+BEGINNING = b"HTTP/1.1 200"
 EVENT = b"event: response.output_text.delta"
 ENDS = (b"event: response.completed", b"event: response.incomplete")
 
@@ -59,6 +60,8 @@ async def read(
     )
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError("the crowd has ended early, and said why")
     return Crowd(**json.loads(out))
 
 
@@ -95,17 +98,21 @@ class _Stream(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
-        if not self._begun and not data.startswith(b"HTTP/1.1 200"):
-            self.ended.set_exception(RuntimeError(f"the server refused: {data.decode(errors='replace')}"))
-        self._begun = True
         data = self._tail + data
+        if not self._begun and not data.startswith(BEGINNING):
+            self._fail(f"the server refused: {data.decode(errors='replace')}")
+        self._begun = True
         self.events += data.count(EVENT)
         self._tail = data[1 - len(EVENT) :] if EVENT[:1] in data[1 - len(EVENT) :] else b""
         if any(end in data for end in ENDS):
             self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+        self._fail("the server has closed a stream before its end")
+
+    def _fail(self, why: str) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(RuntimeError(why))
 
     def _end(self) -> None:
         if not self.ended.done():
@@ -135,5 +142,6 @@ async def _crowd(url: str, streams: int, body: bytes, apart_s: float) -> None:
 
 if __name__ == "__main__":
     url, streams, body, apart_s = sys.argv[1:]
+    gc.set_threshold(5_000)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_crowd(url, int(streams), body.encode(), float(apart_s)))

@@ -5,13 +5,13 @@ The checks need no more than the request and `ModelInfo`. Constraints are checke
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 
 from engine.types import GenerateRequest, ModelInfo, PromptTooLong, RequestError, SamplingParams
 
 MAX_LOGPROBS = 20
+MOST_BIAS = 1e30  # far more than bans, and still a number when it is added to a logit
 
 LONG_PROMPT = 32 * 1024
 """Tokens; a look at each takes some 0.05 us, so of more it is taken in a thread."""
@@ -63,8 +63,8 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     for field, ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
         if _is_outside(ids, vocab_size):
             raise RequestError(f"{field} has a token id outside 0..{vocab_size - 1}", param=field)
-    if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
-        raise RequestError("logit_bias has a number that is not finite", param="logit_bias")
+    if not all(abs(bias) <= MOST_BIAS for _, bias in sampling.logit_bias):  # what is not a number is neither
+        raise RequestError(f"logit_bias has a number beyond {MOST_BIAS:g}", param="logit_bias")
     for field, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None and not 0 <= count <= MAX_LOGPROBS:
             raise RequestError(f"{field} must be between 0 and {MAX_LOGPROBS}", param=field)

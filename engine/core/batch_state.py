@@ -141,6 +141,7 @@ class Rows:
         if len(ids) == len(slots):  # there are no drafts
             self.tokens.reshape(-1)[self._places(slots, self.num_tokens[slots])] = ids.astype(np.int32)
             self.num_tokens[slots] += 1
+            self.num_drafts[slots] = np.zeros_like(slots)
             return num_draws
         row_of, ahead = ragged(num_draws)
         at = self._places(slots[row_of], self.num_tokens[slots][row_of] + ahead)
@@ -225,8 +226,9 @@ class Rows:
         )
 
     def _places(self, slots: Ints, at: Ints) -> Ints:
-        """Where tokens are in all rows put end to end. For two indices NumPy lets go of the interpreter's
-        lock, which is a busy thread's for a while then, and to change a type on the way; for one it does not.
+        """Where tokens are in all rows put end to end. NumPy releases the interpreter's lock for an index of
+        two arrays, and for an assignment that converts the type; a busy thread has it for a while then. For
+        one array of the same type it does not.
         """
         return slots * self.tokens.shape[1] + at
 
@@ -329,9 +331,9 @@ def _blocks(table: NDArray[np.int32], slots: Ints, at: Ints) -> Ints:
     return found.astype(np.int64)
 
 
-def numbers(end: int) -> Ints:
-    """The integers below `end`, not to be written to. NumPy's `arange` lets go of the interpreter's lock,
-    which is a busy thread's for a while then."""
+def _numbers(end: int) -> Ints:
+    """The integers below `end`, not to be written to. NumPy's `arange` releases the interpreter's lock, see
+    `Rows._places`."""
     return _NUMBERS[:end] if end <= len(_NUMBERS) else np.arange(end)
 
 
@@ -342,7 +344,7 @@ _NUMBERS.setflags(write=False)
 def ragged(counts: Ints) -> tuple[Ints, Ints]:
     """Rows of `counts` entries each, flattened: for every entry its row, and its place in it."""
     if (counts == 1).all():  # as for nearly every step
-        return numbers(len(counts)), np.zeros_like(counts)
+        return _numbers(len(counts)), np.zeros_like(counts)
     row_of = np.repeat(np.arange(len(counts)), counts)
     return row_of, np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
 

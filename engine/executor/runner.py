@@ -93,7 +93,7 @@ class Forwarded:
 
     @property
     def logits(self) -> Tensor:
-        """They as a tensor."""
+        """The logits as a tensor."""
         return self.made if isinstance(self.made, Tensor) else torch.from_numpy(self.made)
 
 
@@ -312,7 +312,9 @@ class Runner:
 
     def narrow(self, forwarded: Forwarded, rows: Sequence[int]) -> Forwarded:
         """The logits of some rows of a forward."""
-        return Forwarded(forwarded.logits[self._move(np.array(rows, np.int64))])
+        which = np.array(rows, np.int64)
+        made = forwarded.made
+        return Forwarded(made[self._move(which)] if isinstance(made, Tensor) else made[which])
 
     def clear(self, blocks: Sequence[Sequence[int]]) -> None:
         """Zero blocks, by group: the NaN of a failed row must not reach their next owner."""

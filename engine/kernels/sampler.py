@@ -9,7 +9,8 @@ was filtered away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,18 +90,13 @@ def draw_here(
 
     Returns ids, highest scores (finite where those of the logits are) and which rows were allowed any token,
     [R] each. Nearly always that is one call: what remains are sums so close to each other that their noise
-    must be exact. Filters may round in another way than with `draw`. The logits are changed meanwhile, and as
-    they were at the end.
+    must be exact. Filters may round in another way than with `draw`. The logits are changed during the call,
+    and restored before it returns.
     """
     mask_of = np.full(len(logits), -1)
     if len(mask_rows):
         mask_of[mask_rows] = np.arange(len(mask_rows))
-    if len(plan.penalized):
-        before = logits[plan.penalized]
-        _penalize_here(logits, plan)
-        found = look(logits, plan, mask_of, masks)
-        logits[plan.penalized] = before
-    else:
+    with _penalized(logits, plan):
         found = look(logits, plan, mask_of, masks)
     drawn, count = plan.temperature > 0, found["count"]
     ids = np.where(drawn, found["ids"][:, 0], found["best_id"])
@@ -112,6 +108,21 @@ def draw_here(
         adjusted = _adjust(torch.from_numpy(logits), plan, mask_rows, masks)
         ids = _sample(adjusted, plan, rest, torch.from_numpy(ids), alone).numpy()
     return ids, found["peak"], found["best"] > -np.inf
+
+
+@contextmanager
+def _penalized(logits: NDArray[np.float32], plan: DrawPlan) -> Iterator[None]:
+    """Penalties are in the logits for as long as the context lasts."""
+    if not len(plan.penalized):
+        yield
+        return
+    at = plan.penalized[plan.history_rows], plan.history_ids
+    before = logits[at]
+    try:
+        _penalize_here(logits, plan)
+        yield
+    finally:
+        logits[at] = before
 
 
 def _penalize_here(scores: NDArray[np.float32], plan: DrawPlan) -> None:

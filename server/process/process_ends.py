@@ -15,8 +15,8 @@ ENGINE_DIED = 70  # EX_SOFTWARE
 
 SWITCH_S = 5e-4
 """How long a thread that computes keeps the interpreter's lock from others. Python's 5 ms hold up the loop.
-[measured] A step of the engine asks for the lock 11 times: 64 stored streams get 6 % more tokens a second at
-this than at 0.1 ms, where the loop is made to hand over too often (BENCHMARKS.md)."""
+[measured] When a step of the engine asked for the lock 11 times, 64 stored streams got 6 % more tokens a
+second at this than at 0.1 ms, where the loop is made to hand over too often (BENCHMARKS.md)."""
 
 
 def tune_process() -> None:

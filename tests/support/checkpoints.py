@@ -49,6 +49,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-strips": ("qwen3", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64}),
     "qwen3-yarn": (
         "qwen3",
         {

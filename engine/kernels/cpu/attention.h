@@ -297,8 +297,8 @@ struct Scores {
     }
 };
 
-// Weights [count], each 2 to the power of how far its score, `steep` times, is above `base`; of keys that are not seen 0.
-// Returns what they sum to.
+// Weights [count]: 2 to the power of `steep` times a score, less `base`, and 0 of a key that is not seen. Returns what
+// they sum to.
 template <bool WHOLE> inline float weigh_by(const Scores& scores, float steep, float base, bf16* weights) {
     Floats totals{}, more{};
     for (int64_t j = 0; j < scores.count; j += 2 * WIDE) {
@@ -314,11 +314,12 @@ template <bool WHOLE> inline float weigh_by(const Scores& scores, float steep, f
     return sum(totals + more);
 }
 
-// A row's weights [count] of a block of keys, beside the score `peak`: the highest of an earlier block, since looking for
-// that of each costs as much as half of the weights, unless it is far below this one's. `total`: of all weights. Returns
-// by what all before has to be multiplied.
+// A row's weights [count] of a block of keys, relative to the score `peak`. That is the highest one of an earlier
+// block, since a search of every block costs half as much as its weights. It becomes this block's own where its weights
+// sum to FAR or more. Changes `peak` and `total`, which is of all weights; returns the factor for what was summed
+// before.
 inline float weigh_block(const Scores& scores, float scale, float& peak, float& total, bf16* weights) {
-    constexpr float FAR = 1e12f;  // a block's weights that sum to more; their products with values are still numbers
+    constexpr float FAR = 1e12f;  // times a value, it is still far from the largest number
     const float before = peak, steep = scale * 1.44269504f;
     const auto weigh = [&] {
         return scores.whole() ? weigh_by<true>(scores, steep, peak * steep, weights)
@@ -344,7 +345,8 @@ inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* ta
                             int64_t count, int64_t window, int64_t num_heads, float scale, const Rows<bf16>& out,
                             int64_t token) {
     constexpr int64_t KEYS = 256;
-    const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, high = position + count, all = count * group;
+    const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, all = count * group;
+    const int64_t high = position + count;
     const int64_t low = window ? std::max<int64_t>(0, position - window + 1) : 0;
     const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, whole = (all + HEIGHT - 1) / HEIGHT * HEIGHT;
     Scratch& own = scratch();
@@ -463,7 +465,8 @@ void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t k
     }
 }
 
-// A group's queries q [tokens, heads, D] against the cache -> out [tokens, heads * D]. Called by every thread of a team.
+// A group's queries q [tokens, heads, D] against the cache -> out [tokens, heads * D]. Called by every thread of a
+// team.
 template <class T>
 void attend(const T* q, const Cache& cache, const Batch& batch, const Group& group, const std::vector<Piece>& pieces,
             int64_t num_heads, float scale, Member& member, const Rows<T>& out) {

@@ -12,10 +12,10 @@
 extern "C" {
 
 // Rows of scores, `stride` apart, of which `vocabulary` count each. A row's token is drawn at its temperature with the
-// noise of `noise` at `draw_index`, from what min-p leaves (0: all), of that top-k (0: all), and of that top-p (1: all);
+// noise of `noise` at `draw_index`, from what min-p leaves (0: all), of that top-k (0: all), of that top-p (1: all);
 // at temperature 0 it is the one of the highest score. `mask_of` [rows]: which of `masks` [.., mask_width] allows the
-// row's ids, by a bit each; negative: all are allowed. `biases` of `bias_values` are added to the scores of `bias_ids` in
-// `bias_rows` while they are looked at.
+// row's ids, by a bit each; negative: all are allowed. `bias_values` [biases] are added to the scores of `bias_ids` in
+// `bias_rows` during the call, and taken away again.
 struct Draw {
     float* scores;
     int64_t stride, rows, vocabulary;
@@ -28,9 +28,9 @@ struct Draw {
     int64_t biases;
 };
 
-// Of a row: its highest score with or without bias, which is no number where one of them is none; of those that are
-// allowed the highest and the first id that has it; and where it is drawn, how many ids may be the one, which, and their
-// scores. `count` 0: there may be more than those that have been kept.
+// Of a row: a `peak` that is at least its highest biased score, and finite unless a score is not; of the scores that
+// are allowed the highest, and the first id that has it; and where it is drawn, how many ids may be the one, which, and
+// what their scores are. `count` 0: there may be more than those that have been kept.
 constexpr int64_t MOST_CONTENDERS = 8;
 struct Drawn {
     float peak, best;
@@ -250,9 +250,9 @@ inline Drawn draw(const Draw& all, int64_t row) {
     return found;
 }
 
-// Adds what is to be added to scores, and puts back what there was at its end. An id beyond the vocabulary is never drawn.
+// Adds biases to scores for as long as it lives. An id beyond the vocabulary is never drawn, and has no score.
 class Biased {
-  public:
+public:
     explicit Biased(const Draw& all) : all(all), before(all.biases) {
         for (int64_t i = 0; i < all.biases; i++)
             if (is_drawn(i)) before[i] = at(i), at(i) += all.bias_values[i];
@@ -267,7 +267,7 @@ class Biased {
             if (is_drawn(i) && before[i] > out[all.bias_rows[i]].peak) out[all.bias_rows[i]].peak = before[i];
     }
 
-  private:
+private:
     bool is_drawn(int64_t i) const { return uint64_t(all.bias_ids[i]) < uint64_t(all.vocabulary); }
     float& at(int64_t i) const { return all.scores[all.bias_rows[i] * all.stride + all.bias_ids[i]]; }
     const Draw& all;

@@ -21,8 +21,8 @@ struct Layer {
     int64_t group;
 };
 
-// A model in bfloat16 or float. `embedding` [ids, hidden], or the head's panels where `embedding` is null. `cosines` and
-// `sines` [positions, head_dim / 2]; `scale` of scores.
+// A model in bfloat16 or float. `embedding` [ids, hidden], or the head's panels where `embedding` is null. `cosines`
+// and `sines` [positions, head_dim / 2]; `scale` of scores.
 struct Decoder {
     const Layer* layers;
     const void* embedding;
@@ -34,8 +34,9 @@ struct Decoder {
 };
 
 // `embedded` [tokens, hidden], or null: those of `token_ids` are looked up. `logits` [wanted, outputs] in float, of the
-// tokens `logits_at`; `progress`: when a layer was last done, in seconds of the monotonic clock. `adapters` [tokens],
-// from 1 (0: none), or null. alone: each query attends apart, so that its numbers depend on its keys alone.
+// tokens `logits_at`, each of which is there once; `progress`: when a layer was last done, in seconds of the monotonic
+// clock. `adapters` [tokens], from 1 (0: none), or null. alone: each query attends apart, so that its numbers depend on
+// its keys alone.
 struct Step {
     const Group* groups;
     const int64_t* token_ids;
@@ -206,8 +207,8 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
                     }
                     const T* weight = layer.qk_norm ? static_cast<const T*>(layer.qk_norm) + h * dim : nullptr;
                     const int64_t angles = batch.positions[t] * (dim / 2);
-                    rotate(heads[t], h * dim, weight, decoder.eps, decoder.cosines + angles, decoder.sines + angles, dim,
-                           h < num_q ? queries + (t * num_q + h) * dim : own);
+                    rotate(heads[t], h * dim, weight, decoder.eps, decoder.cosines + angles, decoder.sines + angles,
+                           dim, h < num_q ? queries + (t * num_q + h) * dim : own);
                     if (h >= num_q) keep(own, cache.keys, cache, batch, group, t, h - num_q);
                 }
             });
@@ -248,7 +249,8 @@ void antiphon_product(const Map* map, int is_bf16, const void* x, int64_t rows, 
         using T = decltype(kind);
         static thread_local Room<T> laid;
         const bool tiled = fits_tiles<T>(map->inputs);
-        const Rows<const T> lying{static_cast<const T*>(x), map->inputs}, added{static_cast<const T*>(residual), map->outputs};
+        const Rows<const T> lying{static_cast<const T*>(x), map->inputs};
+        const Rows<const T> added{static_cast<const T*>(residual), map->outputs};
         Rows<T> own{nullptr, map->inputs, tiled && rows > TILE};
         if (own.in_strips) own.at = room(laid, (rows + STRIP - 1) / STRIP * STRIP * map->inputs);
         Team team;

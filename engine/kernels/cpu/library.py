@@ -41,7 +41,7 @@ DIGEST_SIZE = 32  # bytes
 
 PANEL = 64  # as in kernels.cpp
 GROUP = 32
-STRIP = 32  # numbers of a head that are computed with at a time
+STRIP = 32  # numbers of a row that always lie side by side, as in vectors.h: a head is whole strips
 MOST_DIM = 256  # of a head
 MOST_HEADS = 64  # that share one of keys
 MOST_CONTENDERS = 8  # of a draw
@@ -184,8 +184,8 @@ class Library:
         masks: NDArray[np.int32],
     ) -> NDArray[np.void]:
         """What may be drawn for each row of scores [R, V], which are contiguous; `DRAWN` [R], see `draws.h`.
-        Penalties are in the scores already; the plan's bias is, while this lasts. `mask_of` [R]: the row of
-        masks, or -1."""
+        Penalties are in the scores already. The plan's bias is added during the call and taken away again.
+        `mask_of` [R]: the row of masks, or -1."""
         out = np.empty(len(scores), DRAWN)
         draw = Draw(
             scores=scores.ctypes.data,

@@ -1,6 +1,7 @@
 // Products with weights in panels.
 //
-// Weights are unpacked as they are read, and scale, bias, adapter, gate and residual follow the product at once.
+// Weights are unpacked as they are read. Scale, bias, adapter, gate and residual follow the product at once, or while
+// tiles multiply the next rows.
 //
 // A panel of 64 outputs is one stream from memory, read once a step: up to six rows at a time stay in registers, or 32
 // in tiles, and while more rows pass the next panel is fetched. Every output adds its terms in the same order, whatever
@@ -21,7 +22,8 @@ constexpr int LEAST_ROWS = 64;   // rows that pass a panel together, if there ar
 constexpr int64_t NEAR_BYTES = 1 << 20;   // of their numbers, which stay in the second cache while panels pass
 constexpr int64_t SOON_BYTES = 16 << 10;  // of a stream of weights, fetched before their turn
 constexpr int TURNS = 8;         // of a thread in one product of few rows
-constexpr int DEEP = 2048;       // inputs of a block of a panel, so that it stays in the second cache
+constexpr int DEEP = 2048;       // inputs of a block of a panel, so that it stays in the second cache,
+constexpr int WHOLE = 4096;      // but in tiles up to so many are one block, whose sums stay in the first one
 constexpr int NEAR = 128;        // the same where a block is read but once: in the first
 // Vectors of outputs of each of `rows` that are in registers at a time. Where there are only 16 registers, few rows get
 // as many as there is room for: a panel is then read in fewer goes, and one that leaves lines out is slow from memory.
@@ -252,7 +254,8 @@ template <class T> bool fits_tiles(int64_t width) {
     return std::is_same<T, bf16>::value && width % TILE_INPUTS == 0 && has_tiles();
 }
 
-// The same as `multiply_block`, of x [rows, count] and x_sums [rows, inputs / GROUP], in tiles; `meanwhile`: see there.
+// The same as `multiply_block`, of x [rows, count] and x_sums [rows, inputs / GROUP], in tiles; `meanwhile` is that of
+// `Tiles::multiply`.
 template <class F>
 void tiled_block(Tiles& tiles, const Map& map, int64_t p, int64_t from, int64_t count, int64_t rows, const TileRows& x,
                  const bf16* unpacked, const float* x_sums, float* sums, F&& meanwhile) {
@@ -285,10 +288,12 @@ struct Beside {
     const int64_t* adapters;
 };
 
-// One row's sums of panel p into out [outputs], with scale, bias, adapter, gate and, if there is one, residual.
+// One row's sums of panel p into out [outputs], with scale, bias, adapter, gate and, if there is one, residual. There
+// is one copy of it wherever it is called, which a compiler might else make of other instructions: a row's numbers
+// must not depend on when it is finished.
 template <class T, class O>
-void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, float* sums, const Row<const T>& residual,
-            const Row<O>& out) {
+__attribute__((noinline)) void finish(const Map& map, int64_t p, int64_t adapter, const float* ranks, float* sums,
+                                      const Row<const T>& residual, const Row<O>& out) {
     if (map.kind == INT8)
         for (int c = 0; c < PANEL; c++) sums[c] *= map.scale[p * PANEL + c];
     if (map.bias)
@@ -326,21 +331,24 @@ template <class O> inline void expect_writes(O* out, int64_t count) {
 // a single row's product takes a fifth longer, that of six rows half as long again.
 inline bool foresees_streams() { return !__builtin_cpu_is("intel"); }
 
-// x [rows, inputs] W^T, gated or plus residual (if that is anywhere) -> out [rows, outputs]. `tiled`: by tiles, of rows in
-// strips if they are more than TILE; else rows lie one behind the other. Called by every thread of a team; all are done
-// when it returns.
+// x [rows, inputs] W^T, gated or plus residual (if that is anywhere) -> out [rows, outputs]. `tiled`: by tiles, of rows
+// in strips if they are more than TILE; else rows lie one behind the other. Called by every thread of a team; all are
+// done when it returns.
 template <class T, class O>
 void product(const Map& map, const Rows<const T>& x, bool tiled, const Beside& beside, Member& member, int64_t num_rows,
              const Rows<const T>& residual, const Rows<O>& out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP, bytes = panel_bytes<T>(map);
     const bool once = num_rows <= (tiled ? TILE : MOST);
-    const int64_t deep = map.kind != AS_COMPUTED ? (once ? NEAR : DEEP) : tiled ? inputs : DEEP;
+    const bool is_unpacked = map.kind != AS_COMPUTED;
+    const int64_t deep = is_unpacked && once ? NEAR : !is_unpacked && tiled && inputs <= WHOLE ? inputs : DEEP;
     // as many rows at a time as stay near while panels pass, each of which is read again for the next
     const int64_t row_bytes = inputs * sizeof(Input<T>);
     const int64_t most = std::max<int64_t>(LEAST_ROWS, NEAR_BYTES / row_bytes / LEAST_ROWS * LEAST_ROWS);
     Scratch& own = scratch();
     const bool whole = inputs <= deep;
-    float* sums = room(own.sums, 2 * (whole ? std::max<int64_t>(HEIGHT, MOST) : most) * PANEL);
+    // Two buffers in turn, since rows of one may be due: of a cut where a panel is one block, else of all rows.
+    const int64_t buffer = (whole ? HEIGHT : std::min(most, num_rows)) * PANEL;
+    float* sums = room(own.sums, 2 * buffer);
     bf16* unpacked = map.kind == AS_COMPUTED ? nullptr : room(own.unpacked, deep * PANEL);
     // What is fetched meanwhile is the thread's next panel. Of a single pass it is what comes soon, and nothing where
     // rows are multiplied in registers and the processor foresees that stream.
@@ -364,7 +372,7 @@ void product(const Map& map, const Rows<const T>& x, bool tiled, const Beside& b
     const auto finish_rows = [&] {
         while (due.row < due.end) finish_row();
     };
-    int64_t passes = 0;
+    int64_t turn_of = 0;  // the buffers
     // `rows` from `top` on past one panel, while what is at `later` is fetched.
     const auto pass = [&](int64_t p, const char* later, const Input<T>* in, int64_t top, int64_t rows) {
         const char* panel = first + p * bytes;
@@ -388,16 +396,16 @@ void product(const Map& map, const Rows<const T>& x, bool tiled, const Beside& b
                 unpack_int4(reinterpret_cast<const uint16_t*>(panel), from, count, unpacked);
             for (int64_t cut = 0; cut < cuts; cut++) {
                 const int64_t low = begin(cut), high = begin(cut + 1);
-                // those of one block are soon used, and stay in the first cache; others are in turn, since some are due
-                float* own_sums = sums + (whole ? passes++ % 2 * HEIGHT : passes % 2 * most + low) * PANEL;
+                float* own_sums = sums + turn_of % 2 * buffer + (whole ? 0 : low * PANEL);
+                turn_of += whole;
                 if (tiled) {
                     const Rows<const bf16> all{reinterpret_cast<const bf16*>(x.at), inputs, x.in_strips};
                     const int64_t each = ((due.end - due.row) << 16) / Tiles::turns(high - low, count) + 1;
-                    int64_t turns = 0;
+                    int64_t passed = 0;
                     tiled_block(tiles, map, p, from, count, high - low, two_tiles(all, top + low, from), unpacked,
                                 beside.sums + (top + low) * groups, own_sums, [&] {
                                     ahead.turn();
-                                    for (turns += each; turns >= 1 << 16; turns -= 1 << 16)
+                                    for (passed += each; passed >= 1 << 16; passed -= 1 << 16)
                                         if (due.row < due.end) finish_row();
                                 });
                 } else {
@@ -415,7 +423,7 @@ void product(const Map& map, const Rows<const T>& x, bool tiled, const Beside& b
                 if (last) due = {p, top + low, top + high, own_sums};
             }
         }
-        passes += !whole;
+        turn_of += !whole;
     };
     for (int64_t top = 0; top < num_rows; top += most) {
         const int64_t rows = std::min(most, num_rows - top);

@@ -1,8 +1,8 @@
 // Sums of products in the tiles of a processor that has them (AMX).
 //
 // A tile of weights is 32 inputs of 16 outputs, and lies in a panel as it is multiplied by. Up to 16 rows pass a panel
-// once, four tiles of it at a time; up to 32 are two tiles, which pass one half of the panel and then the other. A row's
-// numbers do not depend on how many there are.
+// once, four tiles of it at a time. Up to 32 are two tiles, which pass one half of the panel and then the other. A
+// row's numbers do not depend on how many there are.
 
 #pragma once
 
@@ -22,8 +22,8 @@ constexpr int TILE_INPUTS = 32;  // of bfloat16
 constexpr int64_t HEIGHT = 2 * TILE;  // rows of two tiles
 static_assert(HEIGHT == STRIP && TILE_INPUTS == STRIP, "rows in strips are two tiles after the other");
 
-// Up to HEIGHT rows of bfloat16 as two tiles are loaded of them: how many numbers there are from a row to the next, from
-// the first tile to the second one, and from TILE_INPUTS to the next ones.
+// Up to HEIGHT rows of bfloat16 as two tiles are loaded of them: how many numbers there are from a row to the next,
+// from the first tile to the second one, and from TILE_INPUTS to the next ones.
 struct TileRows {
     const bf16* at;
     int64_t row, below, step;
@@ -32,7 +32,7 @@ struct TileRows {
 // Rows that are `stride` numbers apart.
 inline TileRows apart(const bf16* x, int64_t stride) { return {x, stride, TILE * stride, TILE_INPUTS}; }
 
-// Rows from `first` on, which is the first of two tiles, from an input on that is the first of a tile.
+// Rows from `first` on, a multiple of HEIGHT where rows are in strips, and from `input` on, a multiple of TILE_INPUTS.
 inline TileRows two_tiles(const Rows<const bf16>& x, int64_t first, int64_t input) {
     const Row<const bf16> row = x[first];
     if (!x.in_strips) return apart(row.of(input), x.width);
@@ -46,17 +46,17 @@ struct Ahead {
     uint32_t share = 0;  // lines of a turn, in 2^16ths
     uint32_t due = 0;    // what of them is left over
 
-    void fetch(int64_t lines) {
-        for (; lines > 0 && at < end; lines--, at += LINE) __builtin_prefetch(at, 0, 2);
-    }
-
     // All of it in so many turns, a share in each.
     void spread(int64_t turns) {
         share = at < end ? uint32_t(((end - at) / LINE << 16) / turns + 1) : 0;
     }
 
     void turn() {
-        for (due += share; due >= 1 << 16; due -= 1 << 16) fetch(1);
+        for (due += share; due >= 1 << 16; due -= 1 << 16) {
+            if (at >= end) continue;
+            __builtin_prefetch(at, 0, 2);
+            at += LINE;
+        }
     }
 };
 
@@ -99,8 +99,8 @@ public:
     static int64_t turns(int64_t count, int64_t inputs) { return inputs / TILE_INPUTS * (count > TILE ? 2 : 1); }
 
     // sums [count, PANEL], rows PANEL apart, += x [count, inputs] times w [inputs / 2, PANEL, 2], of up to HEIGHT rows,
-    // inputs being whole tiles. fresh: there are no sums yet. `meanwhile` is called in each of as many `turns`: the rest of
-    // the processor has time while tiles are multiplied.
+    // inputs being whole tiles. fresh: there are no sums yet. `meanwhile` is called in each of `turns`: other parts of
+    // the processor have time while tiles are multiplied.
     template <class F>
     void multiply(const TileRows& x, int64_t count, const bf16* w, int64_t inputs, float* sums, bool fresh,
                   F&& meanwhile) {

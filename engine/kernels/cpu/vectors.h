@@ -54,9 +54,9 @@ template <class T> struct Row {
     T* of(int64_t k) const { return at + uint64_t(k) / STRIP * step + k % STRIP; }
 };
 
-// Rows of numbers [.., width]: one behind the other, or (`in_strips`) STRIP rows at a time, strip by strip. The latter is
-// how tiles are loaded; and what a panel has as outputs of many rows then lies together, where writing it with the
-// length of a row between would take a line of the cache each from the same few places.
+// Rows of numbers [.., width]: one behind the other, or (`in_strips`) STRIP rows together, first the first strip of
+// each, then the second of each. That is how tiles are loaded. And what a panel puts out for many rows lies together
+// then: with a long row between two places, many of them would share the same few lines of a cache.
 template <class T> struct Rows {
     T* at;
     int64_t width;

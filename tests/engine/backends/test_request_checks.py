@@ -41,6 +41,7 @@ def test_a_request_that_fits_passes() -> None:
         ("frequency_penalty", 1e30),
         ("presence_penalty", float("-inf")),
         ("logit_bias", ((300, 1.0),)),
+        ("logit_bias", ((1, 1e39),)),
         ("logit_bias", ((3, float("nan")),)),
         ("stop_token_ids", (-1,)),
         ("logprobs", 21),

@@ -509,6 +509,10 @@ def test_drafts_are_drawn_for_each_and_kept_up_to_the_first_that_errs() -> None:
     assert added.tolist() == [2, 4]
     assert rows.tokens[slots[0], : rows.num_tokens[slots[0]]].tolist() == [1, 2, 3, 30, 99]
     assert rows.tokens[slots[1], : rows.num_tokens[slots[1]]].tolist() == [4, 5, 6, 7, 40, 41, 42, 43]
+    rows.num_drafts[at[:2]] = 3  # that were never computed
+    assert rows.append(at[:2], np.array([50, 51])).tolist() == [1, 1]
+    assert [rows.tokens[slot, rows.num_tokens[slot] - 1] for slot in slots[:2]] == [50, 51]
+    assert rows.num_drafts[at].tolist() == [0, 0, 0]
 
 
 # -- behind the door -----------------------------------------------------------------------------------------

@@ -120,12 +120,15 @@ def masks_of(rows: Sequence[int], vocabulary: int) -> tuple[NDArray[np.int64], N
 def both_draws(
     kernels: Library, scores: Tensor, plan: DrawPlan, mask_rows: NDArray[np.int64], masks: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """What is drawn, which is what torch draws; and so is which peaks are finite, and what was allowed."""
+    """What is drawn, which is what torch draws; and so are peaks (under bias or penalties: which are finite),
+    and what was allowed. The scores are as they were."""
     drawn, before = sampler.draw(scores, plan, mask_rows, masks), scores.numpy().copy()
     ids, peak, allowed = sampler.draw_here(scores.numpy(), plan, mask_rows, masks, kernels.draw)
     assert np.array_equal(scores.numpy(), before, equal_nan=True)
     assert np.array_equal(ids, drawn.ids.numpy())
     assert np.array_equal(np.isfinite(peak), np.isfinite(drawn.peak.numpy()))
+    if not (len(plan.bias_rows) or len(plan.penalized)):
+        assert np.array_equal(peak, drawn.peak.numpy(), equal_nan=True)
     assert np.array_equal(allowed, np.ones(len(ids)) if drawn.allowed is None else drawn.allowed.numpy())
     return ids
 
@@ -157,9 +160,9 @@ def test_filters_penalties_and_bias_go_the_same_way_beside_rows_without(kernels:
     both_draws(kernels, scores, filtered, mask_rows, masks)
     biased = replace(
         filtered,
-        bias_rows=np.array([1, 5]),
-        bias_ids=np.array([3, 1002]),
-        bias_values=np.array([-np.inf, 30], np.float32),
+        bias_rows=np.array([1, 3, 5]),  # one is of a token that is penalized, too
+        bias_ids=np.array([3, 8, 1002]),
+        bias_values=np.array([-np.inf, 2.5, 30], np.float32),
         penalized=np.array([2, 3]),
         repetition=np.array([1.5, 1], np.float32),
         presence=np.array([0, 0.5], np.float32),
@@ -308,7 +311,7 @@ def test_panels_multiply_as_rows_do(
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
     kernels: Library, dtype: torch.dtype, kind: Quantization
 ) -> None:
-    linear = made(kernels, random(200, 2112, dtype=dtype), None, kind)
+    linear = made(kernels, random(200, 2112, dtype=dtype), random(200, dtype=dtype), kind)
     x = random(1200, 2112, dtype=dtype, seed=2)  # many: another way of rounding shows in few of them
     whole = linear(x)
     threads = torch.get_num_threads()
@@ -367,64 +370,78 @@ def test_shapes_without_panels_are_left_to_torch(kernels: Library) -> None:
 # In a model
 
 
-def need_the_scores_of_torch(
-    find: Find, name: str, dtype: str, lengths: Sequence[int], **settings: Any
-) -> None:
-    """The log probabilities of all tokens of prompts of these lengths, at once, are those of torch."""
-    scores = {}
-    for kind, cpu_kernels in ((dtype, True), (dtype, False), ("float32", False)):
-        driver = Driver(find(name), dtype=kind, cpu_kernels=cpu_kernels, num_blocks=100, **settings)
-        assert (driver.loop.runner.fused is not None) is cpu_kernels
-        prompts = [tuple((7 * i + 3 * j) % 290 for j in range(n)) for i, n in enumerate(lengths)]
-        handles = [driver.submit(prompt, greedy(2, prompt_logprobs=1)) for prompt in prompts]
-        driver.run()
-        found = [
-            row.logprob
-            for handle in handles
-            for out in driver.outputs[handle]
-            for row in out.prompt_logprobs or ()
-        ]
-        scores[kind, cpu_kernels] = torch.tensor(found)
-    exact = scores["float32", False]
-    assert len(exact) == sum(lengths) - len(lengths)
-    error = (scores[dtype, True] - exact).abs()
+def scores_of(
+    folder: Path, lengths: Sequence[int], *, by_torch: bool, dtype: str = "bfloat16", **settings: Any
+) -> Tensor:
+    """The log probabilities of all tokens of prompts of these lengths, which are computed at once."""
+    driver = Driver(folder, dtype=dtype, cpu_kernels=not by_torch, num_blocks=100, **settings)
+    assert (driver.loop.runner.fused is None) is by_torch
+    prompts = [tuple((7 * i + 3 * j) % 290 for j in range(n)) for i, n in enumerate(lengths)]
+    handles = [driver.submit(prompt, greedy(2, prompt_logprobs=1)) for prompt in prompts]
+    driver.run()
+    outputs = [out for handle in handles for out in driver.outputs[handle]]
+    found = torch.tensor([row.logprob for out in outputs for row in out.prompt_logprobs or ()])
+    assert len(found) == sum(lengths) - len(lengths)
+    return found
+
+
+def need_the_scores_of_torch(folder: Path, dtype: str, lengths: Sequence[int], **settings: Any) -> None:
+    """The log probabilities of prompts of these lengths are those of torch."""
+    exact = scores_of(folder, lengths, by_torch=True, dtype="float32", **settings)
+    error = (scores_of(folder, lengths, by_torch=False, dtype=dtype, **settings) - exact).abs()
     if dtype == "float32":
         assert error.max() < 1e-3
     else:  # two ways of rounding, neither of which is much the better
-        assert error.mean() < 1.25 * (scores[dtype, False] - exact).abs().mean()
+        rounded = scores_of(folder, lengths, by_torch=True, dtype=dtype, **settings)
+        assert error.mean() < 1.25 * (rounded - exact).abs().mean()
 
 
-@pytest.mark.parametrize("name", ["llama-32", "mistral-32", "qwen2-windows-32", "qwen3-64"])
+@pytest.mark.parametrize("name", ["llama-32", "mistral-32", "qwen2-windows-32", "qwen3-64", "qwen3-strips"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("march", ["native", "cooperlake", "haswell"])
 def test_a_whole_step_is_that_of_torch(
     checkpoint: Find, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, march: str
 ) -> None:
-    """In chunks beside sequences that decode."""
+    """In chunks beside sequences that decode; "strips" fits tiles in all of its widths."""
     need_kernels(march)
     monkeypatch.setattr("engine.models.loader.open_library", lambda: library.build(march))
-    need_the_scores_of_torch(checkpoint, name, dtype, (1, 200, 17, 64, 3), max_num_batched_tokens=150)
+    need_the_scores_of_torch(checkpoint(name), dtype, (1, 200, 17, 64, 3), max_num_batched_tokens=150)
 
 
-@pytest.mark.parametrize("name", ["mistral-32", "qwen2-windows-32", "qwen3-64"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_whole_step_of_few_bits_is_that_of_torch(checkpoint: Find, quantization: Quantization) -> None:
+    """The same weights of few bits: two ways of rounding differ no more than they do of whole weights."""
+    need_kernels()
+    folder, lengths = checkpoint("qwen3-strips"), (1, 200, 17, 64, 3)
+    differences = [
+        scores_of(folder, lengths, by_torch=False, **settings)
+        - scores_of(folder, lengths, by_torch=True, **settings)
+        for settings in ({"quantization": quantization}, {})
+    ]
+    few, whole = (difference.abs().mean() for difference in differences)
+    assert few < 1.5 * whole
+
+
+@pytest.mark.parametrize("name", ["mistral-32", "qwen2-windows-32", "qwen3-64", "qwen3-strips"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_attention_to_many_keys_is_that_of_torch(checkpoint: Find, name: str, dtype: str) -> None:
     """More than pass as one block, in chunks that begin in a later one; windows hide whole blocks."""
     need_kernels()
-    need_the_scores_of_torch(checkpoint, name, dtype, (480, 90), max_num_batched_tokens=300)
+    need_the_scores_of_torch(checkpoint(name), dtype, (480, 90), max_num_batched_tokens=300)
 
 
-def test_later_keys_may_score_far_higher_than_all_before(checkpoint: Find, tmp_path: Path) -> None:
-    """By more than a number can be the weight of: what was summed before is nothing then."""
+@pytest.mark.parametrize("name", ["qwen3-64", "qwen3-strips"])
+def test_later_keys_may_score_far_higher_than_all_before(checkpoint: Find, tmp_path: Path, name: str) -> None:
+    """By more than a weight can hold: what was summed before counts nothing then."""
     need_kernels()
     steep = tmp_path / "steep"
-    shutil.copytree(checkpoint("qwen3-64"), steep)
+    shutil.copytree(checkpoint(name), steep)
     weights = load_file(steep / "model.safetensors")
-    for name in weights:
-        if name.endswith("q_norm.weight"):
-            weights[name] = weights[name] * 400
+    for each in weights:
+        if each.endswith("q_norm.weight"):
+            weights[each] = weights[each] * 400
     save_file(weights, steep / "model.safetensors", metadata={"format": "pt"})
-    need_the_scores_of_torch(lambda _: steep, "", "bfloat16", (480, 90), max_num_batched_tokens=300)
+    need_the_scores_of_torch(steep, "bfloat16", (480, 90), max_num_batched_tokens=300)
 
 
 def test_the_shipped_model_runs_by_them_and_holds_its_embedding_once() -> None:
