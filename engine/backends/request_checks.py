@@ -63,7 +63,7 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     for field, ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
         if _is_outside(ids, vocab_size):
             raise RequestError(f"{field} has a token id outside 0..{vocab_size - 1}", param=field)
-    if not all(abs(bias) <= MOST_BIAS for _, bias in sampling.logit_bias):  # what is not a number is neither
+    if not all(abs(bias) <= MOST_BIAS for _, bias in sampling.logit_bias):  # nor is what is not a number
         raise RequestError(f"logit_bias has a number beyond {MOST_BIAS:g}", param="logit_bias")
     for field, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None and not 0 <= count <= MAX_LOGPROBS:

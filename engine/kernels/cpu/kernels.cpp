@@ -53,14 +53,14 @@ struct Step {
 
 namespace {
 
-// A head's q or k, which is at `first` of a row, turned by its position; `weight`, if any, is of the norm before.
+// A head's q or k, turned by its position; `weight`, if any, is of the norm before.
 template <class T>
-inline void rotate(const Row<T>& row, int64_t first, const T* weight, float eps, const float* cosines,
-                   const float* sines, int64_t dim, T* out) {
+inline void rotate(const Row<T>& x, const T* weight, float eps, const float* cosines, const float* sines, int64_t dim,
+                   T* out) {
     float own[MOST_DIM];
     Floats squares{};
     for (int64_t d = 0; d < dim; d += WIDE) {
-        const Floats part = read(row.of(first + d));
+        const Floats part = read(x.of(d));
         store(own + d, part);
         squares += part * part;
     }
@@ -199,16 +199,17 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
             member.share((tokens + together - 1) / together * all, [&](int64_t each) {
                 const int64_t h = each % all, begin = each / all * together;
                 for (int64_t t = begin; t < std::min(begin + together, tokens); t++) {
+                    const Row<T> head = heads[t].from(h * dim);
                     T own[MOST_DIM];
                     if (h >= turned) {
-                        for (int64_t d = 0; d < dim; d += STRIP) std::copy_n(heads[t].of(h * dim + d), STRIP, own + d);
+                        copy_row<T>(head, dim, {own, STRIP});
                         keep(own, cache.values, cache, batch, group, t, h - turned);
                         continue;
                     }
                     const T* weight = layer.qk_norm ? static_cast<const T*>(layer.qk_norm) + h * dim : nullptr;
                     const int64_t angles = batch.positions[t] * (dim / 2);
-                    rotate(heads[t], h * dim, weight, decoder.eps, decoder.cosines + angles, decoder.sines + angles,
-                           dim, h < num_q ? queries + (t * num_q + h) * dim : own);
+                    rotate(head, weight, decoder.eps, decoder.cosines + angles, decoder.sines + angles, dim,
+                           h < num_q ? queries + (t * num_q + h) * dim : own);
                     if (h >= num_q) keep(own, cache.keys, cache, batch, group, t, h - num_q);
                 }
             });

@@ -1,7 +1,7 @@
 // Products with weights in panels.
 //
-// Weights are unpacked as they are read. Scale, bias, adapter, gate and residual follow the product at once, or while
-// tiles multiply the next rows.
+// Weights are unpacked as they are read. Scale, bias, adapter, gate and residual follow a product of some rows when that
+// of the next ones has been computed, or in tiles meanwhile.
 //
 // A panel of 64 outputs is one stream from memory, read once a step: up to six rows at a time stay in registers, or 32
 // in tiles, and while more rows pass the next panel is fetched. Every output adds its terms in the same order, whatever
@@ -349,7 +349,7 @@ void product(const Map& map, const Rows<const T>& x, bool tiled, const Beside& b
     // Two buffers in turn, since rows of one may be due: of a cut where a panel is one block, else of all rows.
     const int64_t buffer = (whole ? HEIGHT : std::min(most, num_rows)) * PANEL;
     float* sums = room(own.sums, 2 * buffer);
-    bf16* unpacked = map.kind == AS_COMPUTED ? nullptr : room(own.unpacked, deep * PANEL);
+    bf16* unpacked = is_unpacked ? room(own.unpacked, deep * PANEL) : nullptr;
     // What is fetched meanwhile is the thread's next panel. Of a single pass it is what comes soon, and nothing where
     // rows are multiplied in registers and the processor foresees that stream.
     const int64_t soon = tiled || !foresees_streams() ? std::min(SOON_BYTES, bytes) : map.panels * bytes;
@@ -358,7 +358,7 @@ void product(const Map& map, const Rows<const T>& x, bool tiled, const Beside& b
     const int64_t share = once ? std::max<int64_t>(1, map.panels / (TURNS * member.threads)) : 1;
     const int64_t num_turns = (map.panels + share - 1) / share;
     Tiles tiles;
-    // Rows past a panel whose sums are there. They are finished while tiles multiply the next ones.
+    // Rows past a panel whose sums are there, and which are still to be finished.
     struct {
         int64_t panel, row, end;
         float* sums;

@@ -52,6 +52,9 @@ template <class T> struct Row {
 
     // Where number k is; the others of its strip are beside it.
     T* of(int64_t k) const { return at + uint64_t(k) / STRIP * step + k % STRIP; }
+    // The rest of it from number k on, which is the first of a strip.
+    Row from(int64_t k) const { return {of(k), step}; }
+    operator Row<const T>() const { return {at, step}; }
 };
 
 // Rows of numbers [.., width]: one behind the other, or (`in_strips`) STRIP rows together, first the first strip of
