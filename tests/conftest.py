@@ -6,7 +6,7 @@ import gc
 import os
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,11 +110,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Postgres:
-    """A real PostgreSQL server, started by the first test that asks for it."""
+def postgres() -> Iterator[Postgres]:
+    """A real PostgreSQL server, started by the first test that asks for it.
+
+    A machine that runs several tests at once stands still for seconds at times. No test is about how long a
+    statement may take, so here it may take a minute.
+    """
     from tests.support.postgres import the_server
 
-    return the_server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.drivers.postgres.STATEMENT_MS", 60_000)
+        patch.setattr("storage.drivers.postgres.COMMAND_S", 61.0)
+        yield the_server()
 
 
 @pytest.fixture(scope="session")
