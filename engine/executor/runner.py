@@ -46,6 +46,9 @@ SMALL_STEP_S = 0.02  # of one core, which computes, and reads weights and the ca
 OPERATIONS_PER_S = 1e11
 BYTES_PER_S = 3e10
 CACHE_BYTES_PER_S = 1.5e10
+ATTENDED_BYTES_PER_S = (
+    6.5e10  # what it attends to for a further token of a sequence, whose cache is near then
+)
 
 NO_TOKEN = "what masks, bans and min_tokens leave is no token"
 """Why a row has failed that asks for too much."""
@@ -220,8 +223,8 @@ class Runner:
             reserve.uses(int(blocks.max()) + 1)
         if self.device.type == "cpu":
             # torch's sums depend on its threads, so where they must not, the neighbours' lengths do not count
-            cached = 0 if self.deterministic else self._bytes_seen(plan)
-            set_threads(self.num_threads or self.threads_for(len(plan.token_ids), cached))
+            cached, attended = (0, 0) if self.deterministic else self._bytes_seen(plan)
+            set_threads(self.num_threads or self.threads_for(len(plan.token_ids), cached, attended))
         if self.model.sight is not None:
             if self.device.type == "cpu" and plan.images:
                 set_threads(self.num_threads or self._most_threads)
@@ -330,8 +333,9 @@ class Runner:
             for block in np.setdiff1d(blocks[begun], blocks[filled]).tolist():
                 raw(pool)[block].zero_()  # one by one: an index of several goes number by number
 
-    def threads_for(self, num_tokens: int, cached: int = 0) -> int:
-        """Threads that a step of so many tokens is worth, which see so many bytes of the cache.
+    def threads_for(self, num_tokens: int, cached: int = 0, attended: int = 0) -> int:
+        """Threads that a step of so many tokens is worth, which see so many bytes of the cache. attended: the
+        bytes that each token sees, of all but the first of its sequence.
 
         Small operations gain little from a second core, and lose a scheduler's time slice at each of their
         barriers when that core is busy (with this process's own asyncio loop, say).
@@ -339,16 +343,18 @@ class Runner:
         spec = self.model.spec
         computing = 2 * num_tokens * spec.num_parameters / OPERATIONS_PER_S
         reading = spec.num_parameters * spec.dtype.itemsize / BYTES_PER_S
-        small = max(computing, reading) + cached / CACHE_BYTES_PER_S < SMALL_STEP_S
-        return 1 if small else self._most_threads
+        attending = cached / CACHE_BYTES_PER_S + attended / ATTENDED_BYTES_PER_S
+        return 1 if max(computing, reading) + attending < SMALL_STEP_S else self._most_threads
 
-    def _bytes_seen(self, plan: StepPlan) -> int:
-        """Bytes of the cache that a plan's sequences see."""
-        total = 0
+    def _bytes_seen(self, plan: StepPlan) -> tuple[int, int]:
+        """Bytes of the cache that a plan's sequences see, and those that their further tokens do."""
+        further = np.diff(plan.query_start) - 1
+        cached = attended = 0
         for nbytes, group in zip(self._token_bytes, self.model.spec.groups, strict=True):
             seen = plan.seq_lens if group.window is None else np.minimum(plan.seq_lens, group.window)
-            total += nbytes * int(seen.sum())
-        return total
+            cached += nbytes * int(seen.sum())
+            attended += nbytes * int(seen @ further)
+        return cached, attended
 
     def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
         group, dtype = self.model.spec.groups[g], self.model.spec.dtype

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.executor import Forwarded
 from engine.kernels import FP8, own_threads, raw
+from engine.step import StepPlan
 from tests.engine.core.test_greedy import prompts
 from tests.support.driver import Driver, greedy
 
@@ -60,6 +62,35 @@ def test_threads_of_an_engine_are_not_those_of_anothers_latest_step(
         Driver(checkpoint("qwen3"), num_blocks=100, num_threads=2)
         second = Driver(checkpoint("qwen3"), num_blocks=100, num_threads=None)
         assert first.loop.runner.threads_for(1 << 30) == second.loop.runner.threads_for(1 << 30) == 3
+    finally:
+        torch.set_num_threads(before)
+        own_threads.cache_clear()
+
+
+def test_a_turn_behind_a_long_history_is_shared(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few tokens it has: each of them attends to all that was before."""
+    before, shared = torch.get_num_threads(), list[tuple[int, int]]()
+    own_threads.cache_clear()
+    try:
+        torch.set_num_threads(2)
+        driver = Driver(checkpoint("qwen3"), num_blocks=100, num_threads=None)
+        forward = driver.loop.runner.forward
+
+        def watched(plan: StepPlan) -> Forwarded:
+            made = forward(plan)
+            shared.append((len(plan.token_ids), torch.get_num_threads()))
+            return made
+
+        monkeypatch.setattr(driver.loop.runner, "forward", watched)
+        driver.generate(prompts()[0], greedy(3))
+        assert {threads for _, threads in shared} == {1}
+        shared.clear()
+        monkeypatch.setattr("engine.executor.runner.ATTENDED_BYTES_PER_S", 1.0)
+        driver.generate((*prompts()[0], 5, 6, 7), greedy(3))
+        assert [threads for _, threads in shared] == [2 if tokens > 1 else 1 for tokens, _ in shared]
+        assert len({threads for _, threads in shared}) == 2
     finally:
         torch.set_num_threads(before)
         own_threads.cache_clear()
