@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import gc
 import inspect
+import itertools
 import socket
 import statistics
 import sys
@@ -203,11 +204,13 @@ class Turn(NamedTuple):
 class Histories:
     """Histories of one kind and shape, by their lengths, and the turns that continue them."""
 
+    # No two messages are alike, of whatever histories: what is said twice is tokenized and computed once.
+    _numbers = itertools.count(1)
+
     def __init__(self, base_url: str, meter: Meter, kind: str, shape: str) -> None:
         self._url, self._meter = urlsplit(base_url), meter
         self._kind, self._shape = kind, shape
         self._places: dict[int, dict[str, str]] = {}
-        self._num_messages = 0
         self._client = ThreadPoolExecutor(1, thread_name_prefix="client")
 
     async def begin(self, length: int) -> None:
@@ -241,9 +244,9 @@ class Histories:
         return turn
 
     def _text(self, num_tokens: int) -> str:
-        self._num_messages += 1  # no two alike: what is said twice is tokenized once
-        words = [WORDS[(self._num_messages * 7 + at * at) % len(WORDS)] for at in range(num_tokens // 2)]
-        return f"{self._num_messages}: {' '.join(words)}"
+        number = next(self._numbers)
+        words = [WORDS[(number * 7 + at * at) % len(WORDS)] for at in range(num_tokens // 2)]
+        return f"{number}: {' '.join(words)}"
 
     def _run(self, body: dict[str, Any]) -> Turn:
         began, before = time.perf_counter(), self._meter.spent()
