@@ -475,14 +475,19 @@ class RequestError(EngineError):
 
 
 class PromptTooLong(RequestError):
-    """`num_tokens` prompt tokens leave no room in a context of `limit`."""
+    """`num_tokens` prompt tokens, or at least so many, leave no room in a context of `limit`."""
 
-    def __init__(self, num_tokens: int, limit: int) -> None:
+    def __init__(self, num_tokens: int, limit: int, at_least: bool = False) -> None:
         super().__init__(num_tokens, limit)
-        self.num_tokens, self.limit = num_tokens, limit
+        self.num_tokens, self.limit, self.at_least = num_tokens, limit, at_least
+
+    @property
+    def count(self) -> str:
+        """The number of tokens, in words."""
+        return f"at least {self.num_tokens}" if self.at_least else str(self.num_tokens)
 
     def __str__(self) -> str:
-        return f"the prompt has {self.num_tokens} tokens; the context holds {self.limit}"
+        return f"the prompt has {self.count} tokens; the context holds {self.limit}"
 
 
 class ConstraintError(RequestError):

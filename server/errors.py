@@ -213,7 +213,7 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         "context_length_exceeded",
         lambda e: (
             f"This model's maximum context length is {e.limit} tokens. However, your input resulted in "
-            f"{e.num_tokens} tokens. Please reduce the length of the input."
+            f"{e.count} tokens. Please reduce the length of the input."
         ),
     ),
     PromptOverLimit: _Row(
@@ -221,7 +221,7 @@ _TABLE: Mapping[type[BaseException], _Row] = {
         "context_length_exceeded",
         lambda e: (
             f"This model's maximum context length is {e.limit} tokens, as this server's `max_prompt_tokens` "
-            f"has it. However, your input resulted in {e.num_tokens} tokens. Please reduce the length of the "
+            f"has it. However, your input resulted in {e.count} tokens. Please reduce the length of the "
             "input."
         ),
     ),

@@ -28,7 +28,9 @@ Schema = dict[str, Any]
 MAX_INT32 = (1 << 31) - 1
 ALIKE = 0.9  # names that are as like as this, by `difflib`'s measure, mean the same
 MOST_SPELT, LONGEST_SPELT = 16, 40  # unknown names whose spelling is looked at, and their characters
-ELSEWHERE = frozenset({"models"})  # names that other servers know, and which are like one of ours
+LEAST_SPELT = 4  # characters of a name of which one letter may be wrong
+# Names that other servers know, and which are like one of ours.
+ELSEWHERE = frozenset({"models", "seed", "speed", "top_a"})
 MAX_SCHEMA_PARTS = 8_000  # objects and arrays; twice what the decoder takes, and cheap to refuse here
 
 
@@ -396,9 +398,21 @@ def require_spelling(value: Mapping[str, Any], known: Collection[str], path: str
     strange = (name for name, element in value.items() if name not in known and element is not None)
     for name in islice(strange, MOST_SPELT):
         if len(name) <= LONGEST_SPELT and name not in ELSEWHERE:
+            slips = [each for each in known if _is_slip(name, each)]
             meant = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
-            if meant:
+            if meant := meant or difflib.get_close_matches(name, slips, n=1):
                 _unknown(path_of(path, name), meant)
+
+
+def _is_slip(name: str, meant: str) -> bool:
+    """Whether a name has one letter too many, too few, wrong, or in its neighbour's place."""
+    shorter = min(len(name), len(meant))
+    if shorter < LEAST_SPELT or abs(len(name) - len(meant)) > 1:
+        return False
+    at = next((i for i in range(shorter) if name[i] != meant[i]), shorter)
+    left, right = name[at:], meant[at:]
+    swapped = left[:2] == right[1::-1] and left[2:] == right[2:]
+    return swapped or left[1:] == right[1:] or left[1:] == right or left == right[1:]
 
 
 def tagged(shapes: Mapping[str, Shape], aliases: Mapping[str, str] | None = None) -> Shape:

@@ -339,7 +339,7 @@ def error_form(error: EngineError) -> Form:
     form: Form = {"type": type(error).__name__ if known else "RequestFailed", "args": [str(error)]}
     match error:
         case PromptTooLong():
-            form["args"] = [error.num_tokens, error.limit]
+            form["args"] = [error.num_tokens, error.limit, error.at_least]
         case ConstraintError():
             form |= {"args": [error.reason], "given": {"tool": error.tool, "place": error.place}}
         case QueueFull():

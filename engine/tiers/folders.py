@@ -65,12 +65,10 @@ class Folder:
     def make(self) -> None:
         """Make it where it is not there, as when it was taken for one that nobody uses, or when somebody has
         removed all of the root. ForeignFolder where that is another database's by now."""
-        if not self.root.is_dir():
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            require_own(self.root, self._database)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_own(self.root, self._database)
+        if not (self.root / "secret").exists():  # what is known under it would not be found otherwise
             _written_once(self.root / "secret", self.secret)
-        else:
-            require_own(self.root, self._database)
         self.path.mkdir(mode=0o700, exist_ok=True)
 
     def touch(self) -> None:
@@ -86,8 +84,10 @@ class Folder:
     def of(self, owner: bytes) -> Path:
         """An owner's folder, made if it is not there."""
         path = self.path / owner.hex()
-        (path / "names").mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.chmod(0o700)
+        if not self.path.is_dir():
+            self.make()
+        for each in (path, path / "names"):  # parents that are made on the way are open to others
+            each.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def owners(self) -> list[bytes]:

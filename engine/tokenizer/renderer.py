@@ -108,7 +108,7 @@ class Prompts:
         it could cost more than generating (10 MB of one letter: seconds and gigabytes)."""
         least = num_chars // self.tokenizer.longest_token
         if least > HOPELESS * self._limit:
-            raise PromptTooLong(least, self._limit)
+            raise PromptTooLong(least, self._limit, at_least=True)
 
 
 def _is_small(messages: RenderInput) -> bool:

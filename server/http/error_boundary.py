@@ -223,7 +223,10 @@ class Envelope:
             **record.fields(),
         }
         line = "%s %s %d %.0f ms %s %s"
-        words = (method, path, status, seconds * 1000, record.request_id, client)
+        words: tuple[object, ...] = (method, path, status, seconds * 1000, record.request_id, client)
+        refused = [] if record.error_code is None else [record.error_code, said["owner"], said["key_id"]]
+        for each in filter(None, refused):  # why, and for whom: what an operator is asked
+            line, words = f"{line} %s", (*words, each)
         access.log(level, line, *words, extra=said)
 
 

@@ -172,6 +172,12 @@ _CHAT_WORDS: Mapping[str, Rule] = {
     "function_call": _renamed("tool_choice"),
 }
 
+# What is guessed for the names of what a turn continues: without it, its answer would know of no history.
+_GUESSED: Mapping[str, Rule] = {
+    "conversation_id": _renamed("conversation"),
+    "previous_id": _renamed("previous_response_id"),
+}
+
 # What messages call by names of their own, likewise.
 _MESSAGES_WORDS: Mapping[str, Rule] = {"system": _renamed("instructions"), "stop_sequences": _renamed("stop")}
 
@@ -183,6 +189,7 @@ _NO_SEARCH = (
 _RESPONSES: Mapping[str, Rule] = {
     **_CHAT_WORDS,
     **_MESSAGES_WORDS,
+    **_GUESSED,
     "max_tokens": _renamed("max_output_tokens"),
     "max_completion_tokens": _renamed("max_output_tokens"),
     "logprobs": _elsewhere("Ask for 'top_logprobs', and include 'message.output_text.logprobs'.", False),
@@ -213,6 +220,7 @@ _RESPONSES: Mapping[str, Rule] = {
 
 _INPUT_TOKENS: Mapping[str, Rule] = {
     **_CHAT_WORDS,
+    **_GUESSED,
     "system": _renamed("instructions"),
     **_each(
         HONOURED,

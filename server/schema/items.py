@@ -209,16 +209,16 @@ def _type_of(value: Mapping[str, Any], path: str) -> str:
         return "message"
     if value.keys() <= {"id", "type"} and "id" in value:
         return "item_reference"
-    missing(f"{path}.type")
+    missing(f"{path}.{'role' if 'content' in value else 'type'}")
 
 
 def _id_of(fields: Mapping[str, Any], path: str) -> str | None:
-    """The client's own id; None where there is none worth the name."""
+    """The client's own id; None where there is none worth the name, or that no URL could name."""
     item_id = fields.get("id")
     if item_id is None or item_id in ("", _FAKE_ID):
         return None
     found: str = identifier(item_id, f"{path}.id")
-    return found
+    return None if "/" in found or found in (".", "..") else found
 
 
 def _flat_call(value: Mapping[str, Any], path: str) -> dict[str, Any]:

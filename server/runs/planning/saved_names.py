@@ -90,7 +90,9 @@ class SavedNames:
                 num_gone += await compare()
             except StorageUnavailable:
                 raise
-            except Exception:  # the next deletion and the next sweep try again
+            except OSError as error:  # the next deletion and the next sweep try again
+                log.warning("what was deleted could not be compared with what is on disk: %s", error)
+            except Exception:
                 log.exception("what was deleted could not be compared with what is on disk")
         return num_gone
 

@@ -331,7 +331,7 @@ def words_of_messages() -> Iterator[None]:
     try:
         yield
     except PromptTooLong as error:
-        message = f"prompt is too long: {error.num_tokens} tokens > {error.limit} maximum"
+        message = f"prompt is too long: {error.count} tokens > {error.limit} maximum"
         raise ApiError(400, message, code="context_length_exceeded", param="messages") from None
     except ApiError as error:
         raise in_words_of_messages(error) from None

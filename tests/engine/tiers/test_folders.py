@@ -53,6 +53,27 @@ def test_a_root_that_was_removed_is_made_again_with_its_secret(tmp_path: Path) -
     assert Folder(tmp_path / "kv", IDENTITY).secret == folder.secret
 
 
+def test_what_is_written_first_after_a_removal_makes_the_root_again_with_its_secret(tmp_path: Path) -> None:
+    """An owner's folder made it, open to others, and the next process gave it a secret of its own."""
+    folder = Folder(tmp_path / "kv", IDENTITY)
+    owner = folder.owner("Alice")
+    shutil.rmtree(tmp_path / "kv")
+    folder.write_name(owner, NAME)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "kv").rglob("*") if path.is_dir()} == {
+        0o700
+    }
+    assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
+    assert Folder(tmp_path / "kv", IDENTITY).secret == folder.secret
+    assert Folder(tmp_path / "kv", IDENTITY).owners() == [owner]
+
+
+def test_a_root_that_lost_its_secret_alone_gets_it_back(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "kv", IDENTITY)
+    (tmp_path / "kv" / "secret").unlink()
+    folder.touch()
+    assert Folder(tmp_path / "kv", IDENTITY).secret == folder.secret
+
+
 def test_a_secret_that_was_cut_is_made_anew(tmp_path: Path) -> None:
     before = Folder(tmp_path, IDENTITY).secret
     (tmp_path / "secret").write_bytes(before[:10])

@@ -34,10 +34,12 @@ async def test_a_hopeless_text_is_refused_before_it_is_encoded(monkeypatch: pyte
 
         monkeypatch.setattr(engine._tokenizer, "encode", counted)
         for work in (engine.tokenize(text), engine.render(RenderInput([{"role": "user", "content": text}]))):
-            with pytest.raises(PromptTooLong):
+            with pytest.raises(PromptTooLong, match="at least") as refusal:
                 await work
+            assert refusal.value.at_least
         assert encoded == []
         # One that is merely too long is counted exactly.
+        assert "at least" not in str(PromptTooLong(65, 64))
         ids = await engine.tokenize("word " * 100)
         assert len(ids) > 64 and len(encoded) == 1
     finally:

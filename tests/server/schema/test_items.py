@@ -121,7 +121,8 @@ def test_references_and_ids() -> None:
         {"type": "item_reference", "id": "rs_9"},
         {"type": "item_reference", "id": "x"},
     ]
-    for nothing in ("", None, "__fake_id__"):
+    # nor one that no URL could name: it could be neither read nor deleted
+    for nothing in ("", None, "__fake_id__", "a/b", ".", ".."):
         (item,) = normalize([{"role": "user", "content": "", "id": nothing}])
         assert item["id"] == "msg_1"
 

@@ -402,6 +402,11 @@ def test_an_unheard_of_member_anywhere_is_named_by_its_path(name: str) -> None:
     ("parse", "fields", "param", "meant"),
     [
         (create, {"temprature": 0}, "temprature", "temperature"),
+        (create, {"stor": False}, "stor", "store"),
+        (create, {"tool": []}, "tool", "tools"),
+        (create, {"steram": True}, "steram", "stream"),
+        (create, {"top_pp": 1}, "top_pp", "top_p"),
+        (parse_chat, {"stpo": "x"}, "stpo", "stop"),
         (create, {"max_ouput_tokens": 20}, "max_ouput_tokens", "max_output_tokens"),
         (create, {"text": {"formt": {"type": "text"}}}, "text.formt", "format"),
         (create, {"reasoning": {"efort": "low"}}, "reasoning.efort", "effort"),
@@ -430,7 +435,16 @@ def test_a_misspelt_member_is_refused_with_what_was_meant(
     assert f"Did you mean '{meant}'?" in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["models", "session_id", "top_a", "x" * 500, "temprature" * 9])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("conversation_id", "conversation"), ("previous_id", "previous_response_id")]
+)
+def test_a_guessed_name_of_what_a_turn_continues_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(ApiError) as refusal:
+        create({"input": "x", name: "resp_1"})
+    assert refusal.value.param == name and f"'{meant}'" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["models", "session_id", "top_a", "speed", "x" * 500, "temprature" * 9])
 def test_what_another_server_may_know_is_no_misspelling(name: str) -> None:
     with collecting() as found:
         create({"input": "x", name: 1})

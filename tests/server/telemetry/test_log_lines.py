@@ -86,6 +86,17 @@ async def test_chat_and_refusals(client: httpx.AsyncClient, lines: Lines) -> Non
     )
 
 
+async def test_a_line_of_text_says_why_and_for_whom_a_request_was_refused(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "antiphon.access"):
+        await client.post("/v1/responses", json={"input": "x", "model": "nobody"})
+        await client.post("/v1/responses", json={"input": "x"})
+    refused, taken = [each.getMessage() for each in caplog.records if each.name == "antiphon.access"]
+    assert refused.startswith("POST /v1/responses 404 ") and refused.endswith(" model_not_found local")
+    assert taken.startswith("POST /v1/responses 200 ") and taken.split()[-1].startswith("127.")
+
+
 async def test_what_the_console_reads_is_told_where_it_goes_wrong(
     client: httpx.AsyncClient, lines: Lines
 ) -> None:
