@@ -46,9 +46,7 @@ SMALL_STEP_S = 0.02  # of one core, which computes, and reads weights and the ca
 OPERATIONS_PER_S = 1e11
 BYTES_PER_S = 3e10
 CACHE_BYTES_PER_S = 1.5e10
-ATTENDED_BYTES_PER_S = (
-    6.5e10  # what it attends to for a further token of a sequence, whose cache is near then
-)
+ATTENDED_BYTES_PER_S = 6.5e10  # of the cache, for each further token of a sequence
 
 NO_TOKEN = "what masks, bans and min_tokens leave is no token"
 """Why a row has failed that asks for too much."""
