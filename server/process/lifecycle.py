@@ -513,6 +513,7 @@ class ServerLifecycle:
             await self._batches.close()
         if self._num_posts:
             log.warning("%d requests were still in flight after %g s", self._num_posts, grace_s)
+        self.context.completions.stop()
 
     async def close(self) -> None:
         """Let go of everything, last come first; runs that no drain has ended are cut.

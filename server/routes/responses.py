@@ -391,7 +391,7 @@ async def _frames(reader: Reader, view: View, ended: bool, numbered: bool) -> As
                 terminal, after = events.terminal, events.last_seq
                 if shown := await view.shown(events.first_seq, events.bodies):
                     yield frames(shown, numbered=numbered)
-        if not terminal and reader.removed:  # a client that came back would learn no more
+        if not terminal and reader.final:  # a client that came back would learn no more
             after, why = after + 1, interrupted(reader)
             event = view.error(after, why.code, why.message)
             yield frames(await view.shown(after, [event]), numbered=numbered)

@@ -641,11 +641,12 @@ def error_frame(exc: Exception) -> bytes:
 
 
 def noted_failure(exc: Exception) -> ApiError:
-    """The error that a stream ends with, once it is in the log and in the request's record."""
+    """The error that a stream ends with, once it is in the request's record, and in the log where nobody
+    expected it."""
     error = to_api_error(exc)
     if (record := current.get()) is not None:
         record.error_code = error.code or error.type
-    if error.status >= 500:
+    if error.status == 500:
         log.error("a stream failed", exc_info=exc)
     return error
 

@@ -34,6 +34,11 @@ class LiveCompletions:
             if completion.account.owner == owner:
                 completion.cancellation.cancel()
 
+    def stop(self) -> None:
+        """End all of them, because the server stops."""
+        for completion in self:
+            completion.cancellation.stop()
+
     @contextmanager
     def enter(self, completion: Completion) -> Iterator[None]:
         """Held from when a completion is asked of the engine until its reply has ended.

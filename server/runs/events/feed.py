@@ -175,6 +175,12 @@ class Reader:
         """Whether what has come to no end will come to none, because the response was removed."""
         return self._channel.removed or self._channel.over
 
+    @property
+    def final(self) -> bool:
+        """Whether whoever comes back will read no more of it: it was removed, or it was made by this process,
+        which stops, and is not stored."""
+        return self.removed or (self.cut and not self._channel.stored)
+
     async def rested(self, *, patient: bool = False) -> None:
         """Wait until the run was left to rest since the last time (or the joining), or the stream is over.
         patient: as in `_change`."""

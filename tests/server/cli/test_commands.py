@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -1368,6 +1368,49 @@ async def test_work_that_outlasts_the_grace_goes_on_after_the_restart(tmp_path: 
             "completed",
             " ".join(map(str, range(1, 41))),
         )
+
+
+async def test_what_nobody_can_resume_is_told_that_the_server_stopped(tmp_path: Path) -> None:
+    endless = "tick 50\ncount 1000"
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/responses", {"input": endless, "store": False}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": endless}]}),
+        ("/v1/completions", {"prompt": endless, "max_tokens": 900}),
+    ]
+    async with (
+        server_process(tmp_path, "--drain-grace-s", "0.2") as server,
+        server.client() as client,
+        AsyncExitStack() as streams,
+    ):
+        whole = [asyncio.create_task(client.post(path, json=body)) for path, body in asked]
+        replies = [
+            await streams.enter_async_context(client.stream("POST", path, json=body | {"stream": True}))
+            for path, body in asked
+        ]
+        lines = [reply.aiter_lines() for reply in replies]
+        begun = [await anext(each) for each in lines]
+        assert all(begun)
+        while (await client.get("/load")).json()["running"] < 6:
+            await asyncio.sleep(0.01)
+        server.signal(signal.SIGTERM)
+        for each in lines:
+            told = [line async for line in read_to_the_cut(each) if line.startswith("data: ")]
+            last = json.loads(told[-1].removeprefix("data: "))
+            error = last.get("error", last)
+            assert error["code"] == "response_interrupted" and "stopped" in error["message"]
+        for reply in await asyncio.gather(*whole):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (503, "response_interrupted")
+            assert reply.headers["retry-after"] == "5" and "stopped" in error["message"]
+        assert await server.ended() == 0
+        assert not [line for line in server.log if "ERROR" in line]
+
+
+async def read_to_the_cut(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """The lines of a stream whose connection is cut behind the last."""
+    with suppress(httpx.RemoteProtocolError):
+        async for line in lines:
+            yield line
 
 
 async def test_keys_at_a_running_server(tmp_path: Path) -> None:
