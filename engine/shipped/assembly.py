@@ -171,7 +171,22 @@ def _open(base: Path) -> GGUFReader:
         from gguf import GGUFReader
     except ImportError as error:
         raise LoadError(f"antiphon-small cannot be read without the package gguf: {HOW_TO_GET}") from error
-    return GGUFReader(base)
+    import numpy as np
+
+    class Quick(GGUFReader):
+        """The same in a third of the time: it cuts some 300,000 pieces, which an array is quicker at than a
+        memory map is."""
+
+        @property
+        def data(self) -> Any:
+            """All of the file."""
+            return self._data
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._data = np.asarray(mapped)
+
+    return Quick(base)
 
 
 def base_weights(reader: GGUFReader) -> Iterator[tuple[str, Tensor]]:
@@ -235,7 +250,8 @@ def _config(reader: GGUFReader) -> dict[str, Any]:
 
 
 def _write_tokenizer(base: Path, out: Path) -> None:
-    from transformers import AutoTokenizer
+    # Not `AutoTokenizer`, which reads all of the file to learn of what class it is.
+    from transformers import PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(base.parent, gguf_file=base.name)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(base.parent, gguf_file=base.name)
     tokenizer.backend_tokenizer.save(str(out / "tokenizer.json"))
