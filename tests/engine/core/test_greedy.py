@@ -52,6 +52,7 @@ def test_a_mixed_batch_equals_the_oracle(checkpoint: Find, name: str) -> None:
     assert len(set(expected)) == len(expected)  # the checkpoint is not one that always says the same
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 29, 512])
 def test_chunked_prefill_equals_the_oracle(checkpoint: Find, name: str, chunk: int) -> None:

@@ -197,6 +197,7 @@ def test_penalties_are_those_of_torch() -> None:
     assert np.array_equal((found != scores.numpy()).any(axis=1).nonzero()[0], penalized[1:])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 20.0])
 def test_filters_leave_what_torch_leaves(kernels: Library, scale: float) -> None:
     draw, rows = np.random.default_rng(9), 96
@@ -282,6 +283,7 @@ def held(linear: Panels) -> Tensor:
     return bare(torch.eye(linear.inputs, dtype=linear.dtype)).T.contiguous()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("dtype", "kind"), KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gated", [False, True])
@@ -307,6 +309,7 @@ def test_panels_multiply_as_rows_do(
             )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "kind"), KINDS)
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
     kernels: Library, dtype: torch.dtype, kind: Quantization
@@ -396,6 +399,7 @@ def need_the_scores_of_torch(folder: Path, dtype: str, lengths: Sequence[int], *
         assert error.mean() < 1.25 * (rounded - exact).abs().mean()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llama-32", "mistral-32", "qwen2-windows-32", "qwen3-64", "qwen3-strips"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("march", ["native", "cooperlake", "haswell"])

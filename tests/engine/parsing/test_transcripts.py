@@ -128,7 +128,7 @@ def test_arguments_of_whole_calls_are_json(case: Case) -> None:
             assert isinstance(json.loads(arguments.text), dict)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_cut_off_anywhere(case: Case) -> None:
     """What is read of a beginning is a beginning of what is read; only what came last may be text yet."""
@@ -220,7 +220,7 @@ def bits(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_garbage_in_any_pieces(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(bits(name)), max_size=10)))

@@ -93,7 +93,7 @@ def hostile_text(drawn: random.Random, marks: Sequence[str]) -> str:
 # -- in every dialect ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ROWS)
 def test_what_a_client_writes_is_no_control_token(name: str) -> None:
     """The control tokens of a prompt are those of the same prompt with harmless words."""

@@ -113,7 +113,7 @@ def test_thousands_of_added_tokens_are_not_looked_for_one_by_one(text: str) -> N
 
 
 @pytest.mark.parametrize("which", range(len(TOKENIZERS)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=25).map("".join), max_size=6))
 def test_any_text_encodes_as_if_nothing_were_remembered(which: int, texts: list[str]) -> None:
     tokenizer = TOKENIZERS[which]

@@ -56,6 +56,7 @@ def test_a_name_that_is_taken_makes_no_second_owner(
     assert f"owner {again}." in told(capsys, tmp_path, "keys", "create", "--owner", "Alpha")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "argv",
     [

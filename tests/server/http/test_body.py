@@ -44,7 +44,7 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/conversations", "/tokenize"])
 @pytest.mark.parametrize("body", MALFORMED, ids=range(len(MALFORMED)))
 async def test_malformed_bodies_are_400(client: httpx.AsyncClient, path: str, body: bytes) -> None:
@@ -298,7 +298,7 @@ async def test_json_has_several_names(client: httpx.AsyncClient, media_type: str
 BODIES = {"/v1/conversations": b"{}", "/v1/responses": b'{"input": "x"}', "/tokenize": b'{"prompt": "x"}'}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     "media_type",

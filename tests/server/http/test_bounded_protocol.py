@@ -482,7 +482,7 @@ LARGE = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("keyed", [False, True], ids=["", "with a key"])
 @pytest.mark.parametrize("name", LARGE)
 async def test_a_large_body_does_not_hold_the_loop(live_server: Running, name: str, keyed: bool) -> None:

@@ -554,6 +554,7 @@ async def _deleting_what_was_made(api: Api, path: str, reply: Json) -> str:
     return f"{path}/{reply['id']}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("asking", "deleting"),
     [

@@ -343,7 +343,7 @@ def test_the_words_of_a_call_that_was_approved_and_never_made() -> None:
 READ = [each for each in SPOKEN if each[0] != "computer_call_output"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "items", "told"), READ)
 async def test_an_item_with_words_is_in_the_prompt(
     tmp_path: Path, kind: str, items: list[Json], told: list[Any]

@@ -182,6 +182,7 @@ async def test_a_call_that_has_no_output_is_asked_for(api: Api, kind: Kind) -> N
     assert first["output"][0]["call_id"] in error["message"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("whole", [False, True], ids=["as a text", "as an item"])
 async def test_a_waiting_response_is_fed_and_may_be_fed_again(api: Api, kind: Kind, whole: bool) -> None:
     async with api.open(kind.asked, tools=kind.tools, await_tool_outputs=True) as live:
