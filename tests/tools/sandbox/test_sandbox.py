@@ -814,10 +814,12 @@ def test_all_that_code_has_started_ends_with_a_server_that_is_killed(tier: Tier)
         assert server.stdout is not None
         told = [int(process) for process in server.stdout.readline().split()]
         server.kill()
-    assert len(told) > 4
-    deadline = time.monotonic() + 30
+    assert len(told) > 4, f"{told} were at work, and the server ended with {server.returncode}"
+    deadline = time.monotonic() + 60
     while left := [process for process in told if lives(process)]:
-        assert time.monotonic() < deadline, f"{left} of {told} outlive the server"
+        if time.monotonic() > deadline:
+            seen = {process: Path(f"/proc/{process}/status").read_text()[:300] for process in left}
+            pytest.fail(f"{left} of {told} outlive the server: {seen}")
         time.sleep(0.01)
 
 
