@@ -167,6 +167,8 @@ async def _state_of(config: Config, state: DatabaseState) -> Finding:
                 "would be refused"
             )
         return "FAIL", f"{state.holder}{_address(config)}: stop it, or give another --data"
+    if state.schema == "absent" and (why := await asyncio.to_thread(_unready, config)) is not None:
+        return "FAIL", f"{state.shown} is not there, and the server that runs{_address(config)} says: {why}"
     if state.schema == "absent":
         return "ok", f"{state.shown} holds no tables yet; the first start makes them"
     use = "shared by several servers" if state.shared else "held by nobody"
@@ -214,6 +216,19 @@ async def _running(config: Config) -> _Running | None:
         return await asyncio.to_thread(ask) if is_served(config) else None
     except AdminError:
         return None
+
+
+def _unready(config: Config) -> str | None:
+    """Why a server that has left its address in the data folder cannot do its work; None where it can, or
+    where none answers."""
+    try:
+        if is_served(config):
+            with asking(config) as http:
+                del http.headers["authorization"]
+                return str(orjson.loads(http.get("/ready").content)["error"]["message"])
+    except (AdminError, ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
 async def _access(config: Config) -> Finding:
@@ -323,6 +338,9 @@ async def _port(config: Config) -> Finding:
             return "ok", f"the server of this database listens on {running.url}"
         if await _is_starting(config):
             return "note", f"a server that is starting listens on port {config.port}"
+        at = _address(config)
+        if at.endswith(f":{config.port}") and await asyncio.to_thread(_unready, config) is not None:
+            return "note", f"the server that cannot do its work runs{at}"
         return "FAIL", cannot_listen(config, exc)
     doubts = None
     if config.api_key_file is not None:
@@ -555,9 +573,10 @@ async def _images(config: Config) -> Finding:
 
 async def _kv(config: Config) -> Finding:
     """How it stands with what is computed and kept on disk, and how much there is room for."""
+    states, config = await asyncio.to_thread(_saving_now, config)
     folder, limit = config.kv_disk_folder, config.kv_disk_bytes
     foreign = await _is_foreign(config)
-    if (why := _no_saving(config)) is not None:
+    if not states and (why := _no_saving(config)) is not None:
         if not foreign and os.path.exists(folder) and any(folder.rglob("*.kv")):
             told = f"{folder} has what was computed before: remove it, and its room is free"
             return "note", f"off ({why}), but {told}"
@@ -576,7 +595,6 @@ async def _kv(config: Config) -> Finding:
         parts[0] += (
             f", and its disk has room for {readable_size(room)}: half of what it has left is left free"
         )
-    states = await asyncio.to_thread(_saving_now, config)
     for each in states:
         why = f" ({each['why']})" if each["why"] else ""
         parts.insert(0, f"{each['model']}: {each['state']}{why}")
@@ -603,16 +621,20 @@ async def _is_foreign(config: Config) -> bool:
     return whose is not None and ours is not None and whose != ours
 
 
-def _saving_now(config: Config) -> list[dict[str, str | None]]:
-    """What a running server says of its models' saved KV; nothing where none runs."""
+def _saving_now(config: Config) -> tuple[list[dict[str, str | None]], Config]:
+    """What a running server says of its models' saved KV, nothing where none runs; and the settings with the
+    folder that it has: it may have been started with others."""
     try:
         if is_served(config):
             with asking(config) as http:
                 reply = http.get("/admin/kv")
-                return list(reply.json()["data"]) if reply.status_code == 200 else []
-    except (AdminError, ValueError):
+            if reply.status_code == 200:
+                told = reply.json()
+                given = {"kv_disk_folder": Path(told["folder"]), "kv_disk_bytes": told["bytes_limit"]}
+                return list(told["data"]), config.model_copy(update=given)
+    except (AdminError, ValueError, KeyError):
         pass
-    return []
+    return [], config
 
 
 async def _model(config: Config) -> Finding:

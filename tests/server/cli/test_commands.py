@@ -1246,7 +1246,25 @@ async def test_doctor_tells_how_it_stands_with_saved_kv(
         verdict, words = await told(db=server.life.config.db)
         assert verdict == "note" and words.startswith(f"off: {folder} has what servers of another database")
         verdict, words = await told(db=server.life.config.db, kv_disk_bytes=0)
-        assert verdict == "ok" and "remove" not in words, "it is in use"
+        assert verdict == "note" and str(folder) in words, "the server that runs has it"
+        verdict, words = await told(db=server.life.config.db, kv_disk_folder=tmp_path / "elsewhere")
+        assert str(folder) in words and "elsewhere" not in words
+
+
+async def test_doctor_tells_of_a_database_that_was_moved_away(tmp_path: Path) -> None:
+    async with server_process(tmp_path) as server, server.client() as client:
+        for file in tmp_path.glob("antiphon.db*"):
+            file.rename(tmp_path / f"moved-{file.name}")
+        while (await client.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.02)
+        port = server.url.rpartition(":")[2]
+        config = Config(data=tmp_path, engine="scripted", port=int(port))
+        verdict, words = await doctor.CHECKS["database"](config)
+        assert verdict == "FAIL" and server.url in words and "removed or replaced" in words
+        assert await doctor.CHECKS["port"](config) == (
+            "note",
+            f"the server that cannot do its work runs and listens on {server.url}",
+        )
 
 
 def test_doctor_tells_of_a_context_that_is_shortened(
