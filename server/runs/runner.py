@@ -228,6 +228,9 @@ class Runs:
         else:
             await self._storage.free_all()
         await self._live.look()
+        if not self._storage.shared and (left := sum((states := self._live.readings()).values())):
+            waiting = f", of which {states['waiting']} wait for their clients" if states["waiting"] else ""
+            log.info("an earlier process has left %d runs, which go on%s", left, waiting)
         self._queue.want()
         chores = {
             "live runs": self._live.run(),

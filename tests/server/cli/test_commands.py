@@ -1381,6 +1381,7 @@ async def test_work_that_outlasts_the_grace_goes_on_after_the_restart(tmp_path: 
         server.signal(signal.SIGTERM)
         assert await server.ended() == 0
     async with server_process(tmp_path) as server, server.client() as client:
+        await server.logs("an earlier process has left 1 runs, which go on")
         done = (await client.get(f"/v1/responses/{response_id}?wait=20")).json()
         assert (done["status"], done["output"][0]["content"][0]["text"]) == (
             "completed",
