@@ -203,8 +203,11 @@ async def _import(
 
 async def _ensure_owner(storage: Storage, owner: str, name: str) -> None:
     """Make the owner, who may get keys then. name: given unless it means somebody else here."""
+    if owner == LOCAL_OWNER:  # the first server without keys would make it
+        await storage.ensure_owners((owner,), now_us())
+        return
     known = await every_owner(storage)
-    if owner == LOCAL_OWNER or any(owner == one.id for one in known):
+    if any(owner == one.id for one in known):
         return
     if any(name == one.id or (name == one.name and one.archived_at is None) for one in known):
         name = owner

@@ -69,6 +69,8 @@ async def test_everything_comes_back_and_can_be_gone_on_from(
     assert "a container is left out; it would have expired" in told
     again = await asyncio.to_thread(imported, capsys, *argv)
     assert "0 responses imported, and 5 were there already" in again
+    assert await asyncio.to_thread(main, ["owners", "list", "--data", str(target)]) == 0
+    assert "local" in capsys.readouterr().out
 
     async with live_app(target) as running, http_client(running) as http:
         api = Api(http)
