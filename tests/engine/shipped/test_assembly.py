@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -224,3 +225,10 @@ def test_it_is_put_together_once_and_calls_a_tool(
         plain = [{"role": "user", "content": "What is the capital of France?"}]
         (said,) = llm.chat(plain, Options(temperature=0))
         assert "Paris" in said.text
+        names = {"type": "object", "title": "Person", "properties": {"name": {"type": "string"}}}
+        person = Options(json_schema={**names, "required": ["name"], "additionalProperties": False})
+        told = [{"role": "user", "content": "Anna is 31 years old."}]
+        (said,) = llm.chat(told, replace(person, temperature=0))
+        assert json.loads(said.text) == {"name": "Anna"}, "not the title of the schema"
+        (said,) = llm.chat([{"role": "user", "content": "What is a cat?"}], person)
+        assert not said.reasoning and json.loads(said.text)
