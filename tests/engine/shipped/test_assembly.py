@@ -225,10 +225,11 @@ def test_it_is_put_together_once_and_calls_a_tool(
         plain = [{"role": "user", "content": "What is the capital of France?"}]
         (said,) = llm.chat(plain, Options(temperature=0))
         assert "Paris" in said.text
-        names = {"type": "object", "title": "Person", "properties": {"name": {"type": "string"}}}
-        person = Options(json_schema={**names, "required": ["name"], "additionalProperties": False})
+        fields = {"name": {"type": "string"}, "age": {"type": "integer"}}
+        schema = {"type": "object", "title": "Person", "properties": fields, "required": [*fields]}
+        person = Options(json_schema={**schema, "additionalProperties": False})
         told = [{"role": "user", "content": "Anna is 31 years old."}]
         (said,) = llm.chat(told, replace(person, temperature=0))
-        assert json.loads(said.text) == {"name": "Anna"}, "not the title of the schema"
+        assert json.loads(said.text) == {"name": "Anna", "age": 31}, "not the title of the schema"
         (said,) = llm.chat([{"role": "user", "content": "What is a cat?"}], person)
         assert not said.reasoning and json.loads(said.text)
