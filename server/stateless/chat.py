@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from orjson import Fragment
+
 from engine import (
     CallArgs,
     CallEnd,
@@ -50,7 +52,7 @@ from server.prompting import (
     to_messages,
     words_of_field,
 )
-from server.runs.events import item_logprob
+from server.runs.events import encoded, item_logprob
 from server.schema import ChatRequest, authors, completion_name, echoed, unsupported_in
 from server.stateless.choices import (
     Completion,
@@ -349,7 +351,7 @@ class ChatWriter:
             self._begun = True
             parts.append(self._part({"role": self._role, "content": self._echo or ""}))
         delta: dict[str, Any] = {}
-        logprobs: list[dict[str, Any]] = []
+        logprobs: list[Fragment] = []
         done: Done | None = None
         for event in chunk.deltas:
             if self._comes_before(event, delta):
@@ -390,16 +392,16 @@ class ChatWriter:
             return self._thoughts and ("tool_calls" in delta or "content" in delta)
         return isinstance(event, Text) and "tool_calls" in delta
 
-    def _text(self, delta: dict[str, Any], logprobs: list[dict[str, Any]], text: Text) -> None:
+    def _text(self, delta: dict[str, Any], logprobs: list[Fragment], text: Text) -> None:
         # Chat has one message: what was said before calls or the answer is a paragraph of it.
         gap = "\n\n" if self._preamble and not text.preamble else ""
         self._preamble = text.preamble
         delta["content"] = delta.get("content", "") + gap + text.text
         if self._logprobs:
             named = logprob_by_id if self._names_ids else item_logprob
-            logprobs += [named(entry) for entry in text.logprobs]
+            logprobs += [encoded(named(entry)) for entry in text.logprobs]
 
-    def _part(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> Part:
+    def _part(self, delta: dict[str, Any], logprobs: Sequence[Fragment] = ()) -> Part:
         content = {"content": list(logprobs), "refusal": None} if logprobs else None
         return {"index": self._index, "delta": delta, "logprobs": content, "finish_reason": None}
 
@@ -463,7 +465,7 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
     made: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     cited: list[dict[str, Any]] = []
-    scored: list[dict[str, Any]] = []
+    scored: list[Fragment | dict[str, Any]] = []
     role = "assistant"
     for part in parts:
         delta = part["delta"]

@@ -33,6 +33,7 @@ from server.prompting import (
     steady,
     words_of_field,
 )
+from server.runs.events import encoded
 from server.schema import CompletionRequest, completion_name, refuse
 from server.stateless.choices import (
     Completion,
@@ -284,7 +285,7 @@ class TextWriter:
         into["token_logprobs"].append(entry.logprob)
         # The chosen token is always among the alternatives, likely or not.
         top = {self._name(other, text): value for other, text, _, value in entry.top[: self._logprobs]}
-        into["top_logprobs"].append(top if name in top or not top else {**top, name: entry.logprob})
+        into["top_logprobs"].append(encoded(top if name in top or not top else {**top, name: entry.logprob}))
 
     def _name(self, token_id: int, token: str) -> str:
         return f"token_id:{token_id}" if self._names_ids else token

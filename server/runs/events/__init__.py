@@ -7,6 +7,7 @@ from server.runs.events.assembler import (
     Assembler,
     Draft,
     derived_id,
+    encoded,
     fold,
     item_logprob,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Tokens",
     "derived_id",
     "echo_members",
+    "encoded",
     "fold",
     "item_logprob",
     "join_response",

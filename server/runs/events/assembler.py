@@ -12,7 +12,10 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import orjson
+from orjson import Fragment
 
 from engine import CallArgs, CallEnd, CallStart, Delta, Done, Reasoning, Text, TokenLogprob
 from server.items import (
@@ -102,13 +105,34 @@ def item_logprob(entry: TokenLogprob) -> dict[str, Any]:
     }
 
 
-def _event_logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as stream events carry it: without bytes."""
-    return {
-        "token": entry["token"],
-        "logprob": entry["logprob"],
-        "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in entry["top_logprobs"]],
-    }
+def encoded(logprob: Mapping[str, Any]) -> Fragment:
+    """A token's log probability as JSON. There are as many as tokens, each of dozens of objects: kept as
+    such, they make every pass of the garbage collector longer, and the JSON of a whole answer takes so long
+    to write that it holds up everybody."""
+    return Fragment(orjson.dumps(logprob))
+
+
+class _Scored(NamedTuple):
+    """The log probabilities of an item's tokens, encoded, as the item and as stream events carry them."""
+
+    kept: list[Fragment]
+    shown: list[Fragment]
+
+    @classmethod
+    def of(cls, entries: Iterable[Mapping[str, Any]]) -> _Scored:
+        """Of log probabilities as items carry them; events have no bytes."""
+        scored = cls([], [])
+        for entry in entries:
+            tops = [{"token": top["token"], "logprob": top["logprob"]} for top in entry["top_logprobs"]]
+            scored.kept.append(encoded(entry))
+            shown = {"token": entry["token"], "logprob": entry["logprob"], "top_logprobs": tops}
+            scored.shown.append(encoded(shown))
+        return scored
+
+    def extend(self, other: _Scored) -> None:
+        """Add those of further tokens."""
+        self.kept.extend(other.kept)
+        self.shown.extend(other.shown)
 
 
 @dataclass(slots=True)
@@ -126,11 +150,11 @@ class _Open:
     index: int
     item: Item
     pieces: list[str] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: _Scored = field(default_factory=lambda: _Scored.of(()))
     annotations: list[dict[str, Any]] = field(default_factory=list)
     citations: CitationReader | None = None
     links: FileLinks | None = None
-    unsaid: list[dict[str, Any]] = field(default_factory=list)
+    unsaid: _Scored = field(default_factory=lambda: _Scored.of(()))
     call: Call | None = None
     lists: Elsewhere | None = None
     name: str | None = None
@@ -223,8 +247,8 @@ class Assembler:
 
     def _text(self, delta: Text, drafts: list[Draft]) -> None:
         part = self._open_part("message", drafts, phase="commentary" if delta.preamble else None)
-        logprobs = [item_logprob(entry) for entry in delta.logprobs] if self._logprobs else []
-        part.unsaid.extend(logprobs)
+        if self._logprobs:
+            part.unsaid.extend(_Scored.of(map(item_logprob, delta.logprobs)))
         for piece in [delta.text] if part.citations is None else part.citations.feed(delta.text):
             if isinstance(piece, str):
                 self._say(part, piece, drafts)
@@ -232,11 +256,11 @@ class Assembler:
                 self._cite(part, piece, drafts)
 
     def _say(self, part: _Open, text: str, drafts: list[Draft]) -> None:
-        logprobs, part.unsaid = part.unsaid, []
+        scored, part.unsaid = part.unsaid, _Scored.of(())
         part.pieces.append(text)
-        part.logprobs.extend(logprobs)
-        shown = [_event_logprob(entry) for entry in logprobs]
-        drafts.append(part.at("response.output_text.delta", content_index=0, delta=text, logprobs=shown))
+        part.logprobs.extend(scored)
+        said = {"delta": text, "logprobs": scored.shown}
+        drafts.append(part.at("response.output_text.delta", content_index=0, **said))
         if part.links is not None:
             for annotation in part.links.feed(text):
                 self._annotate(part, annotation, drafts)
@@ -628,8 +652,8 @@ class Assembler:
         if is_unfinished_compaction(item):
             return _Open(index, item)
         part = item["content"][0]
-        said, noted = list(part.get("logprobs", ())), list(part.get("annotations", ()))
-        return _Open(index, item, [part["text"]], said, noted)
+        scored, noted = _Scored.of(part.get("logprobs", ())), list(part.get("annotations", ()))
+        return _Open(index, item, [part["text"]], scored, noted)
 
     def _name_of(self, item: Item) -> str | None:
         """The name by which a model called, which is another than the item's where its tool is shown under
@@ -661,10 +685,10 @@ class Assembler:
                 self._annotate(opened, annotation, drafts)
         item, text = opened.item, opened.text
         kind = item["type"]
-        part = _part(kind, text, opened.logprobs, opened.annotations)
+        part = _part(kind, text, opened.logprobs.kept, opened.annotations)
         done: dict[str, Any] = {"text": text}
         if kind == "message":
-            done["logprobs"] = [_event_logprob(entry) for entry in opened.logprobs]
+            done["logprobs"] = opened.logprobs.shown
         drafts.append(opened.at(_TEXT_DONE[kind], content_index=0, **done))
         drafts.append(opened.at("response.content_part.done", content_index=0, part=part))
         item["content"] = [part]
