@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from engine.dialects import CallMarks
 from engine.parsing import TEXT, Shapes, gemma_call, python_call, xml_call
+from engine.structured.formats import BARE
 from engine.structured.json_documents import document
 from engine.structured.regexes import ANY, MAX_REPEATS, searched, spelled
 from engine.structured.schema_algebra import Schema, kinds, resolved, values
@@ -22,22 +23,6 @@ MAX_BRANCHES = 64  # that the choices of one schema may come to
 MAX_DEPTH = 8  # of references and choices that are looked through
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_]{0,60}/"
-# As llguidance has them in JSON, or narrower.
-_DIGITS = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
-_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
-_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "duration": "P([0-9]+D(T[0-9]+[HMS])?|[0-9]+[WMY]|T[0-9]+[HMS])",
-    "email": "[A-Za-z0-9_]+([.+-][A-Za-z0-9_]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\\.[A-Za-z]{2,12})+",
-    "hostname": "[A-Za-z0-9]{1,30}(-[A-Za-z0-9]{1,30})?(\\.[A-Za-z0-9]{1,30}){0,3}",
-    "ipv4": f"{_DIGITS}(\\.{_DIGITS}){{3}}",
-    "ipv6": "[0-9a-f]{1,4}(:[0-9a-f]{1,4}){7}",
-    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    "uri": "[a-z][a-z0-9+.-]*:\\/\\/[A-Za-z0-9.-]+(\\/[A-Za-z0-9._~-]*)*",
-}
 
 
 class Fields(NamedTuple):
@@ -320,7 +305,7 @@ def _texts(schema: Any, root: Schema, depth: int = 0) -> list[Texts]:
     if schema.get("minLength", 0) > MAX_REPEATS:
         raise ConstraintError(f"'minLength' of more than {MAX_REPEATS} cannot be enforced")
     listed = values(schema) if schema.keys() & {"enum", "const"} else None
-    pattern, form = schema.get("pattern"), _FORMATS.get(schema.get("format", ""))
+    pattern, form = schema.get("pattern"), BARE.get(schema.get("format", ""))
     own = Texts(
         None if listed is None else tuple(each for each in listed if isinstance(each, str)),
         (*([f"/{searched(pattern)}/"] if pattern is not None else []), *([f"/{form}/"] if form else [])),

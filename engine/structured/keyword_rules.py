@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from engine.references import pointed
-from engine.structured.keywords import FORMATS
+from engine.structured.formats import FORMATS, LONGEST, TIMES
 from engine.structured.regexes import found, lookaheads, unreadable
 from engine.structured.schema_algebra import (
     Schema,
@@ -38,6 +38,7 @@ MAX_INTEGER = 9 * 10**18  # of an integer without bounds: readers refuse, or los
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _LISTING = frozenset({"enum", "const", "type", "minimum", "maximum", "title", "description", "default"})
 _LISTED = frozenset({"enum", "const", "title", "description"})
+_NARROWING = frozenset({"pattern", "allOf", "$ref"})  # llguidance may fail to combine them with a long bound
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
 
 
@@ -76,8 +77,22 @@ def _ref(schema: Schema, place: Place) -> None:
 
 def _format(schema: Schema, place: Place) -> None:
     # An annotation by the standard; where it is known, it is enforced all the same.
-    if schema["format"] not in FORMATS:
+    name = schema["format"]
+    if name not in FORMATS:
         del schema["format"]
+    elif schema.keys() & {"enum", "const"}:
+        pass  # what a client lists ends, and llguidance takes out what has another form
+    elif name in TIMES:
+        del schema["format"]
+        pattern = f"^({TIMES[name]})$"
+        if "pattern" not in schema:
+            schema["pattern"] = pattern
+        else:
+            # With its type, or it would say something of numbers too (`documents`).
+            typed = {"type": schema["type"]} if "type" in schema else {}
+            schema["allOf"] = [*schema.get("allOf", ()), {**typed, "pattern": pattern}]
+    elif name in LONGEST and schema.get("minLength", 0) <= LONGEST[name] and not schema.keys() & _NARROWING:
+        schema.setdefault("maxLength", LONGEST[name])
 
 
 def _one_of(schema: Schema, place: Place) -> bool:
@@ -371,8 +386,8 @@ def _unevaluated(keyword: str, plain: str) -> Callable[[Schema, Place], None]:
 RULES: Mapping[str, Callable[[Schema, Place], bool | None]] = {
     "$ref": _ref,
     "oneOf": _one_of,
+    "pattern": _pattern,  # the client's own, so before what a format is written as
     "format": _format,
-    "pattern": _pattern,
     "uniqueItems": _unique,
     "contains": _contains,
     "minContains": _counts,

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from engine.references import Way, followed
+from engine.structured.formats import FORMATS
 
 PLAIN = frozenset(
     {"enum", "const", "default", "example", "examples", "required", "dependentRequired", "type"}
@@ -30,10 +31,6 @@ COUNTS = frozenset(
     | {"minProperties", "maxProperties"}
 )
 """They hold a number of characters, items or properties."""
-FORMATS = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-)
-"""The values of `format` that are enforced."""
 
 _ENFORCED = (
     PLAIN | NAMED | LISTS | SINGLE | COUNTS
