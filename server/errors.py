@@ -122,7 +122,8 @@ class ApiError(Exception):
 
 MESSAGES = "/v1/messages"
 """The path of the Messages API, whose errors have a form of their own."""
-_MODELS = "/v1/models"
+_SHARED = ("/v1/files", "/v1/models")
+"""Paths that both APIs have."""
 
 _MESSAGES_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -141,12 +142,12 @@ _MESSAGES_TYPES: Mapping[int, str] = {
 
 def is_of_messages(scope: Mapping[str, Any]) -> bool:
     """Whether a request, as an ASGI scope, is one of the Messages API: by its path, or because it asks for
-    models and names a version of that API, as its clients do in every request."""
-    path = scope["path"]
-    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+    models or files and names a version of that API, as its clients do in every request."""
+    path = f"{scope['path']}/"
+    if path.startswith(f"{MESSAGES}/"):
         return True
-    of_models = path == _MODELS or path.startswith(f"{_MODELS}/")
-    return of_models and any(name == b"anthropic-version" for name, _ in scope["headers"])
+    is_shared = any(path.startswith(f"{shared}/") for shared in _SHARED)
+    return is_shared and any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def messages_error(error: ApiError, request_id: str) -> bytes:

@@ -14,11 +14,12 @@ import math
 import re
 import uuid
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from server.errors import ApiError
+from server.errors import ApiError, is_of_messages, messages_error
 from server.http.websocket import MAX_HEADER_LINE, MAX_HEADERS
 
 LINGER_S = 10.0
@@ -381,10 +382,13 @@ class BoundedHttp(HttpToolsProtocol):
         # `cycle` belongs to the message at fault only once its head was taken.
         own = self.cycle if not self._in_head else None
         self._refused = True
-        body = ApiError(status, message, code=code).body()
+        error, request_id = ApiError(status, message, code=code), f"req_{uuid.uuid4().hex}"
+        of_messages = is_of_messages({"path": self._path, "headers": self.headers})
+        body = messages_error(error, request_id) if of_messages else error.body()
         head = [STATUS_LINE[status], b"content-type: application/json\r\nconnection: close\r\n"]
         head += [b"%s: %s\r\n" % pair for pair in self.server_state.default_headers]
-        head.append(b"x-request-id: req_%s\r\n" % uuid.uuid4().hex.encode())
+        names = ("x-request-id", "request-id") if of_messages else ("x-request-id",)
+        head += [f"{name}: {request_id}\r\n".encode() for name in names]
         head.append(b"content-length: %d\r\n\r\n" % len(body))
         # The method is known once the target has begun.
         is_head = bool(self.url) and self.parser.get_method() == b"HEAD"
@@ -406,6 +410,13 @@ class BoundedHttp(HttpToolsProtocol):
             own.waiting_for_100_continue = False
             own.message_event.set()
             self._part(farewell)
+
+    @property
+    def _path(self) -> str:
+        """What is known of the target's path."""
+        absolute = _ABSOLUTE.match(self.url)
+        path = self.url[absolute.end() if absolute else 0 :].partition(b"?")[0]
+        return unquote(path.decode("latin-1"))
 
     def _part(self, farewell: bytes) -> None:
         """Send the last bytes and the end of the stream; the client's are read and thrown away for a

@@ -143,7 +143,9 @@ HEADERS: Mapping[str, str] = {
         "An extension. `openai`, `legacy` or `legacy-string`: how the events and items of the reply are "
         "named, in the place of the setting `responses_profile`."
     ),
-    "anthropic-version": "Clients of Anthropic's API send it: the reply has the shape of that API.",
+    "anthropic-version": (
+        "Clients of Anthropic's API send it: errors have the shape of that API, and so have models."
+    ),
     "X-Request-Id": "The client's own name for the request, which the reply and the log have too.",
 }
 """Headers of requests that change a reply, and what each is for."""

@@ -157,7 +157,7 @@ def _objects(models: Models) -> dict[str, dict[str, Any]]:
 
 @router.get(
     "/models",
-    **documented("ListedModels", "models.read", error="ModelsError", headers=("anthropic-version",)),
+    **documented("ListedModels", "models.read", error="EitherError", headers=("anthropic-version",)),
 )
 async def list_models(request: Request) -> Response:
     """Every name that the key may use, the default model first."""
@@ -170,7 +170,7 @@ async def list_models(request: Request) -> Response:
 
 @router.get(
     "/models/{model_id:path}",
-    **documented("ShownModel", "models.read", error="ModelsError", headers=("anthropic-version",)),
+    **documented("ShownModel", "models.read", error="EitherError", headers=("anthropic-version",)),
 )
 async def get_model(model_id: str, request: Request) -> Response:
     """One model; ids may hold slashes."""

@@ -36,7 +36,7 @@ from server.runs.execution import RunTasks, output_id
 from server.runs.planning import Progress, RunPlan, pending_calls, require_readable
 from server.schema import check_sizes
 from server.threads import aside, in_large_request
-from storage import AuditEntry, OutputConflict, StoredResponse, ToolOutput
+from storage import AuditEntry, OutputConflict, StoredResponse, ToolOutput, UnknownCall
 
 if TYPE_CHECKING:
     from server.config import Config
@@ -125,7 +125,10 @@ class ToolOutputs:
             await self._require_room(stored, served, items)
         if items:
             fresh = await aside(in_large_request(), _tool_outputs, stored, items, by)
-            waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
+            try:
+                waiting = await self._storage.add_tool_outputs(owner, stored.id, fresh, now_us())
+            except (OutputConflict, UnknownCall) as misfit:
+                raise to_api_error(misfit, param=_place_of(misfit.call_id, new)) from misfit
             if waiting.runnable:
                 await self._takeover.claim(stored.id)
         return await self._views.get(owner, stored.id)
@@ -221,6 +224,12 @@ def _tool_outputs(stored: StoredResponse, items: Sequence[Item], by: Actor) -> l
         )
         for item in items
     ]
+
+
+def _place_of(key: str, outputs: Mapping[int, Item]) -> str | None:
+    """The field of a request that names a call by this key. outputs: by their index in the request."""
+    paths = {key_of(item): f"tool_outputs[{index}].{link_of(item)[0]}" for index, item in outputs.items()}
+    return paths.get(key)
 
 
 def _said(output: Item) -> Item:

@@ -74,6 +74,9 @@ INVALID = re.compile(r"\d+ validation errors? for ")
 
 NOT_UNDERSTOOD = "its answer could not be understood"
 
+OTHER_CONTENT = re.compile(r"Unexpected content type: *(?P<type>.*)", re.DOTALL)
+"""How the SDK says that a reply is neither JSON nor a stream of events. `type` is empty where it has none."""
+
 NO_ANSWER = re.compile(
     r"SSE stream (ended|failed)|server answered a request with 202 "
     rf"|Unexpected content type|Failed to parse JSON|{TOO_MANY}"
@@ -335,7 +338,7 @@ def failure(
         if INVALID.match(cause.message):
             return ToolResult(error=f"{lead}{NOT_UNDERSTOOD}", source="protocol", code=code, uncertain=begun)
         if NO_ANSWER.match(cause.message):  # whatever was answered to a try to read on
-            told = f"{lead}{cause.message[:1000]}"
+            told = f"{lead}{_no_answer(cause.message)}"
             return ToolResult(error=told, source="protocol", code=code, uncertain=begun)
         if status is not None and status >= 300:
             return _refusal(lead, status, begun)
@@ -345,6 +348,14 @@ def failure(
         return ToolResult(error=f"{lead}{what} ({_said(cause)})", source="http", code=502, uncertain=begun)
     log.warning("an MCP server failed: %s", first_fault(cause))
     return ToolResult(error=f"{lead}{NOT_UNDERSTOOD}", source="protocol", code=-32700, uncertain=begun)
+
+
+def _no_answer(said: str) -> str:
+    """What is told of an error of the SDK's own, in the words that `NO_ANSWER` matches."""
+    if (other := OTHER_CONTENT.match(said)) is None:
+        return said[:1000]
+    kind = f"of content type '{other['type'][:200]}'" if other["type"] else "without a content type"
+    return f"what answers there does not speak MCP over streamable HTTP: it sent a reply {kind}"
 
 
 def _refusal(lead: str, status: int, begun: bool) -> ToolResult:

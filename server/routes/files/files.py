@@ -30,10 +30,16 @@ BATCH_LIFETIME = 30 * 86400 * SECONDS
 purpose_shape = one_of(*FILE_PURPOSES)
 expiry_shape = record({"anchor": one_of("created_at"), "seconds": whole(3600, 30 * 86400)})
 
+_ASKED_BY_BOTH: Any = {"error": "EitherError", "headers": ("anthropic-version",)}
+"""Clients of two APIs ask for files, and are told errors in the shape of theirs."""
+
 _EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 
 
-@router.post("", **documented("File", "files.write", body="CreateFile", body_type="multipart/form-data"))
+@router.post(
+    "",
+    **documented("File", "files.write", body="CreateFile", body_type="multipart/form-data", **_ASKED_BY_BOTH),
+)
 async def create_file(request: Request) -> Response:
     """Upload a file."""
     form = await load_form(request)
@@ -61,7 +67,10 @@ async def create_file(request: Request) -> Response:
     return json_reply(file_json(file))
 
 
-@router.get("", **documented("Files", "files.read", query=("limit:files", "order", "after", "purpose")))
+@router.get(
+    "",
+    **documented("Files", "files.read", query=("limit:files", "order", "after", "purpose"), **_ASKED_BY_BOTH),
+)
 async def list_files(request: Request) -> Response:
     """One page of the files, newest first unless `order=asc`."""
     query = request.query_params
@@ -79,20 +88,23 @@ async def list_files(request: Request) -> Response:
     return json_reply(page_json(bodies, ids, has_more=page.has_more))
 
 
-@router.get("/{file_id}", **documented("File", "files.read"))
+@router.get("/{file_id}", **documented("File", "files.read", **_ASKED_BY_BOTH))
 async def get_file(request: Request, file_id: str) -> Response:
     """What is known of a file, without its content."""
     return json_reply(file_json(await _file(request, file_id)))
 
 
-@router.delete("/{file_id}", **documented("Deleted", "files.write"))
+@router.delete("/{file_id}", **documented("Deleted", "files.write", **_ASKED_BY_BOTH))
 async def delete_file(request: Request, file_id: str) -> Response:
     """Make the id unknown. What conversations were told of the file they keep."""
     await context(request).storage.files.delete(owner(request), file_id, now_us())
     return json_reply(orjson.dumps({"id": file_id, "object": "file", "deleted": True}))
 
 
-@router.get("/{file_id}/content", **documented("", "files.read", texts=("application/octet-stream",)))
+@router.get(
+    "/{file_id}/content",
+    **documented("", "files.read", texts=("application/octet-stream",), **_ASKED_BY_BOTH),
+)
 async def get_content(request: Request, file_id: str) -> Response:
     """The bytes of a file, or the range of them that the header `Range` asks for."""
     file = await _file(request, file_id)

@@ -18,6 +18,7 @@ from server.items import (
     ITEM_TYPES,
     Item,
     Tool,
+    asks_approval,
     is_answered,
     is_approval,
     is_client_call,
@@ -105,11 +106,12 @@ async def load_context(turn: Turn, storage: Storage, pasts: Pasts | None = None)
     except NotFound as unknown:
         raise not_found(request, unknown) from None
     try:
-        context = await aside(in_large_request(), _joined, past, new)
+        conversation_id = request.conversation_id
+        context = await aside(in_large_request(), _joined, past, new, conversation_id)
         if context is None:  # calls of responses that were cut short are looked for among all items
             if len(past.items) > THREADED_PARTS:
                 begin_large_request()
-            context = await aside(in_large_request(), _joined_anew, past, new)
+            context = await aside(in_large_request(), _joined_anew, past, new, conversation_id)
     except ApiError:
         if request.conversation_id is not None:  # what is missed may be of the turn that is at work there
             await storage.require_unlocked(turn.principal.owner, request.conversation_id)
@@ -138,20 +140,20 @@ def require_readable(
         refuse(path, message, "unsupported_content")
 
 
-def _joined(past: Past, new: Sequence[Item]) -> Context | None:
-    """A past and new items, checked; None where some of the past may have to be left out. Raises ApiError
-    400."""
+def _joined(past: Past, new: Sequence[Item], conversation_id: str | None) -> Context | None:
+    """A past and new items, checked; None where some of the past may have to be left out. conversation_id:
+    whose items the past is. Raises ApiError 400."""
     calls = past.calls.and_then([(item, None) for item in new])
     if calls.doubtful and calls.pending:
         return None
-    _check_calls(past.calls, calls, past.items, new)
+    _check_calls(past.calls, calls, past.items, new, conversation_id)
     return Context((*past.items, *new), past.told)
 
 
-def _joined_anew(past: Past, new: Sequence[Item]) -> Context:
+def _joined_anew(past: Past, new: Sequence[Item], conversation_id: str | None) -> Context:
     """The same, of those items of the past that are not to be left out."""
     kept = replayable(past.said, new)
-    check_calls(kept, new)
+    check_calls(kept, new, conversation_id)
     return Context((*kept, *new))
 
 
@@ -160,7 +162,10 @@ def not_found(request: CreateResponse, unknown: NotFound) -> ApiError:
     if unknown.kind == "conversation":
         message = f"Conversation with id '{request.conversation_id}' not found."
         return ApiError(404, message, code="not_found", param="conversation")
-    message = f"Previous response with id '{request.previous_response_id}' not found."
+    message = (
+        f"Previous response with id '{request.previous_response_id}' not found. It may have been deleted or "
+        "have expired, or it was made with 'store': false."
+    )
     return ApiError(400, message, code="previous_response_not_found", param="previous_response_id")
 
 
@@ -174,14 +179,16 @@ def replayable(history: Sequence[Said], new: Sequence[Item]) -> list[Item]:
     ]
 
 
-def check_calls(history: Sequence[Item], new: Sequence[Item]) -> None:
-    """Every output needs its call, and every call one output of its kind. Raises ApiError 400 naming the
-    ids."""
+def check_calls(history: Sequence[Item], new: Sequence[Item], conversation_id: str | None = None) -> None:
+    """Every output needs its call, and every call one output of its kind. conversation_id: whose items the
+    history is, if those of a conversation. Raises ApiError 400 naming the ids."""
     past = Calls().and_then([(item, None) for item in history])
-    _check_calls(past, past.and_then([(item, None) for item in new]), history, new)
+    _check_calls(past, past.and_then([(item, None) for item in new]), history, new, conversation_id)
 
 
-def _check_calls(past: Calls, calls: Calls, history: Sequence[Item], new: Sequence[Item]) -> None:
+def _check_calls(
+    past: Calls, calls: Calls, history: Sequence[Item], new: Sequence[Item], conversation_id: str | None
+) -> None:
     """The same, of the calls among the past items, `history`, and among all of them."""
     approved = set()
     given: Counter[tuple[str, str | None]] = Counter()
@@ -209,7 +216,29 @@ def _check_calls(past: Calls, calls: Calls, history: Sequence[Item], new: Sequen
         if too_many and (given[link] > 1 or not _is_among(item, history)):
             refuse(f"input[{index}].{name}", f"Call '{key}' is answered twice.")
     if calls.demanded:
-        refuse("input", f"No tool output found for function call {', '.join(calls.demanded)}.")
+        told = _how_to_answer(past, calls, conversation_id)
+        refuse("input", f"No tool output found for function call {', '.join(calls.demanded)}. {told}")
+
+
+def _how_to_answer(past: Calls, calls: Calls, conversation_id: str | None) -> str:
+    """Where the first call without an output is, and what its client can do. One of the history cannot be
+    seen in the request that is refused, and may be of another client."""
+    link, call = next((link, item) for link, item in calls.pending.items() if not asks_approval(item))
+    name, key = link
+    kind = ITEM_TYPES[call["type"]].answered_by
+    answer = f"an item of type '{kind}' with the {name} '{key}'"
+    if link not in past.pending:
+        return f"The call is in this request's input: send {answer} behind it, or leave the call out."
+    if conversation_id is None:
+        return (
+            "The call is in the history that 'previous_response_id' leads to: send "
+            f"{answer} in this request's input, or go on from an earlier response."
+        )
+    path = f"/v1/conversations/{conversation_id}/items/{call['id']}"
+    return (
+        f"The call is in the conversation '{conversation_id}': send {answer} in this request's input, or "
+        f"delete the call's item (DELETE {path})."
+    )
 
 
 def _is_among(output: Item, history: Sequence[Item]) -> bool:

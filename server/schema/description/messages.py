@@ -158,7 +158,7 @@ def messages_components() -> Mapping[str, Schema]:
         },
         "ShownModel": {"anyOf": [ref("Model"), ref("MessagesModel")]},
         "ListedModels": {"anyOf": [ref("Models"), ref("MessagesModels")]},
-        "ModelsError": {"anyOf": [ref("Error"), ref("MessagesError")]},
+        "EitherError": {"anyOf": [ref("Error"), ref("MessagesError")]},
         "MessagesModel": of(
             {
                 **{"type": {"const": "model"}, "id": STRING, "display_name": STRING},

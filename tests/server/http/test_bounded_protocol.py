@@ -225,6 +225,62 @@ async def test_malformed_requests_have_clear_answers(live_server: Running, name:
         assert await client.rest() == b""
 
 
+BEFORE_THE_PATH = {"unknown method", "small method"}
+"""What is refused before the target has been read."""
+
+REPLACED = (b"/v1/conversations", b"/health")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, (request, _) in MALFORMED.items()
+        if name not in BEFORE_THE_PATH and any(path in request for path in REPLACED)
+    ],
+)
+async def test_on_messages_they_have_the_shape_of_that_api(live_server: Running, name: str) -> None:
+    request, status = MALFORMED[name]
+    for path in (b"/v1/messages", b"/v1/messages/count_tokens"):
+        asked = request
+        for target in REPLACED:
+            asked = asked.replace(target, path, 1)
+        async with raw(live_server) as client:
+            client.writer.write(asked)
+            reply = await client.reply()
+        told = orjson.loads(reply[2])
+        assert (reply[0], told["type"]) == (status, "error"), told
+        assert told["error"]["details"]["error_code"]
+        assert told["request_id"] == reply[1]["request-id"] == reply[1]["x-request-id"]
+
+
+async def test_the_shape_is_not_that_of_the_request_before(live_server: Running) -> None:
+    async with raw(live_server) as client:
+        client.writer.write(b"GET /v1/messages HTTP/1.1\r\nhost: localhost\r\n\r\nnonsense\r\n\r\n")
+        assert (await client.reply())[0] == 405
+        assert error_of(await client.reply())["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        (b"/v1/messages?beta=true", b""),
+        (b"http://localhost/v1/messages", b""),
+        (b"/v1/files/x", b"anthropic-version: 2023-06-01\r\n"),
+    ],
+)
+async def test_the_path_of_a_malformed_request_is_its_targets(
+    live_server: Running, target: bytes, headers: bytes
+) -> None:
+    async with raw(live_server) as client:
+        client.writer.write(
+            b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\n" + headers + b"expect: miracles\r\n\r\n"
+        )
+        reply = await client.reply()
+        assert (reply[0], orjson.loads(reply[2])["type"]) == (417, "error")
+
+
 @pytest.mark.parametrize(
     ("target", "status"),
     [

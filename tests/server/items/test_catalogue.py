@@ -357,7 +357,7 @@ async def test_an_item_with_words_is_in_the_prompt(
         (*_, last) = normalize_input(sent, new_id=str)
         if is_client_call(last) and not asks_approval({"type": kind}):
             error = await Api(client).refused(400, sent)
-            assert error["message"] == "No tool output found for function call c."
+            assert error["message"].startswith("No tool output found for function call c. ")
             return
         await Api(client).create([*sent, {"role": "user", "content": "say hi"}])
     for said in told:

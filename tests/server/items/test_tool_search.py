@@ -370,7 +370,8 @@ async def test_a_search_of_the_client_needs_its_output(tmp_path: Path) -> None:
     call = {"type": "tool_search_call", "call_id": "call_1", "arguments": {"goal": "x"}}
     async with running_app(tmp_path) as server, http_client(server) as client:
         error = await Api(client).refused(400, [call])
-    assert error["message"] == "No tool output found for function call call_1."
+    assert error["message"].startswith("No tool output found for function call call_1. ")
+    assert "send an item of type 'tool_search_output' with the call_id 'call_1' behind it" in error["message"]
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -236,6 +236,9 @@ async def test_a_deleted_response_is_gone(api: Api) -> None:
     assert (await api.page("/v1/responses"))["data"] == []
     error = await api.refused(400, "hi", previous_response_id=response["id"])
     assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+    assert error["message"].startswith(
+        f"Previous response with id '{response['id']}' not found. It may have been "
+    )
     reference = {"type": "item_reference", "id": response["output"][0]["id"]}
     await api.refused(404, [reference])
 

@@ -205,13 +205,15 @@ async def test_another_output_for_an_answered_call_is_a_conflict(api: Api) -> No
         path = f"/v1/responses/{live.id}/tool_outputs"
         other = {"tool_outputs": [{"call_id": one, "output": "sunny"}, {"call_id": two, "output": "noon"}]}
         error = await api.fails(409, "POST", path, json=other)
+        assert error["param"] == "tool_outputs[0].call_id"
         assert error["headers"]["x-should-retry"] == "false"
         assert (await api.get(live.id))["pending_tool_calls"] == [
             {"call_id": two, "type": "function_call", "name": "get_time"}
         ]
         await api.outputs(live.id, {two: "noon"})
         await live.done()
-        await api.fails(409, "POST", path, json=other)
+        error = await api.fails(409, "POST", path, json=other)
+        assert error["param"] == "tool_outputs[0].call_id"
 
 
 async def test_an_unknown_call_is_refused(api: Api) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from tests.support.blocking import until
@@ -110,7 +112,7 @@ def stream(text: str) -> Callable[[Any], Response]:
     return lambda _: Response(text, media_type="text/event-stream")
 
 
-def page(text: str, status: int = 200, kind: str = "application/json") -> Callable[[Any], Response]:
+def page(text: str, status: int = 200, kind: str | None = "application/json") -> Callable[[Any], Response]:
     return lambda _: Response(text, status, media_type=kind)
 
 
@@ -136,7 +138,10 @@ PROGRESS = json.dumps(
             id="a stream that cannot be read on",
         ),
         pytest.param(page('{"jsonrpc": "2.0", "id"'), "Failed to parse", True, id="half a reply"),
-        pytest.param(page("<html>", kind="text/html"), "Unexpected content", True, id="a page"),
+        pytest.param(
+            page("<html>", kind="text/html"), "a reply of content type 'text/html", True, id="a page"
+        ),
+        pytest.param(page("ok", kind=None), "a reply without a content type", True, id="no type"),
         pytest.param(page("", 202), "202 Accepted", True, id="accepted, and no reply"),
         pytest.param(page("slow", 504, "text/plain"), "status 504", True, id="a gateway that gave up"),
         pytest.param(
@@ -171,6 +176,22 @@ async def test_a_call_without_an_answer_may_have_had_an_effect(
     assert told in str(result.error)
     assert result.uncertain is uncertain
     assert str(result.error).startswith("The MCP server 'desk' failed: ") is (reply is not own_error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [(None, "without a content type"), ("text/html", "of content type 'text/html; charset=utf-8'")],
+)
+async def test_what_does_not_speak_the_protocol_is_told_so(kind: str | None, told: str) -> None:
+    pool = ConnectionPool(Egress(mode="any"))
+    app = Starlette(routes=[Mount("/", app=page("ok", kind=kind)(None))])
+    async with serving(app) as url:
+        connections = Connections(pool, "ann")
+        listing = await connections.list_tools("desk", McpServer("desk", url=url))
+        connections.close()
+        await pool.close()
+    why = f"what answers there does not speak MCP over streamable HTTP: it sent a reply {told}"
+    assert str(listing.error).endswith(f"could not be asked for its tools: {why}")
 
 
 async def test_what_fails_for_one_call_says_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

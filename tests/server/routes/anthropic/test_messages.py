@@ -83,6 +83,20 @@ async def test_errors_about_models_have_the_form_of_the_api_that_asks(tmp_path: 
             assert plain["error"]["type"] == "invalid_request_error"
 
 
+async def test_errors_about_files_have_the_form_of_the_api_that_asks(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as running, http_client(running) as client:
+        named = {"anthropic-version": "2023-06-01"}
+        for reply in (
+            await client.get("/v1/files/file-none", headers=named),
+            await client.post("/v1/files", headers=named, files={"file": ("a.txt", b"a")}),
+        ):
+            told = reply.json()
+            assert told["type"] == "error" and told["error"]["details"]["param"] in ("file_id", "purpose")
+            assert told["request_id"] == reply.headers["request-id"]
+        plain = (await client.get("/v1/files/file-none")).json()
+        assert plain["error"]["code"] == "not_found"
+
+
 async def test_a_fallback_that_is_not_served_is_found_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="messages_model names 'c', which is not served: a are"):
         async with running_app(tmp_path, served_model_name=("a",), messages_model="c"):

@@ -132,7 +132,10 @@ async def test_unanswered_calls_are_refused_by_name(chain: Chain) -> None:
     first = await chain.api.create(f"{call()}\n{call('get_time')}", tools=[WEATHER, TIME])
     one, two = (item["call_id"] for item in calls(first))
     error = await chain.api.refused(400, "say hi", previous_response_id=first["id"])
-    assert one in error["message"] and two in error["message"]
+    assert error["message"].startswith(
+        f"No tool output found for function call {one}, {two}. The call is in the "
+    )
+    assert "that 'previous_response_id' leads to" in error["message"]
     error = await chain.api.refused(400, [answer(one)], previous_response_id=first["id"])
     assert one not in error["message"] and two in error["message"]
     done = await chain.api.create([answer(one, "x"), answer(two, "y")], previous_response_id=first["id"])

@@ -65,13 +65,24 @@ async def test_instructions_are_not_stored(room: Room) -> None:
 async def test_a_tool_loop_sends_only_what_is_new(room: Room) -> None:
     first = await room.api.create(call(), conversation=room.conversation, tools=[WEATHER])
     error = await room.api.refused(400, "say hi", conversation=room.conversation)
-    assert calls(first)[0]["call_id"] in error["message"]
+    call_id = calls(first)[0]["call_id"]
+    assert error["message"].startswith(f"No tool output found for function call {call_id}. ")
+    assert f"'function_call_output' with the call_id '{call_id}' in this request's" in error["message"]
     second = await room.api.create(
         [answer(calls(first)[0]["call_id"], "wet")], conversation=room.conversation, tools=[WEATHER]
     )
     assert text(second) == "The tool said: wet"
     types = [item["type"] for item in await room.items()]
     assert types == ["message", "function_call", "function_call_output", "message"]
+
+
+async def test_who_cannot_answer_a_call_is_told_how_to_go_on(room: Room) -> None:
+    await room.api.create(call(), conversation=room.conversation, tools=[WEATHER])
+    error = await room.api.refused(400, "say hi", conversation=room.conversation)
+    path = error["message"].partition("(DELETE ")[2].removesuffix(").")
+    assert path.startswith(f"/v1/conversations/{room.conversation}/items/fc_")
+    assert (await room.api.http.delete(path)).status_code == 200
+    assert text(await room.api.create("say hi", conversation=room.conversation)) == "hi"
 
 
 @pytest.mark.parametrize("store", [True, False])
