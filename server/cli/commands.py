@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from server import __version__
 from server.cli.encodings import as_text, replace_what_has_no_character
 from server.cli.exit_codes import FAILED, REFUSED
+from server.cli.hangups import hung_up
 
 if TYPE_CHECKING:
     from server.config import Loaded
@@ -266,7 +267,7 @@ def _serve(options: argparse.Namespace) -> int:
     if loaded.config.api_server_count > 1:
         code = supervise(loaded.config, flags, began=BEGAN, reread=reread)
     else:
-        code = run_server(loaded.config, began=BEGAN, reread=reread)
+        code = run_server(loaded.config, began=BEGAN, reread=reread, hung_up=hung_up)
     # Everything is closed and on the disk by now. A thread that still loads a model would make the
     # interpreter's own end abort the process from inside torch.
     logging.shutdown()

@@ -1334,6 +1334,31 @@ async def test_serve_and_stop(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("server-*.json"))
 
 
+HUNG_UP_BY_AN_IMPORT = """
+import pathlib, signal, sys
+
+class HungUp:
+    def find_spec(self, name, path=None, target=None):
+        if name == "server.cli.commands":  # before any setting is read
+            signal.raise_signal(signal.SIGHUP)
+        if name == "server.process.serve":  # when they were read, and before the event loop is there
+            pathlib.Path(sys.argv[sys.argv.index("--data") + 1], "antiphon.toml").write_text(
+                'owner_limit = ["requests_per_day=5"]'
+            )
+            signal.raise_signal(signal.SIGHUP)
+
+sys.meta_path.insert(0, HungUp())
+from server.cli import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def test_a_hangup_before_the_server_can_act_on_it_is_remembered(tmp_path: Path) -> None:
+    async with server_process(tmp_path, code=HUNG_UP_BY_AN_IMPORT) as server:
+        await server.logs("SIGHUP: owner_limit is now requests_per_day=5")
+
+
 async def test_serve_says_which_file_a_relative_database_is(tmp_path: Path) -> None:
     relative = os.path.relpath(tmp_path / "x.db", ROOT)
     async with server_process(tmp_path, "--db", f"sqlite:///{relative}") as server:
