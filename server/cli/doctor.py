@@ -133,7 +133,8 @@ async def _database(config: Config) -> Finding:
         return "FAIL", str(exc)
     verdict, words = await _state_of(config, state)
     file = config.db_file
-    if verdict == "ok" and state.holder is None and file is not None and (why := _unwritable(file.parent)):
+    is_free = verdict == "ok" and state.holder is None
+    if is_free and file is not None and (why := _unwritable(file.parent) or state.barred) is not None:
         return "FAIL", why
     if state.free is not None and state.free < LITTLE_ROOM:
         words += f"; its disk has only {state.free / 1e6:.1f} MB free"

@@ -115,6 +115,12 @@ class PostgreSQL:
     def trouble(self, error: BaseException) -> ErrorKind | None:
         return trouble(error)
 
+    def barred(self) -> None:
+        """Nothing: its files are its server's."""
+
+    def cause(self, error: BaseException) -> None:
+        """Nothing: the driver's words say it."""
+
     def _line(self, *, migrates: bool = False) -> Line:
         settings = {
             "application_name": "antiphon",
