@@ -313,7 +313,7 @@ def test_a_backup_beside_a_server_that_does_not_answer_says_what_is_missing(
         (["config", "--db", "mysql://x/y"], "sqlite"),
         (["config", "--db", "sqlite:///"], "db (flag --db): the database must be a file"),
         (["keys", "list", "--db", "nonsense"], "not a database URL"),
-        (["sealing", "rotate", "--db", "sqlite+aiosqlite:////dev/null/x.db"], "/dev/null cannot be used"),
+        (["keys", "create", "--db", "sqlite+aiosqlite:////dev/null/x.db"], "/dev/null cannot be used"),
     ],
 )
 def test_refusals_are_one_line_and_exit_2(
@@ -1044,9 +1044,12 @@ def test_doctor_fails_where_serve_would_be_refused_for_its_address(
         ["keys", "list"],
         ["keys", "list", "--json"],
         ["keys", "revoke", "key_1"],
+        ["keys", "rotate", "key_1"],
+        ["keys", "update", "key_1", "--name", "x"],
         ["webhooks", "list"],
         ["webhooks", "test", "hook_1"],
         ["sealing", "list"],
+        ["sealing", "rotate"],
         ["export", "--owner", "local"],
         ["purge", "--owner", "local"],
         ["purge", "--owner", "local", "--yes"],
