@@ -1270,6 +1270,19 @@ async def test_doctor_tells_of_a_database_that_was_moved_away(tmp_path: Path) ->
         )
 
 
+async def test_doctor_tells_what_a_server_says_whose_data_folder_is_gone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with server_process(data) as server, server.client() as client:
+        data.rename(tmp_path / "moved")
+        while (await client.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.02)
+        port = int(server.url.rpartition(":")[2])
+        verdict, words = await doctor.CHECKS["port"](Config(data=data, engine="scripted", port=port))
+    assert verdict == "FAIL"
+    assert words.startswith(f"a server that cannot do its work listens on port {port}, and says: ")
+    assert "removed or replaced" in words
+
+
 def test_doctor_tells_of_a_context_that_is_shortened(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
