@@ -645,6 +645,7 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
         (["--since", "1d", "--until", "2d"], "later than"),
         (["--price", "m=1/2"], "MODEL=INPUT/CACHED/OUTPUT"),
         (["--identifier", "carol"], "needs --owner"),
+        (["--since", "2099-01-01"], "--since 2099-01-01 lies in the future"),
     ):
         assert main(["usage", *refused, *data]) == 2, refused
         assert says in capsys.readouterr().err, refused
