@@ -252,7 +252,7 @@ def _serve(options: argparse.Namespace) -> int:
             "--workers: each would have an engine and a KV cache of its own; for several processes before "
             "one engine give --api-server-count"
         )
-    from server.config import Config, load
+    from server.config import Config, rereading
     from server.process import run_server, set_up_logging, supervise
 
     set_up_logging(loaded.config.log_level, loaded.config.log_format)
@@ -261,9 +261,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     flags = {name: getattr(options, name, None) for name in Config.model_fields}
 
-    def reread() -> Config:
-        return load(flags).config
-
+    reread = rereading(flags, loaded)
     if loaded.config.api_server_count > 1:
         code = supervise(loaded.config, flags, began=BEGAN, reread=reread)
     else:

@@ -1374,6 +1374,9 @@ sys.exit(main(sys.argv[1:]))
 async def test_a_hangup_before_the_server_can_act_on_it_is_remembered(tmp_path: Path) -> None:
     async with server_process(tmp_path, code=HUNG_UP_BY_AN_IMPORT) as server:
         await server.logs("SIGHUP: owner_limit is now requests_per_day=5")
+        (tmp_path / "antiphon.toml").unlink()
+        server.signal(signal.SIGHUP)
+        await server.logs(f"SIGHUP: nothing was reloaded: {tmp_path / 'antiphon.toml'} is gone")
 
 
 async def test_serve_says_which_file_a_relative_database_is(tmp_path: Path) -> None:
