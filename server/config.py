@@ -1147,12 +1147,14 @@ def shown(value: Any) -> str:
 class Loaded:
     """A configuration, and per setting where its value came from.
 
-    strangers: environment variables that begin with ANTIPHON_ and are no settings.
+    strangers: environment variables that begin with ANTIPHON_ and are no settings. file: that of the
+    settings; None where there is none.
     """
 
     config: Config
     sources: Mapping[str, str]
     strangers: Sequence[str]
+    file: Path | None
 
     def warnings(self) -> Iterator[str]:
         """A sentence for each of the strangers, with the setting that may have been meant."""
@@ -1234,7 +1236,27 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
             place = f"{MODELS_TABLE}.{index}.{str(exc).partition(':')[0]}"
             raise ConfigError(f"{models}{_line(_read_file(models), place)}: {exc}") from None
     known = {row.env for row in rows} | CLIENT_VARIABLES
-    return Loaded(config, sources, sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known))
+    strangers = sorted(n for n in env if n.startswith("ANTIPHON_") and n not in known)
+    return Loaded(config, sources, strangers, file if os.path.exists(file) else None)
+
+
+def rereading(flags: Mapping[str, Any], first: Loaded) -> Callable[[], Config]:
+    """What reads the settings again while a server runs, with the flags of its start; raises ConfigError.
+
+    first: how they were read before. A file of settings that was there at the last reading and is gone is a
+    fault: the keys and limits in it would all end, by a slip or because an editor is about to write it.
+    """
+    file = first.file
+
+    def reread() -> Config:
+        nonlocal file
+        loaded = load(flags)
+        if file is not None and loaded.file is None:
+            raise ConfigError(f"{file} is gone, and what it said stays in force; an empty file ends it")
+        file = loaded.file
+        return loaded.config
+
+    return reread
 
 
 def _place(name: str, value: Any) -> Any:

@@ -78,12 +78,20 @@ async def back_up(url: str, target: Path, progress: Callable[[int, int], None]) 
 
 def check_backup(url: str, target: Path) -> Path:
     """The file that a backup of `url` to `target` would copy. StorageError for what `back_up` refuses."""
+    path = _file(url)
     try:
-        path = _file(url)
         source = database(url)
+    except ValueError as error:
+        raise StorageError(str(error)) from None
+    try:
+        if not source.exists():
+            raise StorageError(f"there is no database at {path}")
         look(source, partial(revision, source))
-        taken = [each for each in (target, blob_folder(target)) if each.exists()]
     except (OSError, DBAPIError) as error:
+        raise unavailable(f"{path} cannot be read", error, source.cause(error)) from error
+    try:
+        taken = [each for each in (target, blob_folder(target)) if each.exists()]
+    except OSError as error:
         raise unavailable(f"nothing can be copied to {target}", error) from error
     if taken:
         raise StorageError(f"{taken[0]} exists already; a backup never replaces a file")
@@ -144,10 +152,7 @@ def _file(url: str) -> Path:
             "a PostgreSQL database is backed up with its own tool: "
             f"pg_dump --format=custom --file=antiphon.dump '{shown}'"
         )
-    path = Path(parsed.database or "").absolute()
-    if not path.is_file():
-        raise StorageError(f"there is no database at {path}")
-    return path
+    return Path(parsed.database or "").absolute()
 
 
 async def _copy(path: Path, partial: Path, progress: Callable[[int, int], None]) -> None:

@@ -34,10 +34,11 @@ def _inspect(url: str, blobs: bool) -> DatabaseState:
             state = DatabaseState(looked_at.shown, "absent", 0, None, looked_at.shared, None, HEAD)
         else:
             state = look(looked_at, lambda connection: _state(looked_at, connection, blobs))
-        return replace(state, free=looked_at.free_bytes())
+        return replace(state, free=looked_at.free_bytes(), barred=looked_at.barred())
     except Exception as error:
         if isinstance(error, OSError) or looked_at.trouble(error) is not None:
-            raise unavailable(f"{looked_at.shown} cannot be read", error) from error
+            told = f"{looked_at.shown} cannot be read"
+            raise unavailable(told, error, looked_at.cause(error)) from error
         raise
 
 

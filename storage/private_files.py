@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -40,8 +41,9 @@ def keep_others_out(files: Iterable[Path]) -> None:
     changed, refused = [], []
     for file in files:
         with suppress(FileNotFoundError):
-            mode = file.stat().st_mode & 0o777
-            if not mode & OTHERS:
+            found = file.stat().st_mode
+            mode = found & 0o777
+            if not mode & OTHERS or not stat.S_ISREG(found):  # a folder in its place is not ours to change
                 continue
             try:
                 file.chmod(mode & ~OTHERS)

@@ -945,7 +945,8 @@ class DatabaseState:
     in words. shared: whether several servers may use it at once. limits: of the owners who have some of their
     own, JSON objects by their ids; empty where the schema is newer. missing: the folder of blobs, where it
     lacks one that a row names. id: what tells it from every other; None unless the schema is current. free:
-    bytes on its disk; None where that is not this machine's.
+    bytes on its disk; None where that is not this machine's. barred: why this user cannot read and write its
+    files, of those that are there; None where nothing is in the way.
     """
 
     shown: str  # its name for messages, without a password
@@ -959,6 +960,7 @@ class DatabaseState:
     missing: str | None = None
     id: str | None = None
     free: int | None = None
+    barred: str | None = None
 
 
 LEAST_ROOM = 4 << 20

@@ -183,7 +183,8 @@ class Storage:
             except BaseException as error:
                 opened.release()
                 if isinstance(error, OSError) or opened.trouble(error) is not None:
-                    raise unavailable(f"{opened.shown} cannot be opened", error) from error
+                    told = f"{opened.shown} cannot be opened"
+                    raise unavailable(told, error, opened.cause(error)) from error
                 raise
 
         opened, writing = await asyncio.to_thread(prepare)

@@ -282,6 +282,7 @@ def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "POST",
         f"{PATH}/{options.id}/rotate",
         body,
+        makes=False,
     )
     left = f"{options.id} is accepted until {shown_time(made['old'], 'expires_at')} UTC"
     with _shown(config, made["id"], f", and {left}"):
@@ -315,6 +316,7 @@ def _update(config: Config, options: argparse.Namespace) -> Iterator[str]:
         "POST",
         f"{PATH}/{options.id}",
         {**body, "expires_in_s": None} if never else body,
+        makes=False,
     )
     yield f"{done['id']} has the scopes {','.join(done['scopes'])}"
     if options.expires is not None:

@@ -41,6 +41,10 @@ PATH = "/v1/organization/projects"
 # What can be done
 
 
+class LocalOwner(ValueError):
+    """A server without keys could not do without this owner, and nothing brings back one that is archived."""
+
+
 async def create(storage: Storage, by: Actor, *, name: str) -> dict[str, Any]:
     """Make an owner that has no key yet."""
     id = f"{OWNER_PREFIX}{secrets.token_hex(12)}"
@@ -54,7 +58,12 @@ async def rename(storage: Storage, by: Actor, id: str, *, name: str) -> dict[str
 
 
 async def archive(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
-    """Revoke an owner's keys for good; its data stays. NotFound, OwnerArchived."""
+    """Revoke an owner's keys for good; its data stays. NotFound, OwnerArchived; LocalOwner."""
+    if id == LOCAL_OWNER:
+        raise LocalOwner(
+            f"The owner {id} stands for whoever comes without a key, and is never archived: revoke its keys, "
+            "or remove its data with `antiphon purge`"
+        )
     return project(await storage.archive_owner(id, now_us(), entry=by.did("project.archived", id, id)))
 
 

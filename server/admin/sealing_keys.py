@@ -43,7 +43,7 @@ def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
         sealing = Sealing(storage, config.sealing_key_s, config.sealing_keys())
         return as_json(await sealing.rotate(OPERATOR), seals=True)
 
-    made = carry_out(config, rotate, "POST", PATH)
+    made = carry_out(config, rotate, "POST", PATH, makes=False)
     yield f"key {made['number']} seals from now on; the keys before it still open"
 
 

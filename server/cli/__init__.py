@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 from collections.abc import Sequence
 
 from server.cli.exit_codes import INTERRUPTED, REFUSED
+from server.cli.hangups import note_hangups
 
 UNWRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """What a write to standard output fails with where no more goes into its file."""
@@ -20,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = 0
     try:
         try:
+            args = sys.argv[1:] if argv is None else argv
+            if args[:1] == ["serve"] and threading.current_thread() is threading.main_thread():
+                note_hangups()  # first of all: what a server needs takes a second to import
             from server.cli.commands import main
 
             code = main(argv)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from server import __version__
 from server.cli.encodings import as_text, replace_what_has_no_character
 from server.cli.exit_codes import FAILED, REFUSED
+from server.cli.hangups import hung_up
 
 if TYPE_CHECKING:
     from server.config import Loaded
@@ -251,7 +252,7 @@ def _serve(options: argparse.Namespace) -> int:
             "--workers: each would have an engine and a KV cache of its own; for several processes before "
             "one engine give --api-server-count"
         )
-    from server.config import Config, load
+    from server.config import Config, rereading
     from server.process import run_server, set_up_logging, supervise
 
     set_up_logging(loaded.config.log_level, loaded.config.log_format)
@@ -260,13 +261,11 @@ def _serve(options: argparse.Namespace) -> int:
 
     flags = {name: getattr(options, name, None) for name in Config.model_fields}
 
-    def reread() -> Config:
-        return load(flags).config
-
+    reread = rereading(flags, loaded)
     if loaded.config.api_server_count > 1:
         code = supervise(loaded.config, flags, began=BEGAN, reread=reread)
     else:
-        code = run_server(loaded.config, began=BEGAN, reread=reread)
+        code = run_server(loaded.config, began=BEGAN, reread=reread, hung_up=hung_up)
     # Everything is closed and on the disk by now. A thread that still loads a model would make the
     # interpreter's own end abort the process from inside torch.
     logging.shutdown()

@@ -133,7 +133,8 @@ async def _database(config: Config) -> Finding:
         return "FAIL", str(exc)
     verdict, words = await _state_of(config, state)
     file = config.db_file
-    if verdict == "ok" and state.holder is None and file is not None and (why := _unwritable(file.parent)):
+    is_free = verdict == "ok" and state.holder is None
+    if is_free and file is not None and (why := _unwritable(file.parent) or state.barred) is not None:
         return "FAIL", why
     if state.free is not None and state.free < LITTLE_ROOM:
         words += f"; its disk has only {state.free / 1e6:.1f} MB free"
@@ -336,11 +337,14 @@ async def _port(config: Config) -> Finding:
         running = await _running(config)
         if running is not None and httpx.URL(running.url).port == config.port:
             return "ok", f"the server of this database listens on {running.url}"
-        if await _is_starting(config):
+        code, says = await _said_at_port(config)
+        if code == "not_ready" and await _may_be_ours(config):
             return "note", f"a server that is starting listens on port {config.port}"
         at = _address(config)
         if at.endswith(f":{config.port}") and await asyncio.to_thread(_unready, config) is not None:
             return "note", f"the server that cannot do its work runs{at}"
+        if code == "storage_unavailable":
+            return "FAIL", f"a server that cannot do its work listens on port {config.port}, and says: {says}"
         return "FAIL", cannot_listen(config, exc)
     doubts = None
     if config.api_key_file is not None:
@@ -366,18 +370,23 @@ async def _port(config: Config) -> Finding:
     )
 
 
-async def _is_starting(config: Config) -> bool:
-    """Whether a server that is starting listens where this one would, and may be that of the database."""
+async def _may_be_ours(config: Config) -> bool:
+    """Whether a server that is starting may be that of the database."""
     state = await _readable(config)
-    if state is None or (state.holder is None and not state.shared):
-        return False
+    return state is not None and (state.holder is not None or state.shared)
+
+
+async def _said_at_port(config: Config) -> tuple[str, str]:
+    """The error of a server that is not ready and listens where this one would: its code and its message;
+    both empty where none answers so."""
     scheme = "http" if config.ssl_certfile is None else "https"
     url = httpx.URL(scheme=scheme, host=config.host, port=config.port, path="/ready")
     try:  # it is told nothing, so that any certificate will do
         async with httpx.AsyncClient(verify=False, trust_env=False, timeout=ASK_STARTING_S) as http:
-            return bool(orjson.loads((await http.get(url)).content)["error"]["code"] == "not_ready")
+            error = orjson.loads((await http.get(url)).content)["error"]
+            return str(error["code"]), str(error["message"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return False
+        return "", ""
 
 
 async def _keyed(config: Config) -> bool | None:

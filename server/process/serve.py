@@ -72,17 +72,20 @@ def serve(
     began: float | None = None,
     engine: Engine | None = None,
     reread: Callable[[], Config] | None = None,
+    hung_up: Callable[[], bool] = lambda: False,
     seat: Seat | None = None,
 ) -> int:
     """Serve until a signal; returns the exit code: 0 drained, 2 refused to start, 70 engine or storage died.
 
     began: time.monotonic() at the start of the process, for the line that says how long it took. engine: one
     to serve instead of the configured one. reread: the settings as they are now, for SIGHUP; raises
-    ConfigError. seat: this process's place, where it is one of several at one port.
+    ConfigError. hung_up: whether SIGHUP came before this process could act on it. seat: this process's place,
+    where it is one of several at one port.
     """
     tune_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Process(config, began or time.monotonic(), engine, reread, seat).run())
+        process = _Process(config, began or time.monotonic(), engine, reread, seat, hung_up)
+        return runner.run(process.run())
 
 
 class _Process:
@@ -93,8 +96,10 @@ class _Process:
         engine: Engine | None,
         reread: Callable[[], Config] | None = None,
         seat: Seat | None = None,
+        hung_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self._seat = seat
+        self._hung_up = hung_up
         # One of several processes is the supervisor's, which speaks for all of them.
         self._manager = ServiceManager.of(os.environ) if seat is None else ServiceManager()
         self._refuse = refuse if seat is None else announce_refusal
@@ -133,6 +138,8 @@ class _Process:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, life)
+        if self._hung_up():  # the settings may have been read before it came
+            self._reload(life)
         serving = asyncio.create_task(server.serve(sockets=[cast(socket.socket, sock)]), name="http")
         starting = asyncio.create_task(self._start(life, sock), name="start")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")

@@ -97,6 +97,7 @@ class _Member:
         self.index = index
         self.process: asyncio.subprocess.Process | None = None
         self.ready = asyncio.Event()  # in this life
+        self.reload = False  # it is to read its settings again, once it is ready
         self.banner = ""
         self.channel: socket.socket | None = None  # of a server: over which it is handed connections
         self.num_open = 0
@@ -154,6 +155,7 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
+        # One that came before needs nothing: the processes have yet to read their settings.
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         await self._models.start()
         keeping = [asyncio.create_task(self._start(), name="start")]
@@ -277,6 +279,9 @@ class _Supervisor:
             case {"ready": str(banner)}:
                 member.banner = banner
                 member.ready.set()
+                if member.reload:
+                    member.reload = False
+                    member.signal(signal.SIGHUP)
             case {"database": str() | None as id, **rest} if member.index >= 0 and not rest:
                 self._database = id
                 self._models.save_for(id)
@@ -383,12 +388,17 @@ class _Supervisor:
 
     def _pass_on_reload(self) -> None:
         try:
-            leave_address(self._reread(), self._url, self._admin_token)
+            new = self._reread()
         except ConfigError as error:
             log.error("SIGHUP: nothing was reloaded: %s", error)
             return
+        if self._started:
+            leave_address(new, self._url, self._admin_token)
         for server in self._servers:
-            server.signal(signal.SIGHUP)
+            if server.ready.is_set():
+                server.signal(signal.SIGHUP)
+            else:  # while it imports what it needs, the signal would end it
+                server.reload = True
 
     async def _end(self) -> None:
         """Drain the servers, which may still need engines, and then end the engine."""

@@ -222,6 +222,13 @@ class Database(Protocol):
     def trouble(self, error: BaseException) -> ErrorKind | None:
         """The kind of trouble behind an exception; None where the database is not to blame."""
 
+    def barred(self) -> str | None:
+        """Why this user cannot read and write the files that it consists of, of those that are there; None
+        where nothing is in the way."""
+
+    def cause(self, error: BaseException) -> str | None:
+        """What is behind an error of opening it that its own words do not say; None where they do."""
+
 
 def insert_unless_taken(conn: Connection, table: Table, values: dict[str, Any]) -> bool:
     """Inserts a row; False where its key is taken: decided by the table's key, so by no race."""
@@ -269,8 +276,8 @@ def look(database: Database, work: Work[T]) -> T:
         reading.close()
 
 
-def unavailable(what: str, error: BaseException) -> StorageUnavailable:
-    """The error for whoever cannot wait for a trouble to pass."""
+def unavailable(what: str, error: BaseException, cause: str | None = None) -> StorageUnavailable:
+    """The error for whoever cannot wait for a trouble to pass. cause: told in the place of its words."""
     said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     # SQLite's code, and PostgreSQL's `disk_full`.
     codes = getattr(said, "sqlite_errorcode", None), getattr(said, "sqlstate", None)
@@ -278,7 +285,7 @@ def unavailable(what: str, error: BaseException) -> StorageUnavailable:
         full = said.errno in (errno.ENOSPC, errno.EDQUOT)
     else:
         full = sqlite3.SQLITE_FULL in codes or "53100" in codes
-    why = str(said)
+    why = cause or str(said)
     if sqlite3.SQLITE_IOERR_SHMSIZE in codes:
         full, why = True, "there is no room on its disk"  # SQLite calls it an I/O error
     told = StorageUnavailable(f"{what}: {why}", full=full, moved=sqlite3.SQLITE_READONLY_DBMOVED in codes)

@@ -16,6 +16,7 @@ to leave each connection its own.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -115,6 +116,12 @@ class PostgreSQL:
     def trouble(self, error: BaseException) -> ErrorKind | None:
         return trouble(error)
 
+    def barred(self) -> None:
+        """Nothing: its files are its server's."""
+
+    def cause(self, error: BaseException) -> None:
+        """Nothing: the driver's words say it."""
+
     def _line(self, *, migrates: bool = False) -> Line:
         settings = {
             "application_name": "antiphon",
@@ -138,8 +145,12 @@ class PostgreSQL:
 class ConnectionLost(Exception):
     """There is no connection, or no longer; whatever was not committed is undone."""
 
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(" ".join(str(root(cause)).split()) or f"no answer ({type(cause).__name__})")
+    def __init__(self, cause: BaseException, socket: str | None = None) -> None:
+        """socket: the path of the Unix socket that was tried, which the driver's own words do not have."""
+        why = " ".join(str(root(cause)).split()) or f"no answer ({type(cause).__name__})"
+        if socket is not None and isinstance(cause, FileNotFoundError | ConnectionRefusedError):
+            why = f"nothing listens at the socket {socket}: PostgreSQL does not run there"
+        super().__init__(why)
 
 
 class Line:
@@ -162,6 +173,7 @@ class Line:
             },
         )
         self._engine = engine.sync_engine
+        self._socket = _socket(url)
         self._loop = asyncio.SelectorEventLoop()
         self._connection: Connection | None = None
         self._raw: Any = None  # asyncpg's
@@ -191,7 +203,7 @@ class Line:
             self.on_connect()
         except Exception as error:
             self._drop()
-            raise ConnectionLost(error) from error
+            raise ConnectionLost(error, self._socket) from error
         return self._connection
 
     def has_lost(self, error: BaseException) -> bool:
@@ -332,6 +344,15 @@ class PostgreSQLWriting:
 
     def drop(self) -> None:
         self._line.close()
+
+
+def _socket(url: URL) -> str | None:
+    """The path of the Unix socket that a URL leads to; None where it leads elsewhere, or to several hosts."""
+    arguments: dict[str, Any] = dialect().create_connect_args(url)[1]  # type: ignore[no-untyped-call]
+    folder = arguments.get("host") or os.environ.get("PGHOST")
+    port = arguments.get("port") or os.environ.get("PGPORT") or 5432
+    is_socket = isinstance(folder, str) and folder.startswith("/") and not isinstance(port, list)
+    return f"{folder}/.s.PGSQL.{port}" if is_socket else None
 
 
 _NOW = "extract(epoch FROM now())::bigint"

@@ -11,6 +11,7 @@ of them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -28,11 +29,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from storage.drivers.blob_folder import BlobFolder, blob_folder
+from storage.drivers.file_access import why_barred, why_folder_barred
 from storage.drivers.hints import Silence
 from storage.drivers.interface import ErrorKind, Work, unavailable
 from storage.drivers.wal import Wal
 from storage.private_files import FILE_MODE, keep_others_out, make_private_file, make_private_folder
-from storage.records import LEAST_ROOM, FolderHeld
+from storage.records import LEAST_ROOM, FolderHeld, StorageUnavailable
 
 T = TypeVar("T")
 
@@ -79,7 +81,7 @@ class SQLite:
         self._read: Engine | None = None
 
     def exists(self) -> bool:
-        return self.path.is_file()
+        return self.path.exists()  # what is no file is told of by `cause`
 
     def free_bytes(self) -> int | None:
         return free_bytes(self.path)
@@ -90,14 +92,16 @@ class SQLite:
     def hold(self) -> None:
         """Takes the folder, which is made if need be, and keeps other users out of the files. FolderHeld,
         StorageUnavailable."""
+        if (why := self.barred()) is not None:  # before anything is made or changed
+            raise StorageUnavailable(f"{self.path} cannot be opened: {why}")
         try:
             make_private_folder(self.path.parent)
             self._lock = FolderLock(self.path)
             make_private_file(self.path)  # SQLite gives the files beside it the same mode
-            keep_others_out(self.path.with_name(self.path.name + suffix) for suffix in SUFFIXES)
+            keep_others_out(self._files())
         except OSError as error:
             self.release()
-            raise unavailable(f"{self.path.parent} cannot be used", error) from error
+            raise unavailable(f"{self.path.parent} cannot be used", error, self.cause(error)) from error
 
     def release(self) -> None:
         if self._lock is not None:
@@ -134,6 +138,21 @@ class SQLite:
 
     def trouble(self, error: BaseException) -> ErrorKind | None:
         return trouble(error)
+
+    def barred(self) -> str | None:
+        return why_barred(self._files())
+
+    def cause(self, error: BaseException) -> str | None:
+        if isinstance(error, DBAPIError) and error.orig is not None:
+            error = error.orig
+        if isinstance(error, OSError):
+            is_denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
+        else:
+            is_denied = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DENIED
+        return (self.barred() or why_folder_barred(self.path.parent)) if is_denied else None
+
+    def _files(self) -> list[Path]:
+        return [self.path.with_name(self.path.name + suffix) for suffix in SUFFIXES]
 
 
 class FolderLock:
@@ -421,6 +440,10 @@ class SQLiteReading:
 
 _BLOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _REFUSED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY}
+_DENIED = {
+    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM),
+    sqlite3.SQLITE_IOERR,  # a folder in the place of the file
+}
 _FATAL = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # The WAL index could not grow: a full disk, seen from another side.
 _REFUSED_EXTENDED = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_NOMEM}

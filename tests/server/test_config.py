@@ -13,7 +13,7 @@ import pytest
 
 from engine import EngineConfig, LoadError
 from server import config as module
-from server.config import Config, ConfigError, is_loopback, load, settings, shown
+from server.config import Config, ConfigError, is_loopback, load, rereading, settings, shown
 from server.model_registry import chat_template
 from server.settings import ModelEntry
 from tests.support.permissions import barred
@@ -30,6 +30,21 @@ def test_limits_of_every_owner_are_checked() -> None:
         ConfigError, match=r"owner_limit \(flag --owner-limit\): there is no limit 'token_per"
     ):
         load({"owner_limit": ["token_per_day=5"]}, {})
+
+
+def test_a_file_that_is_gone_is_a_fault_for_whoever_reads_it_again(tmp_path: Path) -> None:
+    file, flags = tmp_path / "antiphon.toml", {"data": str(tmp_path)}
+    reread = rereading(flags, load(flags))
+    assert reread().owner_limit == ()  # there was none
+    for limit in ("tokens_per_day=5", "tokens_per_day=6"):
+        file.write_text(f"owner_limit = ['{limit}']")
+        assert reread().owner_limit == (limit,)
+        file.unlink()
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=f"{file} is gone"):
+                reread()
+    file.touch()
+    assert reread().owner_limit == ()
 
 
 def test_flag_over_environment_over_file_over_default(env: dict[str, str], tmp_path: Path) -> None:

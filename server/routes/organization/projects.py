@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from server.access import ADMIN
 from server.admin import projects
-from server.errors import ApiError
+from server.errors import ApiError, invalid_value
 from server.http import actor, context, flag, json_reply, life, read_body
 from server.routes.documented import documented, needs
 from server.routes.organization import asked
@@ -57,7 +57,10 @@ async def update_project(request: Request, project_id: str) -> Response:
 async def archive_project(request: Request, project_id: str) -> Response:
     """Revoke an owner's keys, for good; its data stays."""
     await read_body(request, allow_empty=True, only=())
-    archived = await projects.archive(context(request).storage, actor(request), project_id)
+    try:
+        archived = await projects.archive(context(request).storage, actor(request), project_id)
+    except projects.LocalOwner as error:
+        raise invalid_value("project_id", f"{error}.") from None
     life(request).keys.forget()
     return json_reply(orjson.dumps(archived))
 

@@ -112,6 +112,15 @@ def test_the_name_of_the_owner_of_a_server_without_keys_is_never_free(
     assert "there is an owner 'local' already" in told(capsys, tmp_path, "owners", "create", "local", rc=2)
 
 
+def test_the_owner_of_a_server_without_keys_is_not_archived(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", "create", "--owner", "local", "--data", str(tmp_path)]) == 0
+    assert main(["owners", "archive", "local", "--data", str(tmp_path)]) == 2
+    assert "The owner local stands for whoever comes without a key" in capsys.readouterr().err
+    assert main(["keys", "create", "--owner", "local", "--data", str(tmp_path)]) == 0
+
+
 def test_keys_of_one_owner_are_listed_and_a_misspelt_owner_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

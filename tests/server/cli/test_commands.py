@@ -313,7 +313,7 @@ def test_a_backup_beside_a_server_that_does_not_answer_says_what_is_missing(
         (["config", "--db", "mysql://x/y"], "sqlite"),
         (["config", "--db", "sqlite:///"], "db (flag --db): the database must be a file"),
         (["keys", "list", "--db", "nonsense"], "not a database URL"),
-        (["sealing", "rotate", "--db", "sqlite+aiosqlite:////dev/null/x.db"], "/dev/null cannot be used"),
+        (["keys", "create", "--db", "sqlite+aiosqlite:////dev/null/x.db"], "/dev/null cannot be used"),
     ],
 )
 def test_refusals_are_one_line_and_exit_2(
@@ -645,6 +645,7 @@ def test_usage_is_shown_with_and_without_a_server(capsys: pytest.CaptureFixture[
         (["--since", "1d", "--until", "2d"], "later than"),
         (["--price", "m=1/2"], "MODEL=INPUT/CACHED/OUTPUT"),
         (["--identifier", "carol"], "needs --owner"),
+        (["--since", "2099-01-01"], "--since 2099-01-01 lies in the future"),
     ):
         assert main(["usage", *refused, *data]) == 2, refused
         assert says in capsys.readouterr().err, refused
@@ -1044,9 +1045,12 @@ def test_doctor_fails_where_serve_would_be_refused_for_its_address(
         ["keys", "list"],
         ["keys", "list", "--json"],
         ["keys", "revoke", "key_1"],
+        ["keys", "rotate", "key_1"],
+        ["keys", "update", "key_1", "--name", "x"],
         ["webhooks", "list"],
         ["webhooks", "test", "hook_1"],
         ["sealing", "list"],
+        ["sealing", "rotate"],
         ["export", "--owner", "local"],
         ["purge", "--owner", "local"],
         ["purge", "--owner", "local", "--yes"],
@@ -1267,6 +1271,19 @@ async def test_doctor_tells_of_a_database_that_was_moved_away(tmp_path: Path) ->
         )
 
 
+async def test_doctor_tells_what_a_server_says_whose_data_folder_is_gone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with server_process(data) as server, server.client() as client:
+        data.rename(tmp_path / "moved")
+        while (await client.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.02)
+        port = int(server.url.rpartition(":")[2])
+        verdict, words = await doctor.CHECKS["port"](Config(data=data, engine="scripted", port=port))
+    assert verdict == "FAIL"
+    assert words.startswith(f"a server that cannot do its work listens on port {port}, and says: ")
+    assert "removed or replaced" in words
+
+
 def test_doctor_tells_of_a_context_that_is_shortened(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -1332,6 +1349,34 @@ async def test_serve_and_stop(tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         assert await server.ended() == 0
     assert not list(tmp_path.glob("server-*.json"))
+
+
+HUNG_UP_BY_AN_IMPORT = """
+import pathlib, signal, sys
+
+class HungUp:
+    def find_spec(self, name, path=None, target=None):
+        if name == "server.cli.commands":  # before any setting is read
+            signal.raise_signal(signal.SIGHUP)
+        if name == "server.process.serve":  # when they were read, and before the event loop is there
+            pathlib.Path(sys.argv[sys.argv.index("--data") + 1], "antiphon.toml").write_text(
+                'owner_limit = ["requests_per_day=5"]'
+            )
+            signal.raise_signal(signal.SIGHUP)
+
+sys.meta_path.insert(0, HungUp())
+from server.cli import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def test_a_hangup_before_the_server_can_act_on_it_is_remembered(tmp_path: Path) -> None:
+    async with server_process(tmp_path, code=HUNG_UP_BY_AN_IMPORT) as server:
+        await server.logs("SIGHUP: owner_limit is now requests_per_day=5")
+        (tmp_path / "antiphon.toml").unlink()
+        server.signal(signal.SIGHUP)
+        await server.logs(f"SIGHUP: nothing was reloaded: {tmp_path / 'antiphon.toml'} is gone")
 
 
 async def test_serve_says_which_file_a_relative_database_is(tmp_path: Path) -> None:

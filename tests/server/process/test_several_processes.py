@@ -231,6 +231,30 @@ async def test_a_signal_drains_and_ends_all(tmp_path: Path, database: str, numbe
         assert not any(map(is_alive, pids))
 
 
+HUNG_UP_AT_EACH_START = """
+import asyncio, os, signal, sys
+
+start = asyncio.create_subprocess_exec
+
+async def and_hang_up(*args, **kwargs):
+    child = await start(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGHUP)
+    return child
+
+asyncio.create_subprocess_exec = and_hang_up
+from server.cli import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def test_a_hangup_while_the_processes_start_ends_none_of_them(tmp_path: Path, database: str) -> None:
+    given = ("--db", database, "--api-server-count", "2")
+    async with server_process(tmp_path, *given, code=HUNG_UP_AT_EACH_START) as server:
+        for name in ("server-0", "server-1"):
+            await server.logs(f"[{name}]: SIGHUP: nothing has changed")
+
+
 async def test_nothing_outlives_the_parent(tmp_path: Path, database: str) -> None:
     async with two(tmp_path, database) as server:
         pids = list(children(server).values())

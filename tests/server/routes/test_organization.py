@@ -64,6 +64,17 @@ async def test_an_unknown_field_is_refused_and_changes_nothing(
     assert await written() == before
 
 
+async def test_the_owner_of_a_server_without_keys_is_not_archived(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
+    reply = await client.post(f"{PROJECT}/archive", headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_value", "project_id")
+    assert "without a key" in error["message"]
+    assert (await client.get(PROJECT, headers=headers)).json()["status"] == "active"
+
+
 @pytest.mark.parametrize("path", [f"{PROJECT}/api_keys/KEY", "/admin/keys/KEY"])
 @pytest.mark.parametrize(
     ("field", "value"), [("name", None), ("scopes", None), ("scopes", []), ("limits", None)]

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -24,6 +25,7 @@ from storage import (
     RunAppend,
     Storage,
     StorageUnavailable,
+    inspect_database,
     open_storage,
     patience_s,
 )
@@ -404,12 +406,21 @@ async def test_a_server_that_does_not_let_us_in(postgres: Postgres) -> None:
         (postgres.url("nowhere"), 'database "nowhere" does not exist'),
         (postgres.url("postgres").replace("postgres@", "nobody:secret@"), 'role "nobody" does not exist'),
         ("postgresql+asyncpg://me:secret@127.0.0.1:9/db", "127.0.0.1"),
-        ("postgresql://me:secret@/db?host=/nowhere", "No such file"),
+        ("postgresql://me:secret@/db?host=/nowhere", "listens at the socket /nowhere/.s.PGSQL.5432"),
         (postgres.url("postgres") + "&nonsense=1", "nonsense"),
     ):
         with pytest.raises(StorageUnavailable, match=why) as refused:
             await open_storage(url, runner="x")
         assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+async def test_a_socket_that_nobody_listens_at_is_named(tmp_path: Path) -> None:
+    url = f"postgresql+asyncpg://postgres@:5433/postgres?host={tmp_path}"
+    for opening in (open_storage(url, runner="test"), inspect_database(url)):
+        with pytest.raises(
+            StorageUnavailable, match=f"nothing listens at the socket {tmp_path}/.s.PGSQL.5433"
+        ):
+            await opening
 
 
 async def test_a_wrong_password(postgres: Postgres) -> None:
