@@ -18,7 +18,9 @@ UNFELT_S = 0.02  # of one more token's wait, which a reader does not feel, howev
 GROWTH = 1.5  # beyond what steps have lately had, at most
 SMALLER = 0.6  # of it in every other step: steps of one size would not tell what a token costs
 NUM_PLAIN = 15  # decode steps whose median counts
-MOST_S = 1.0  # what the prompts of any step may take; much less, and weights are read too often
+MOST_S = 1.0  # what the prompts of any step may take, at most
+SOON_S = 0.5  # and at least, since whoever comes meanwhile waits for the end of a step
+READS = 16  # times a decode step's time, between these; with less, weights and old keys are read too often
 LEAST_WHOLE = 128  # prompt tokens of such a step, whatever they take; fewer tell little of what a token takes
 NUM_WHOLE = 3  # such steps whose median counts
 MEMORY = 0.92  # weight of what was learnt before one more step
@@ -66,7 +68,13 @@ class Pace:
             return
         self._each.append(seconds / num_tokens)
         each = statistics.median(self._each)  # 0: beside decodes they cost nothing
-        self.most = min(self._most, max(LEAST_WHOLE, int(MOST_S / each))) if each else self._most
+        self.most = min(self._most, max(LEAST_WHOLE, int(self._most_s() / each))) if each else self._most
+
+    def _most_s(self) -> float:
+        """What the prompts of a step may take. A decode step takes about as long as reading the weights."""
+        if not self._latest:
+            return MOST_S
+        return min(MOST_S, max(SOON_S, READS * statistics.median(self._latest)))
 
     @property
     def plain_s(self) -> float:

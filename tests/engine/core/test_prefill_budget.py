@@ -16,6 +16,8 @@ from engine.core.prefill_budget import (
     LEAST_WHOLE,
     MOST_S,
     NUM_WHOLE,
+    READS,
+    SOON_S,
     UNFELT,
     UNFELT_S,
     Pace,
@@ -151,8 +153,18 @@ def test_what_prompts_beside_decodes_take_is_known_of_those_alone_too() -> None:
     pace = Pace(2048)
     pace.took(0, 0.05)
     for _ in range(NUM_WHOLE):
-        pace.took(2000, 0.05 + 4 * MOST_S)
+        pace.took(2000, 0.05 + 4 * READS * 0.05)
     assert pace.most == 500
+
+
+def test_a_step_of_a_model_that_is_quick_to_read_ends_sooner() -> None:
+    """Where a decode step, which reads all weights, takes little, so does reading them more often."""
+    for plain, most_s in ((0.002, SOON_S), (0.05, READS * 0.05), (0.5, MOST_S)):
+        pace = Pace(2048)
+        pace.took(0, plain)
+        for _ in range(NUM_WHOLE):
+            pace.took_alone(1000, 2.0)
+        assert pace.most == int(500 * most_s)
 
 
 def test_prompts_that_take_no_time_beside_decodes_may_fill_a_step() -> None:
