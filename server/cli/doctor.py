@@ -340,8 +340,7 @@ async def _port(config: Config) -> Finding:
         code, says = await _said_at_port(config)
         if code == "not_ready" and await _may_be_ours(config):
             return "note", f"a server that is starting listens on port {config.port}"
-        at = _address(config)
-        if at.endswith(f":{config.port}") and await asyncio.to_thread(_unready, config) is not None:
+        if code == "storage_unavailable" and (at := _address(config)).endswith(f":{config.port}"):
             return "note", f"the server that cannot do its work runs{at}"
         if code == "storage_unavailable":
             return "FAIL", f"a server that cannot do its work listens on port {config.port}, and says: {says}"

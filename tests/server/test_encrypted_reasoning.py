@@ -639,7 +639,7 @@ def test_the_command_shows_given_keys_and_leaves_their_rotation_to_the_operator(
 ) -> None:
     file = tmp_path / "seals"
     data = ["--data", str(tmp_path)]
-    assert main(["sealing", "rotate", *data]) == 0
+    assert main(["migrate", *data]) == main(["sealing", "rotate", *data]) == 0
     file.write_text(f"{ONE}\n{TWO}\n")
     (tmp_path / "antiphon.toml").write_text(f"sealing_key_file = {str(file)!r}\n")
     capsys.readouterr()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import orjson
 import pytest
 
 from engine import CallArgs, CallEnd, CallStart, Done, Reasoning, Text, TokenLogprob
@@ -87,12 +88,14 @@ def stream() -> list[Json]:
     usage["input_tokens_details"] = {"cached_tokens": 0, "cache_write_tokens": 0}
     usage["output_tokens_details"] = {"reasoning_tokens": 1}
     end = {**start, "status": "completed", "completed_at": 2, "usage": usage, "output": assembler.output}
-    return [
+    whole = [
         {"type": "response.created", "response": start},
         {"type": "response.in_progress", "response": start},
         *drafts,
         {"type": "response.completed", "response": end},
     ]
+    read: list[Json] = orjson.loads(orjson.dumps(whole))  # log probabilities are encoded
+    return read
 
 
 def numbered(drafts: list[Json]) -> list[Json]:

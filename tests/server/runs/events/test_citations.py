@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +80,8 @@ def logprob(token: str) -> TokenLogprob:
 
 def events(*deltas: Delta, **settings: Any) -> tuple[Assembler, list[dict[str, Any]]]:
     assembler = Assembler(b"secret", context=[SEARCH], **settings)
-    return assembler, [draft for delta in deltas for draft in assembler.feed([delta])]
+    drafts = [draft for delta in deltas for draft in assembler.feed([delta])]
+    return assembler, orjson.loads(orjson.dumps(drafts))  # log probabilities are encoded
 
 
 def test_a_citation_is_an_annotation_over_its_link() -> None:
