@@ -53,8 +53,8 @@ async def answers(engine: LocalEngine, streams: int, count: int) -> float:
     return time.perf_counter() - began
 
 
-async def measure(model: Path, streams: int, count: int, rounds: int) -> None:
-    """Rounds; each begins with another of the ways."""
+async def measure(model: Path, streams: int, count: int, rounds: int, *further: str) -> None:
+    """Rounds; each begins with another of the ways. further: flags of the server."""
     fields: dict[str, Any] = {
         "max_output_tokens": count,
         "min_tokens": count,
@@ -62,7 +62,7 @@ async def measure(model: Path, streams: int, count: int, rounds: int) -> None:
         "num_assistant_tokens": 0,
     }
     speeds: dict[str, list[float]] = {way: [] for way in WAYS}
-    flags = ("--model", str(model), "--log-level", "error")  # nobody reads what it says
+    flags = ("--model", str(model), "--log-level", "error", *further)  # nobody reads what it says
     engine = LocalEngine(model)
     await engine.start()
     gc.freeze()
@@ -91,13 +91,15 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--engine-process", action="store_true", help="the server's in a process of its own")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         model = CHECKPOINT
         if options.size != "tiny":
             model = Path(temporary) / options.size
             write_random_model(options.size, model)
-        run(measure(model, options.streams, options.tokens, options.rounds))
+        further = ["--engine-process"] if options.engine_process else []
+        run(measure(model, options.streams, options.tokens, options.rounds, *further))
 
 
 if __name__ == "__main__":

@@ -310,6 +310,11 @@ class Config(BaseModel):
         ge=1,
         le=64,
     )
+    engine_process: bool = _setting(
+        False,
+        "compute in a process of its own, behind one server process too, so that text, events and storage "
+        "have an interpreter to themselves",
+    )
     api_key: ApiKeys = _setting(
         (),
         "a key that clients may use (repeatable); other users of this machine can read flags, so "
@@ -936,11 +941,17 @@ class Config(BaseModel):
     )
     otel_content: bool = _setting(False, "put what models and tools are told, and what they say, into spans")
 
+    @property
+    def has_several_processes(self) -> bool:
+        """Whether server processes stand before an engine's."""
+        return self.api_server_count > 1 or self.engine_process
+
     def of_entry(self, entry: ModelEntry) -> Config:
         """The configuration as it is for one of the models. Raises ConfigError for a value that a setting
         cannot have."""
         values = {name: getattr(self, name) for name in Config.model_fields}
         values |= {"models": None, "entries": ModelsFile(), "lora": (), "api_server_count": 1}
+        values |= {"engine_process": False}
         others = ("embedding_model", "rerank_model", "classification_model", "speech_model")
         values |= dict.fromkeys(others, ())
         values |= {"draft_model": None, "chat_template": None, **entry.settings}

@@ -262,7 +262,7 @@ def _serve(options: argparse.Namespace) -> int:
     flags = {name: getattr(options, name, None) for name in Config.model_fields}
 
     reread = rereading(flags, loaded)
-    if loaded.config.api_server_count > 1:
+    if loaded.config.has_several_processes:
         code = supervise(loaded.config, flags, began=BEGAN, reread=reread)
     else:
         code = run_server(loaded.config, began=BEGAN, reread=reread, hung_up=hung_up)

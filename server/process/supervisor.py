@@ -1,4 +1,5 @@
-"""Several server processes at one port, before one engine in a process of its own: `api_server_count`.
+"""Server processes at one port, before one engine in a process of its own: `api_server_count` and
+`engine_process`.
 
 This process starts the others, accepts connections and hands each to the server that has the fewest open,
 starts again what has ended, keeps the models of the file, and passes signals on. It looks into no connection.
@@ -55,7 +56,8 @@ KILLED_S = 2.0
 
 
 def supervise(config: Config, flags: Mapping[str, Any], *, began: float, reread: Callable[[], Config]) -> int:
-    """Serve with `api_server_count` server processes until a signal; returns the exit code, as `serve` does.
+    """Serve with `api_server_count` server processes before an engine's until a signal; returns the exit
+    code, as `serve` does.
 
     flags: those that the processes are to be started with. began, reread: as `serve` has them.
     """
@@ -72,20 +74,22 @@ def supervise(config: Config, flags: Mapping[str, Any], *, began: float, reread:
 
 
 def unshared(config: Config) -> str | None:
-    """Why no more than one server process can serve, where more are asked for."""
-    if config.api_server_count == 1:
+    """Why the model and the database cannot be had from several processes, where that is asked for."""
+    if not config.has_several_processes:
         return None
+    several = config.api_server_count > 1
+    asked = f"--api-server-count {config.api_server_count}" if several else "--engine-process"
     inside = [entry.id for entry in config.entries if entry.engine != "upstream" and not entry.in_child]
     if inside:
         return (
-            f"--api-server-count {config.api_server_count} has several processes, and {' and '.join(inside)} "
-            "would be computed in each of them: give child = true, for a process of its own that all ask"
+            f"{asked} has several processes, and {' and '.join(inside)} would be computed in each of them: "
+            "give child = true, for a process of its own that all ask"
         )
-    if config.db_file is None:
+    if config.db_file is None or not several:
         return None
     return (
-        f"--api-server-count {config.api_server_count} needs a database that several processes can share, "
-        "which SQLite is not: give --db postgresql+asyncpg://USER:PASSWORD@HOST/NAME"
+        f"{asked} needs a database that several processes can share, which SQLite is not: give --db "
+        "postgresql+asyncpg://USER:PASSWORD@HOST/NAME"
     )
 
 
@@ -200,7 +204,8 @@ class _Supervisor:
         leave_address(self._config, self._url, self._admin_token)
         print_banner(first.banner)
         self._manager.ready(self._status)
-        log.info("%d server processes take turns", len(self._servers))
+        if len(self._servers) > 1:
+            log.info("%d server processes take turns", len(self._servers))
 
     async def _keep_engine(self) -> None:
         """Once a server has said for which database engines save, have the engine's process run."""

@@ -374,7 +374,15 @@ def test_every_setting_is_read_somewhere() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and "config" in ast.unparse(node.value):
                 read.add(node.attr)
-    own = {"api_key", "sealing_key", "host", "db", "data", "models"}  # read by Config itself, too
+    own = {
+        "api_key",
+        "sealing_key",
+        "host",
+        "db",
+        "data",
+        "models",
+        "engine_process",
+    }  # read by Config itself
     own |= {field.name for field in fields(EngineConfig)}  # handed to the engine by their names
     assert {row.name for row in settings()} - own <= read
 

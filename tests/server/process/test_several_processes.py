@@ -1,4 +1,5 @@
-"""`--api-server-count`: several server processes at one port, before one engine in a process of its own."""
+"""`--api-server-count` and `--engine-process`: server processes at one port, before one engine in a process
+of its own."""
 
 from __future__ import annotations
 
@@ -215,6 +216,32 @@ async def test_an_engine_that_is_killed_is_waited_for(tmp_path: Path, database: 
         assert {name: after[name] for name in ("server-0", "server-1")} == {
             name: before[name] for name in ("server-0", "server-1")
         }
+
+
+async def test_one_server_on_sqlite_outlives_its_engine(tmp_path: Path) -> None:
+    async with server_process(tmp_path, "--engine-process") as server, server.client() as client:
+        processes = children(server)
+        assert set(processes) == {"engine", "server-0"}
+        async with client.stream(
+            "POST", "/v1/responses", json={"input": "tick 20\ncount 60", "stream": True}
+        ) as reply:
+            lines = reply.aiter_lines()
+            while not (await anext(lines)).startswith("event: response.output_text.delta"):
+                pass
+            os.kill(processes["engine"], signal.SIGKILL)
+            told = [line async for line in lines if line.startswith("data: ")]
+        last = json.loads(told[-1].removeprefix("data: "))
+        assert last["type"] == "response.completed"
+        text = last["response"]["output"][0]["content"][0]["text"]
+        assert text == " ".join(map(str, range(1, 61)))
+        assert children(server)["engine"] != processes["engine"]
+        assert (await client.get("/ready")).status_code == 200
+        server.signal(signal.SIGTERM)
+        assert await server.ended() == 0
+    for pid in processes.values():
+        await until(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+    state = await inspect_database(f"sqlite+aiosqlite:///{tmp_path / 'antiphon.db'}")
+    assert state.holder is None
 
 
 @pytest.mark.sampled(2)
