@@ -950,8 +950,8 @@ class Config(BaseModel):
         """The configuration as it is for one of the models. Raises ConfigError for a value that a setting
         cannot have."""
         values = {name: getattr(self, name) for name in Config.model_fields}
-        values |= {"models": None, "entries": ModelsFile(), "lora": (), "api_server_count": 1}
-        values |= {"engine_process": False}
+        values |= {"models": None, "entries": ModelsFile(), "lora": ()}
+        values |= {"api_server_count": 1, "engine_process": False}
         others = ("embedding_model", "rerank_model", "classification_model", "speech_model")
         values |= dict.fromkeys(others, ())
         values |= {"draft_model": None, "chat_template": None, **entry.settings}

@@ -7,7 +7,7 @@ are always there, and `code` is a string or null.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -148,6 +148,13 @@ def is_of_messages(scope: Mapping[str, Any]) -> bool:
         return True
     is_shared = any(path.startswith(f"{shared}/") for shared in _SHARED)
     return is_shared and any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def names_of(request_id: str, scope: Mapping[str, Any]) -> Iterator[tuple[bytes, bytes]]:
+    """The headers that name a request, an ASGI scope, in its reply."""
+    yield b"x-request-id", request_id.encode()
+    if is_of_messages(scope):
+        yield b"request-id", request_id.encode()
 
 
 def messages_error(error: ApiError, request_id: str) -> bytes:

@@ -74,10 +74,9 @@ def _wanted(config: Config, options: argparse.Namespace, by: tuple[str, ...]) ->
     now = now_us() // 1_000_000
     start = _time(options.since or SINCE, now)
     end = now + 1 if options.until is None else _time(options.until, now)
-    if start >= end and options.until is None:
-        raise AdminError(f"--since {options.since} lies in the future")
     if end <= start:
-        raise AdminError("--until must be later than --since")
+        in_future = f"--since {options.since} lies in the future"
+        raise AdminError(in_future if options.until is None else "--until must be later than --since")
     owner = None if options.owner is None else owner_id(config, options.owner)
     return Asked(
         start,

@@ -340,9 +340,9 @@ async def _port(config: Config) -> Finding:
         code, says = await _said_at_port(config)
         if code == "not_ready" and await _may_be_ours(config):
             return "note", f"a server that is starting listens on port {config.port}"
-        if code == "storage_unavailable" and (at := _address(config)).endswith(f":{config.port}"):
-            return "note", f"the server that cannot do its work runs{at}"
         if code == "storage_unavailable":
+            if (at := _address(config)).endswith(f":{config.port}"):
+                return "note", f"the server that cannot do its work runs{at}"
             return "FAIL", f"a server that cannot do its work listens on port {config.port}, and says: {says}"
         return "FAIL", cannot_listen(config, exc)
     doubts = None

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from server.errors import ApiError, is_of_messages, messages_error
+from server.errors import ApiError, is_of_messages, messages_error, names_of
 from server.http.websocket import MAX_HEADER_LINE, MAX_HEADERS
 
 LINGER_S = 10.0
@@ -383,12 +383,11 @@ class BoundedHttp(HttpToolsProtocol):
         own = self.cycle if not self._in_head else None
         self._refused = True
         error, request_id = ApiError(status, message, code=code), f"req_{uuid.uuid4().hex}"
-        of_messages = is_of_messages({"path": self._path, "headers": self.headers})
-        body = messages_error(error, request_id) if of_messages else error.body()
+        scope = {"path": self._path, "headers": self.headers}
+        body = messages_error(error, request_id) if is_of_messages(scope) else error.body()
         head = [STATUS_LINE[status], b"content-type: application/json\r\nconnection: close\r\n"]
-        head += [b"%s: %s\r\n" % pair for pair in self.server_state.default_headers]
-        names = ("x-request-id", "request-id") if of_messages else ("x-request-id",)
-        head += [f"{name}: {request_id}\r\n".encode() for name in names]
+        named = names_of(request_id, scope)
+        head += [b"%s: %s\r\n" % pair for pair in (*self.server_state.default_headers, *named)]
         head.append(b"content-length: %d\r\n\r\n" % len(body))
         # The method is known once the target has begun.
         is_head = bool(self.url) and self.parser.get_method() == b"HEAD"

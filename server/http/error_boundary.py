@@ -28,7 +28,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from engine import EngineDead
 from server import __version__, ignored
-from server.errors import ApiError, is_of_messages, to_api_error
+from server.errors import ApiError, names_of, to_api_error
 from server.http.authentication import INSIDE
 from server.http.refusal import tell
 from server.http.sse import StreamCut
@@ -145,7 +145,7 @@ class Envelope:
             await send(message)
 
         def own_headers(replied: Collection[str]) -> Iterator[tuple[bytes, bytes]]:
-            yield from _names_of(request_id, scope)
+            yield from names_of(request_id, scope)
             yield b"openai-processing-ms", b"%d" % ((time.perf_counter() - began) * 1000)
             yield b"x-antiphon-version", __version__.encode()
             if record.traceparent is not None:
@@ -327,13 +327,6 @@ def _error_of(exc: Exception, scope: Scope, *, cut: bool) -> ApiError:
 def _is_request_id(value: str) -> bool:
     """Whether a client's id can stand in a header and in a log line as one word."""
     return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable() and " " not in value
-
-
-def _names_of(request_id: str, scope: Scope) -> Iterator[tuple[bytes, bytes]]:
-    """The headers that name a request."""
-    yield b"x-request-id", request_id.encode()
-    if is_of_messages(scope):
-        yield b"request-id", request_id.encode()
 
 
 def _can_be_echoed(value: str) -> bool:
