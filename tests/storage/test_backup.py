@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,19 +26,24 @@ async def test_a_backup_is_one_moment_of_a_database_that_goes_on_changing(
     storage = await open_storage(url(tmp_path), runner="test")
     for number in range(40):
         await turn(storage, f"before{number}", message(f"m{number}", b'"%s"' % (b"x" * 2000)))
-    during = 0
+    copying, written = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
 
     async def write() -> None:
-        nonlocal during
-        while True:
-            await turn(storage, f"during{during}", message(f"d{during}", b'"%s"' % (b"y" * 2000)))
-            during += 1
+        await copying.wait()  # which the copy's moment came before
+        for number in range(3):
+            await turn(storage, f"during{number}", message(f"d{number}", b'"%s"' % (b"y" * 2000)))
+        written.set()
+
+    def progress(copied: int, total: int) -> None:
+        seen.append((copied, total))
+        loop.call_soon_threadsafe(copying.set)
+        assert written.wait(60), "nothing can be written during a copy"
 
     writing = asyncio.create_task(write())
-    size = await back_up(url(tmp_path), target, lambda copied, total: seen.append((copied, total)))
-    writing.cancel()
-    await asyncio.gather(writing, return_exceptions=True)
-    assert during > 0, "nothing was written meanwhile"
+    size = await back_up(url(tmp_path), target, progress)
+    await writing
+    assert (await storage.get_response(OWNER, "during2")).id == "during2"
     await storage.close()
 
     assert size == target.stat().st_size
@@ -52,8 +58,9 @@ async def test_a_backup_is_one_moment_of_a_database_that_goes_on_changing(
     restored = await open_storage(url(target.parent), runner="test")
     for number in range(40):
         assert (await restored.get_response(OWNER, f"before{number}")).id == f"before{number}"
-    with pytest.raises(NotFound):
-        await restored.get_response(OWNER, f"during{during - 1}")
+    for number in range(3):
+        with pytest.raises(NotFound):
+            await restored.get_response(OWNER, f"during{number}")
     await restored.close()
 
 
