@@ -1,0 +1,99 @@
+"""The data folder and the database, and whether they can be used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from server import __version__
+from server.admin import is_served
+from server.cli.doctor.findings import Finding
+from server.cli.doctor.folders import unwritable
+from server.cli.doctor.running import left_address, running_server, unready
+from server.config import Config
+from storage import LEAST_ROOM, DatabaseState, StorageError, inspect_database
+
+LITTLE_ROOM = 100_000_000
+"""Bytes on the database's disk below which they are told."""
+
+
+async def check_data(config: Config) -> Finding:
+    if (why := unwritable(config.data)) is not None:
+        return "FAIL", why
+    if not os.path.exists(config.data):
+        return "ok", f"{config.data} does not exist yet; the first start makes it"
+    return "ok", f"{config.data} can be written"
+
+
+async def check_database(config: Config) -> Finding:
+    from server.process import unshared
+
+    if (reason := unshared(config)) is not None:
+        return "FAIL", reason
+    try:
+        state = await inspect_database(config.db, blobs=True)
+    except (StorageError, ValueError) as exc:
+        return "FAIL", str(exc)
+    verdict, words = await _state_of(config, state)
+    file = config.db_file
+    is_free = verdict == "ok" and state.holder is None
+    if is_free and file is not None and (why := unwritable(file.parent) or state.barred) is not None:
+        return "FAIL", why
+    if state.free is not None and state.free < LITTLE_ROOM:
+        words += f"; its disk has only {state.free / 1e6:.1f} MB free"
+        if state.free < LEAST_ROOM:
+            words += f": below {LEAST_ROOM / 1e6:.1f} MB nothing new is stored"
+        return ("note" if verdict == "ok" else verdict), words
+    return verdict, words
+
+
+async def _state_of(config: Config, state: DatabaseState) -> Finding:
+    schemas = f"{state.revision}; this version has {state.newest}"
+    if state.schema == "newer":
+        return "FAIL", f"{state.shown} was written by a newer version, whose schema it has ({schemas})"
+    if state.holder is not None:
+        if (running := await running_server(config)) is not None:
+            told = (
+                f"{state.shown}: {state.holder} and answers at {running.url}; a second one would be refused"
+            )
+            if running.version not in {None, __version__}:
+                told += f"; it is of version {running.version}"
+            if state.schema == "older":
+                told += (
+                    f"; the database has an older schema ({schemas}), which the next start of this version "
+                    "migrates: stop that server first"
+                )
+            return "ok", told
+        if not is_served(config):
+            return "note", (
+                f"{state.shown}: {state.holder} and has not said where it listens; it is starting, and may "
+                "be bringing the database to its schema, or was started with another --data; a second one "
+                "would be refused"
+            )
+        return "FAIL", f"{state.holder}{left_address(config)}: stop it, or give another --data"
+    if state.schema == "absent" and (why := await asyncio.to_thread(unready, config)) is not None:
+        return (
+            "FAIL",
+            f"{state.shown} is not there, and the server that runs{left_address(config)} says: {why}",
+        )
+    if state.schema == "absent":
+        return "ok", f"{state.shown} holds no tables yet; the first start makes them"
+    use = "shared by several servers" if state.shared else "held by nobody"
+    if state.missing is not None:
+        return "FAIL", (
+            f"{state.shown} names contents of files that are not in {state.missing}: a database and the "
+            "folder of its blobs belong together"
+        )
+    if state.schema == "older":
+        told = f"{state.shown} is {use} and has an older schema ({schemas}), which the next start migrates"
+        return "ok", f"{told}, and {state.num_keys} keys"
+    return "ok", f"{state.shown} has this version's schema, is {use} and has {state.num_keys} keys"
+
+
+async def readable_state(config: Config) -> DatabaseState | None:
+    """How the database stands; None where this version cannot read what is in it, as its own line says."""
+    try:
+        state = await inspect_database(config.db)
+    except (StorageError, ValueError):
+        return None
+    return None if state.schema == "newer" else state

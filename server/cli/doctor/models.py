@@ -1,0 +1,105 @@
+"""Python, torch, and the models that are to be loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import sys
+import time
+
+from engine import EngineError
+from server import __version__
+from server.cli.doctor.findings import Finding
+from server.config import Config
+from server.model_registry import build_engine, build_pooling, build_speech, expected_bytes, first_of, lacking
+from tools import BUILTIN, ToolsError, operator_tools
+
+
+async def check_python(config: Config) -> Finding:
+    new_enough = sys.version_info >= (3, 11)
+    words = f"{platform.python_version()} on {platform.system()} {platform.machine()}, antiphon {__version__}"
+    return ("ok" if new_enough else "FAIL"), words
+
+
+async def check_device(config: Config) -> Finding:
+    # What torch sees is the engine's business; it says so in the model's line. Only its version is asked
+    # here.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return "ok", f"torch {version('torch')}, device {config.device}, dtype {config.dtype}"
+    except PackageNotFoundError:
+        return ("FAIL" if config.engine == "local" else "note"), "torch is not installed"
+
+
+async def check_model(config: Config) -> Finding:
+    from server.process import unenforced
+
+    began = time.perf_counter()
+    if not config.serves_own_model:
+        texts = [entry for entry in config.entries if entry.use == "text"]
+        config = config.of_entry(next((entry for entry in texts if entry.default), texts[0]))
+    try:
+        # Without its disk: that may be a running server's.
+        engine = await asyncio.to_thread(build_engine, config.model_copy(update={"kv_disk_bytes": 0}))
+        info = await engine.start()
+    except (EngineError, ImportError) as exc:
+        return "FAIL", str(exc)
+    seconds = time.perf_counter() - began
+    try:
+        loose = await unenforced(operator_tools(config.tools, BUILTIN), engine)
+    except ToolsError:  # the line of the tools has told it
+        loose = {}
+    await engine.close()
+    told = f"{info.name} loads in {seconds:.1f} s: {info.max_model_len} tokens, dialect {info.dialect}"
+    reasons = [
+        f"; arguments of the tool {name} are checked, and not enforced: {why}" for name, why in loose.items()
+    ]
+    if info.shortened:
+        reasons.append(f"; {info.shortened}")
+    return "note" if reasons else "ok", told + "".join(reasons)
+
+
+async def check_models(config: Config) -> Finding:
+    """The models of the file: their names, and whether what they name is there."""
+    if not len(config.entries):
+        return "ok", "no file of several models"
+    told: list[str] = []
+    missing: list[str] = []
+    away: list[str] = []
+    first = first_of(config)
+    for entry in config.entries:
+        kind = "in a process of its own" if entry.in_child else f"engine {entry.engine}"
+        default = ", the default" if entry.default else ""
+        told.append(f"{entry.id} ({kind}{default})")
+        if (why := await asyncio.to_thread(lacking, entry, config.of_entry(entry))) is not None:
+            # The server starts without those that it loads when they are wanted.
+            needed = entry.id == first or not entry.in_child
+            (missing if needed else away).append(f"{entry.id}: {why}")
+        needs = expected_bytes(entry, config.of_entry(entry)) if entry.in_child else 0
+        if (most := config.models_memory_bytes) is not None and needs > most:
+            missing.append(f"{entry.id} takes about {needs} bytes, and models_memory_bytes is {most}")
+    if missing:
+        return "FAIL", "; ".join(missing + away)
+    return ("note", "; ".join((", ".join(told), *away))) if away else ("ok", ", ".join(told))
+
+
+async def check_texts(config: Config) -> Finding:
+    told = []
+    try:
+        for engine in await asyncio.to_thread(build_pooling, config):
+            try:
+                info = await engine.start()
+            finally:
+                await engine.close()
+            how = f"{'+'.join(info.pooling)} ({info.pooling_source})"
+            told.append(f"{info.name} for {info.kind}: {how}, {info.max_model_len} tokens")
+        for speech in await asyncio.to_thread(build_speech, config):
+            try:
+                heard = await speech.start()
+            finally:
+                await speech.close()
+            told.append(f"{heard.name} for speech: {len(heard.languages) or 1} languages")
+    except (EngineError, ImportError) as exc:
+        return "FAIL", str(exc)
+    return "ok", "; ".join(told) or "no model for vectors, scores, labels or speech is configured"
