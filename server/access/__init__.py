@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from server.access.accesses import Accesses
 from server.access.actors import AUDIT_TYPES, OPERATOR, PURGED, SERVER, Actor, AuditType
+from server.access.held_open import HeldOpen
 from server.access.keys import (
     FRESH_S,
     KEY_PREFIX,
@@ -56,6 +57,7 @@ __all__ = [
     "Actor",
     "AuditType",
     "EndedKey",
+    "HeldOpen",
     "KeyFileError",
     "Keys",
     "Principal",

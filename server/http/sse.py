@@ -13,14 +13,17 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sse_starlette.event import ServerSentEvent, ensure_bytes
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
+from server.errors import ApiError
 from server.event_profiles import PING_S
 from server.http.departure import Eager, Interrupt, connected
+from server.http.request import principal
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -33,6 +36,11 @@ PING = "response.ping"
 
 class StreamCut(Exception):
     """Raised by a stream's frames to drop the connection, so that the client sees that the end is missing."""
+
+
+def _cut(interrupt: Interrupt, _: ApiError) -> None:
+    """End a stream whose key is good no more: whoever comes back is told so."""
+    interrupt(StreamCut())
 
 
 class EventStream(EventSourceResponse):
@@ -64,7 +72,8 @@ class EventStream(EventSourceResponse):
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send headers at once, then frames until they end, the client leaves or takes nothing more."""
+        """Send headers at once, then frames until they end, the client leaves or takes nothing more, or its
+        key is good no more."""
         life: ServerState = scope["app"].state.life
         self.ping_interval = PING_S if self._pings else life.config.keepalive_s
         self.send_timeout = life.config.send_timeout_s
@@ -72,7 +81,8 @@ class EventStream(EventSourceResponse):
         try:
             with suppress(ClientDisconnect):
                 async with connected(receive) as interrupt:
-                    with self._pinging(send, interrupt):
+                    cut = partial(_cut, interrupt)
+                    with self._pinging(send, interrupt), life.held_open.by(principal(Request(scope)), cut):
                         await self._stream_response(send)
         except SendTimeoutError:
             raise StreamCut from None

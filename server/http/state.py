@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from server.access import Accesses, Keys
+    from server.access import Accesses, HeldOpen, Keys
     from server.config import Config
     from server.containers import Cells
     from server.encrypted_reasoning import Sealing
@@ -75,6 +75,7 @@ class ServerState(Protocol):
     num_streams: int  # open event streams
     sockets: OpenSockets
     keys: Keys
+    held_open: HeldOpen
     accesses: Accesses
     admin_token: str
     phase: Phase

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp
 
 from engine import Engine, EngineStats, LoadError, PoolingEngine, SpeechEngine
-from server.access import LOCAL_OWNER, Accesses, Keys
+from server.access import LOCAL_OWNER, Accesses, HeldOpen, Keys
 from server.batches import BatchWorker
 from server.clock import now_us
 from server.config import Config
@@ -115,6 +115,7 @@ class ServerLifecycle:
         self.num_streams = 0  # open event streams
         self.sockets = OpenSockets()
         self.keys = Keys(config)
+        self.held_open = HeldOpen(self.keys)
         self.accesses = Accesses()
         # Of all processes at the port, each of which has to take one body at least.
         self.arrivals = Arrivals(

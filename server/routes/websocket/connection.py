@@ -42,8 +42,8 @@ OWNER_WAITING = 4
 LAST_TURNS_S = 300.0
 """How long a connection that has lasted long enough goes on for the sake of what is under way."""
 
-GOING_AWAY, SERVICE_RESTART = 1001, 1012
-"""Codes of closes after which a client connects again."""
+GOING_AWAY, POLICY_VIOLATION, SERVICE_RESTART = 1001, 1008, 1012
+"""Codes of closes; a client connects again after the first and the last."""
 
 MAX_REASON = 123
 """Bytes of a close's reason (RFC 6455, 5.5)."""
@@ -83,10 +83,8 @@ class Connection:
         )
         self.life.sockets.opened(self)
         try:
-            while (message := await self.socket.receive())["type"] != "websocket.disconnect":
-                self.life.sockets.num_received += 1
-                await self._take(message.get("text"))
-                del message  # it may be large, and the next one may take an hour to come
+            with self.life.held_open.by(principal(self.socket), self._refused):
+                await self._receive()
         except WebSocketDisconnect:
             return  # while an error was being told
         finally:
@@ -100,6 +98,16 @@ class Connection:
             if self._closing is not None:
                 await asyncio.gather(self._closing, return_exceptions=True)
             self.life.sockets.closed(self)
+
+    async def _receive(self) -> None:
+        while (message := await self.socket.receive())["type"] != "websocket.disconnect":
+            self.life.sockets.num_received += 1
+            await self._take(message.get("text"))
+            del message  # it may be large, and the next one may take an hour to come
+
+    def _refused(self, error: ApiError) -> None:
+        """The key that it was opened with is good no more."""
+        self.close(POLICY_VIOLATION, error.code or error.type)
 
     async def send(self, frame: str) -> None:
         """Send a frame, as soon as the client takes it. WebSocketDisconnect where it cannot any more."""
