@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from storage import AuditFilter, KeyEnded, NotFound, OwnerArchived, Storage, open_storage
+from storage.drivers import writer
 from tests.support.making import OTHER, OWNER, entry, key
 
 FAR = 10**18
@@ -68,7 +69,11 @@ async def test_a_successor_takes_over_and_the_old_key_lives_until_it_is_told(sto
         await storage.rotate_key("k3", key("k4"), FAR, entry=entry("api_key.rotated"))
 
 
-async def test_limits_that_two_processes_change_at_once_are_all_kept(database_url: str) -> None:
+async def test_limits_that_two_processes_change_at_once_are_all_kept(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PATIENCE_S", 60.0)  # they wait for each other, however slow the machine is
+
     def adding(name: bytes) -> Callable[[bytes | None], bytes]:
         return lambda limits: (limits or b"") + name
 
