@@ -47,7 +47,9 @@ def read_office(data: bytes, text: Text, limits: ReadingLimits) -> tuple[Kind, s
     elif kind == "pptx":
         _pptx(data, text)
     else:
-        _xlsx(data, text)
+        from tools.documents.sheets import read_sheets  # here, because it needs openpyxl
+
+        read_sheets(data, text)
     return kind, title
 
 
@@ -112,25 +114,3 @@ def _shape(shape: Any) -> Iterator[str]:
     elif hasattr(shape, "shapes"):
         for each in shape.shapes:
             yield from _shape(each)
-
-
-# -- sheets --------------------------------------------------------------------------------------------------
-
-
-def _xlsx(data: bytes, text: Text) -> None:
-    """A page a sheet, as a table. Formulas are shown by the values that were stored with them."""
-    from openpyxl import load_workbook
-
-    workbook = load_workbook(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)
-    for number, sheet in enumerate(workbook.worksheets, 1):
-        sheet.reset_dimensions()  # what the file says of them need not be so
-        rows, chars = [], 0
-        for row in sheet.iter_rows(values_only=True):
-            cells = ["" if value is None else str(value) for value in row]
-            while cells and not cells[-1].strip():
-                cells.pop()
-            if cells:
-                chars += sum(map(len, cells))
-                text.require(chars)
-                rows.append(cells)
-        text.add(f"# {sheet.title}\n\n{table_of(rows)}" if rows else "", number)

@@ -560,7 +560,7 @@ def unreadable_kinds() -> tuple[Kind, ...]:
 def parser_version() -> str:
     """What the text of a document depends on besides its bytes: this code, and the libraries."""
     names = ("pypdfium2", "mammoth", "python-pptx", "openpyxl", "trafilatura")
-    return " ".join(["1", *filter(None, map(_library, names))])
+    return " ".join(["2", *filter(None, map(_library, names))])
 
 
 def _library(name: str) -> str | None:

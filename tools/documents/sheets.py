@@ -1,0 +1,56 @@
+"""Workbooks (xlsx) as text: a page a sheet, as a table."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from openpyxl import load_workbook
+from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
+
+from tools.documents.document import Text
+from tools.documents.markup import table_of
+
+
+def read_sheets(data: bytes, text: Text) -> None:
+    """Formulas are shown by the values that were stored with them, and as they are where none was."""
+    workbook = load_workbook(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)
+    for number, sheet in enumerate(workbook.worksheets, 1):
+        rows, chars = [], 0
+        for row in _rows(workbook, sheet):
+            while row and not row[-1].strip():
+                row.pop()
+            if row:
+                chars += sum(map(len, row))
+                text.require(chars)
+                rows.append(row)
+        text.add(f"# {sheet.title}\n\n{table_of(rows)}" if rows else "", number)
+
+
+def _rows(workbook: Any, sheet: Any) -> Iterator[list[str]]:
+    """The cells of each row that the file has."""
+    with sheet._get_source() as source:
+        cells = _Cells(
+            source,
+            sheet._shared_strings,
+            data_only=True,
+            epoch=workbook.epoch,
+            date_formats=workbook._date_formats,
+            timedelta_formats=workbook._timedelta_formats,
+        )
+        for _, row in cells.parse():
+            columns = {cell["column"]: str(cell["value"]) for cell in row if cell["value"] is not None}
+            yield [columns.get(column, "") for column in range(1, max(columns, default=0) + 1)]
+
+
+class _Cells(WorkSheetParser):  # type: ignore[misc]
+    """The library shows either values or formulas, and would have to read a workbook twice for both."""
+
+    def parse_cell(self, element: Any) -> dict[str, Any]:
+        cell: dict[str, Any] = super().parse_cell(element)
+        # What is a text (`str`) without characters is the value of many a formula.
+        if cell["value"] is None and cell["data_type"] != "str" and element.find(FORMULA_TAG) is not None:
+            formula = self.parse_formula(element)
+            cell["value"] = getattr(formula, "text", formula)
+        return cell
