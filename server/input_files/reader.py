@@ -129,7 +129,7 @@ def words(document: Document, filename: str) -> str:
     for page in document.pages:
         if page.number is not None:
             lines.append(f"[{noun} {page.number}]")
-        lines.append(page.text)
+        lines.append(page.shown(noun))
     return "\n".join([*lines, f"[end of file: {name}]"])
 
 

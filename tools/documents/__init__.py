@@ -8,6 +8,7 @@ within limits of time and memory: parsers are fed with the bytes of strangers he
 from __future__ import annotations
 
 from tools.documents.document import (
+    BETWEEN_PAGES,
     Document,
     DocumentPage,
     Pixels,
@@ -29,6 +30,7 @@ from tools.documents.sound import Sound
 from tools.documents.splitting import Chunk, chunks_of, estimated_tokens, split_document, splitter_version
 
 __all__ = [
+    "BETWEEN_PAGES",
     "Chunk",
     "Document",
     "DocumentPage",

@@ -32,8 +32,8 @@ from tools.documents.sound import Sound
 from tools.priority import NICENESS
 
 FRAME = struct.Struct("<I")
-PAGE = struct.Struct("<i")
-"""In front of a page's text: its number; 0 for none."""
+PAGE = struct.Struct("<i?")
+"""In front of a page's text: its number, 0 for none; and whether it is damaged."""
 CUT = struct.Struct("<II")
 """Where a chunk begins and ends, in characters of the text. All cuts are one frame, behind the pages."""
 ORDER = struct.Struct("<cq")
@@ -187,7 +187,7 @@ def _tell(channel: socket.socket, read: Read, confined: list[str]) -> None:
         told: dict[str, Any] = {"kind": read.kind, "title": read.title, "pages": len(read.pages)}
         send(channel, json.dumps(told | {"confined": confined}).encode())
         for page in read.pages:
-            send(channel, PAGE.pack(page.number or 0), page.text.encode("utf-8", "replace"))
+            send(channel, PAGE.pack(page.number or 0, page.damaged), page.text.encode("utf-8", "replace"))
         if read.cuts is not None:
             send(channel, *(CUT.pack(*cut) for cut in read.cuts))
         return

@@ -15,10 +15,20 @@ BETWEEN_PAGES = "\n\n"
 @dataclass(frozen=True, slots=True)
 class DocumentPage:
     """A part of a document. number: of a page, slide or sheet, from 1; None where a document has none. text:
-    plain, or Markdown where the document has headings and tables."""
+    plain, or Markdown where the document has headings and tables. damaged: it could not be read, while others
+    of its document could."""
 
     number: int | None
     text: str
+    damaged: bool = False
+
+    def shown(self, noun: str = "page") -> str:
+        """Its text; of a page without one, which no chunk is made of, a note that says so. noun: for it."""
+        if self.number is None or self.text.strip():
+            return self.text
+        if self.damaged:
+            return f"(this {noun} is damaged)"
+        return f"(this {noun} has no text; it may be a picture)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +123,13 @@ class Text:
         self._chars = 0
         self.pages: list[DocumentPage] = []
 
-    def add(self, text: str, number: int | None = None) -> None:
+    def add(self, text: str, number: int | None = None, *, damaged: bool = False) -> None:
         """One page more. Raises UnreadableDocument."""
         if len(self.pages) >= self._limits.max_pages:
             raise too_many_pages(self._limits)
         self.require(len(text))
         self._chars += len(text)
-        self.pages.append(DocumentPage(number, text))
+        self.pages.append(DocumentPage(number, text, damaged))
 
     def require(self, chars: int) -> None:
         """Raise UnreadableDocument where so many characters more are too many."""

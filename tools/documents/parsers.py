@@ -45,7 +45,7 @@ def _cleaned(kind: Kind, title: str | None, text: Text) -> Document:
         lines = page.text.replace("\r\n", "\n").replace("\r", "\n")
         if kind == "pdf":
             lines = _BROKEN_WORD.sub("", lines)
-        pages.append(type(page)(page.number, _NO_CHARACTERS.sub("", lines).strip("\n")))
+        pages.append(replace(page, text=_NO_CHARACTERS.sub("", lines).strip("\n")))
     if not any(page.text.strip() for page in pages):
         raise UnreadableDocument("unsupported_file", "This file has no text.")
     title = " ".join(_NO_CHARACTERS.sub(" ", title or "").split())[:_MAX_TITLE]
@@ -105,7 +105,7 @@ def _pdf(data: bytes, text: Text, limits: ReadingLimits) -> tuple[Kind, str | No
             page.close()
         except pypdfium2.PdfiumError:
             broken += 1
-            text.add("", index + 1)
+            text.add("", index + 1, damaged=True)
     if broken == len(document):
         raise UnreadableDocument("invalid_file", "This PDF is damaged: none of its pages can be read.")
     if not any(page.text.strip() for page in text.pages):

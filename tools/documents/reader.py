@@ -233,10 +233,10 @@ def _hear_document(told: Mapping[str, Any], frame: Callable[[int], bytes], limit
         page = frame(PAGE.size + 4 * (limits.max_chars - chars))
         text = _plain(page[PAGE.size :].decode())
         chars += len(text)
-        number = PAGE.unpack_from(page)[0]
+        number, damaged = PAGE.unpack_from(page)
         if number < 0 or chars > limits.max_chars:
             raise ValueError("no such page")
-        pages.append(DocumentPage(number or None, text))
+        pages.append(DocumentPage(number or None, text, damaged))
     cuts = None
     if limits.chunk_tokens:
         cuts = tuple(CUT.iter_unpack(frame(CUT.size * limits.max_chunks)))

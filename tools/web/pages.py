@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Protocol
 from urllib.parse import urljoin
 
-from tools.documents import ReadingLimits, UnreadableDocument, prepare_documents, read_document
+from tools.documents import BETWEEN_PAGES, ReadingLimits, UnreadableDocument, prepare_documents, read_document
 from tools.egress import Caps, Egress, guarded_client
 from tools.encodings import read_text
 from tools.spec import ToolError
@@ -163,7 +163,8 @@ async def _from_document(url: str, name: str, data: bytes, owner: str) -> Page:
         document = await read_document(data, name, url=url, owner=owner, limits=_LIMITS)
     except UnreadableDocument as error:
         raise ToolError(f"The page cannot be read. {error.message}") from None
-    return Page(url, one_line(document.title or "", 300) or url, wrapped(document.text))
+    text = BETWEEN_PAGES.join(page.shown() for page in document.pages)
+    return Page(url, one_line(document.title or "", 300) or url, wrapped(text))
 
 
 def _heading(text: str) -> str:

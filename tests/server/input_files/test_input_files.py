@@ -135,6 +135,12 @@ async def test_a_file_is_read_and_stays_read_when_it_is_deleted(tmp_path: Path) 
         assert error["param"] == "input[0].content[0].file_id"
 
 
+async def test_a_page_without_text_says_so(http: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+    await Api(http).create(asked(file_data=data_of(pdf(["The lamp.", ""])), filename="a.pdf"))
+    note = "(this page has no text; it may be a picture)"
+    assert f"[page 1]\nThe lamp.\n[page 2]\n{note}\n[end of file: a.pdf]" in prompts(engine)[-1]
+
+
 async def test_a_run_that_is_taken_up_again_is_shown_the_same(tmp_path: Path) -> None:
     gate, engine = Gate(), ScriptedEngine()
     stopped = ScriptedEngine(gated(gate))

@@ -40,6 +40,20 @@ async def test_pdf_by_its_pages() -> None:
     assert document == Document("pdf", pages, "Tides")
 
 
+async def test_a_pdf_with_a_damaged_page_and_a_picture() -> None:
+    whole = made.pdf(["First", "Second", "", "Fourth"])
+    document = await read_document(
+        whole.replace(b"6 0 obj\n<< /Type /Page", b"6 0 obj\n<< /Type /Pag"), "a.pdf"
+    )
+    assert [page.shown() for page in document.pages] == [
+        "First",
+        "(this page is damaged)",
+        "(this page has no text; it may be a picture)",
+        "Fourth",
+    ]
+    assert document.text.split() == ["First", "Fourth"], "chunks are made of what the document says alone"
+
+
 async def test_docx_with_headings_and_tables() -> None:
     body = (
         made.docx_paragraph("Rules", heading=True)

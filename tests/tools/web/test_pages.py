@@ -17,6 +17,11 @@ URL = "https://a.test/b/c"
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 
 
+async def test_a_pdf_says_which_part_of_it_has_no_text() -> None:
+    page = await as_page(URL, "application/pdf", pdf(["High water", ""]), "utf-8")
+    assert page.text == "High water\n\n(this page has no text; it may be a picture)"
+
+
 async def test_a_pdf_is_a_page() -> None:
     page = await as_page(URL, "application/pdf", pdf(["High water", "Low water"], title="Tides"), "utf-8")
     assert (page.url, page.title, page.text) == (URL, "Tides", "High water\n\nLow water")
