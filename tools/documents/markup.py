@@ -26,13 +26,21 @@ def markdown_of(html: str) -> tuple[str, str | None]:
 
 
 def table_of(rows: list[list[str]]) -> str:
-    """Rows as a table in Markdown; the first has the names of the columns."""
-    width = max(map(len, rows), default=0)
-    if not width:
+    """Rows as a table in Markdown; the first has the names of the columns. Columns without any text are left
+    out: one cell far to the right would make each row as long as the way to it. So are empty cells at the
+    end of a row but the first, which Markdown adds by itself."""
+    used = sorted({column for row in rows for column, cell in enumerate(row) if cell.strip()})
+    if not used:
         return ""
-    lines = [_row([*row, *[""] * (width - len(row))]) for row in rows]
-    lines.insert(1, "|" + " --- |" * width)
-    return "\n".join(lines)
+    first, *others = ([row[column] for column in used if column < len(row)] for row in rows)
+    first += [""] * (len(used) - len(first))
+    return "\n".join([_row(first), "|" + " --- |" * len(used), *(_row(_trimmed(row)) for row in others)])
+
+
+def _trimmed(cells: list[str]) -> list[str]:
+    while cells and not cells[-1].strip():
+        cells.pop()
+    return cells
 
 
 def _row(cells: list[str]) -> str:

@@ -19,9 +19,7 @@ def read_sheets(data: bytes, text: Text) -> None:
     for number, sheet in enumerate(workbook.worksheets, 1):
         rows, chars = [], 0
         for row in _rows(workbook, sheet):
-            while row and not row[-1].strip():
-                row.pop()
-            if row:
+            if any(map(str.strip, row)):
                 chars += sum(map(len, row))
                 text.require(chars)
                 rows.append(row)

@@ -79,7 +79,7 @@ async def test_pptx_by_its_slides_with_notes() -> None:
 async def test_xlsx_by_its_sheets() -> None:
     sheets = {"Sales": [["day", "sum"], [date(2026, 3, 1), 2.5], [None, None], ["total"]], "Empty": []}
     document = await read_document(made.xlsx(sheets), "no name that tells")
-    table = "| day | sum |\n| --- | --- |\n| 2026-03-01 00:00:00 | 2.5 |\n| total |  |"
+    table = "| day | sum |\n| --- | --- |\n| 2026-03-01 00:00:00 | 2.5 |\n| total |"
     assert document.pages == (DocumentPage(1, f"# Sales\n\n{table}"), DocumentPage(2, ""))
     assert document.kind == "xlsx"
 
@@ -107,7 +107,7 @@ def test_html_as_markdown() -> None:
         "<ul><li>x<li>y</ul><table><tr><th>a|b<td>c<tr><td><p>1</p><p>2</p></table>"
         "<pre>  kept\n  so</pre><script>no()</script>end"
     )
-    table = "| a\\|b | c |\n| --- | --- |\n| 1 2 |  |"
+    table = "| a\\|b | c |\n| --- | --- |\n| 1 2 |"
     shown = f"## Head\n\nOne two\nthree\n\n- x\n- y\n\n{table}\n\n  kept\n  so\n\nend"
     assert markdown_of(html) == (shown, "A & B")
 
