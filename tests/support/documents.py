@@ -7,7 +7,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+WORDPROCESSING = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_W = f'xmlns:w="{WORDPROCESSING}"'
 
 
 def pdf(

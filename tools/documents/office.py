@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,9 @@ _DECLARATIONS = tuple(
     for encoding in ("ascii", "utf-16-le", "utf-16-be")
 )
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
+_AROUND = re.compile(r"word/(header|footer)\d*\.xml")
+_W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 
 
 def read_office(data: bytes, text: Text, limits: ReadingLimits) -> tuple[Kind, str | None]:
@@ -85,7 +89,27 @@ def _docx(data: bytes, text: Text) -> None:
 
     without_images = mammoth.images.img_element(lambda image: {})
     html = mammoth.convert_to_html(io.BytesIO(data), convert_image=without_images).value
-    text.add(markdown_of(html)[0])
+    header, footer = _around_pages(data)
+    text.add("\n\n".join(part for part in (header, markdown_of(html)[0], footer) if part))
+
+
+def _around_pages(data: bytes) -> tuple[str, str]:
+    """The headers and the footers of all pages, each line once, which mammoth leaves out."""
+    lines: dict[str, list[str]] = {"header": [], "footer": []}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            if (found := _AROUND.fullmatch(name)) is not None:
+                words = ""
+                for element in ElementTree.fromstring(archive.read(name)).iter():
+                    if element.tag == f"{_W}t":
+                        words += element.text or ""
+                    elif element.tag in (f"{_W}p", f"{_W}br"):
+                        words += "\n"
+                    elif element.tag == f"{_W}tab":
+                        words += " "
+                lines[found[1]] += [line.strip() for line in words.split("\n") if line.strip()]
+    header, footer = ("\n".join(dict.fromkeys(each)) for each in lines.values())
+    return header and f"Header: {header}", footer and f"Footer: {footer}"
 
 
 # -- slides --------------------------------------------------------------------------------------------------
@@ -111,6 +135,27 @@ def _shape(shape: Any) -> Iterator[str]:
         yield shape.text_frame.text
     elif getattr(shape, "has_table", False):
         yield table_of([[cell.text for cell in row.cells] for row in shape.table.rows])
+    elif getattr(shape, "has_chart", False):
+        yield from _chart(shape.chart)
     elif hasattr(shape, "shapes"):
         for each in shape.shapes:
             yield from _shape(each)
+
+
+def _chart(chart: Any) -> Iterator[str]:
+    """The title of a chart, and its series as columns, behind those of what they are drawn over. The XML is
+    read here because the library knows some kinds of charts alone."""
+    if chart.has_title and chart.chart_title.has_text_frame:
+        yield f"Chart: {' '.join(chart.chart_title.text_frame.text.split())}"
+    columns: list[dict[int, str]] = []
+    for series in chart.element.iter(f"{_C}ser"):
+        name = series.findtext(f"{_C}tx//{_C}v") or ""
+        for place in ("cat", "xVal", "val", "yVal", "bubbleSize"):
+            found = series.findall(f"{_C}{place}")
+            for points in [level for each in found for level in each.iter(f"{_C}lvl")] or found:
+                column = {int(each.get("idx")): each.findtext(f"{_C}v") for each in points.iter(f"{_C}pt")}
+                column[-1] = name if place in ("val", "yVal") else ""
+                if column not in columns:  # most series share their categories
+                    columns.append(column)
+    rows = sorted({row for column in columns for row in column})
+    yield table_of([[column.get(row) or "" for column in columns] for row in rows])

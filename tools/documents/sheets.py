@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from openpyxl import load_workbook
+from openpyxl.comments.comment_sheet import CommentSheet
+from openpyxl.packaging.relationship import get_dependents, get_rels_path
 from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
+from openpyxl.xml.constants import COMMENTS_NS
+from openpyxl.xml.functions import fromstring
 
 from tools.documents.document import Text
 from tools.documents.markup import table_of
@@ -23,7 +27,8 @@ def read_sheets(data: bytes, text: Text) -> None:
                 chars += sum(map(len, row))
                 text.require(chars)
                 rows.append(row)
-        text.add(f"# {sheet.title}\n\n{table_of(rows)}" if rows else "", number)
+        parts = [table_of(rows), *_comments(workbook, sheet)]
+        text.add("\n\n".join([f"# {sheet.title}", *filter(None, parts)]) if any(parts) else "", number)
 
 
 def _rows(workbook: Any, sheet: Any) -> Iterator[list[str]]:
@@ -40,6 +45,13 @@ def _rows(workbook: Any, sheet: Any) -> Iterator[list[str]]:
         for _, row in cells.parse():
             columns = {cell["column"]: str(cell["value"]) for cell in row if cell["value"] is not None}
             yield [columns.get(column, "") for column in range(1, max(columns, default=0) + 1)]
+
+
+def _comments(workbook: Any, sheet: Any) -> Iterator[str]:
+    archive, path = workbook._archive, get_rels_path(sheet._worksheet_path)
+    for each in get_dependents(archive, path).find(COMMENTS_NS) if path in archive.namelist() else ():
+        for cell, comment in CommentSheet.from_tree(fromstring(archive.read(each.target))).comments:
+            yield f"Comment on {cell}: {comment.text}"
 
 
 class _Cells(WorkSheetParser):  # type: ignore[misc]
