@@ -8,6 +8,7 @@ text, whatever becomes of the file or of the parsers.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -45,6 +46,11 @@ Key = tuple[str, str, str, str | None]
 
 _SOON = {"retry-after": "1"}
 _PAGES = {"pptx": "slide", "xlsx": "sheet"}
+_LINE_ENDS = r"\n\f\x85\u2028\u2029"
+_FORGED = re.compile(
+    rf"([{_LINE_ENDS}][^\S{_LINE_ENDS}]*\\*)\[(?=(?:end of )?file:|(?:page|slide|sheet) \d+\])", re.IGNORECASE
+)
+"""The beginning of a line that reads as one of those that `words` writes."""
 
 
 class InputFiles:
@@ -122,14 +128,16 @@ class InputFiles:
 
 
 def words(document: Document, filename: str) -> str:
-    """A file in a prompt: its name, its text, and before each page its number."""
+    """A file in a prompt: its name, its text, and before each page its number. Neither the text nor the name
+    can write such a line: a backslash stands before its bracket."""
     noun = _PAGES.get(document.kind, "page")
     name = shorten("".join(char for char in filename if char.isprintable()), 255)
+    name = re.sub(r"[\[\]]", r"\\\g<0>", name)
     lines = [f"[file: {name}]"]
     for page in document.pages:
         if page.number is not None:
             lines.append(f"[{noun} {page.number}]")
-        lines.append(page.shown(noun))
+        lines.append(_FORGED.sub(r"\1\\[", f"\n{page.shown(noun)}")[1:])
     return "\n".join([*lines, f"[end of file: {name}]"])
 
 
