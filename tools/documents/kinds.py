@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from pathlib import PurePosixPath
 from typing import Literal
@@ -29,20 +28,7 @@ _SOURCE = frozenset(
 )
 """Of source code, which may begin as HTML does."""
 
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_CONTROLS = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-"""Characters that no text has. Form feeds and escapes are in some."""
-
-MOST_CONTROLS = 0.002
-"""Of a text that is still taken as one."""
-
 HEAD = 4096
 """Bytes of a file that tell its family."""
 
@@ -93,26 +79,3 @@ def family_of(head: bytes, filename: str) -> Family:
     if suffix in _HTML or (suffix not in _SOURCE and _BEGINS_AS_HTML.match(head)):
         return "html"
     return "text"
-
-
-def decoded(data: bytes) -> str:
-    """A text file's characters: by its mark of UTF-8, UTF-16 or UTF-32, else as UTF-8, else as Windows-1252,
-    which Latin-1 is a part of. Raises UnreadableDocument for what is no text."""
-    text = _decoded(data)
-    sample = text[: 1 << 20]
-    if "\x00" in text or len(_CONTROLS.findall(sample)) > MOST_CONTROLS * len(sample):
-        message = "This file is neither text nor a document of a kind that can be read."
-        raise UnreadableDocument("unsupported_file", message)
-    return text
-
-
-def _decoded(data: bytes) -> str:
-    for mark, encoding in _BOMS:
-        if data.startswith(mark):
-            return data.decode(encoding, "replace")
-    for encoding in ("utf-8", "cp1252"):
-        try:
-            return data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-    return data.decode("latin-1")

@@ -6,9 +6,10 @@ import re
 from dataclasses import replace
 
 from tools.documents.document import Document, Kind, ReadingLimits, Text, UnreadableDocument, too_many_pages
-from tools.documents.kinds import HEAD, decoded, family_of, likely_kind
+from tools.documents.kinds import HEAD, family_of, likely_kind
 from tools.documents.markup import markdown_of
 from tools.documents.office import read_office
+from tools.documents.plain import decoded
 from tools.documents.splitting import cuts_of
 
 _NO_CHARACTERS = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ufffe\uffff\ud800-\udfff]")

@@ -559,7 +559,7 @@ def unreadable_kinds() -> tuple[Kind, ...]:
 @cache
 def parser_version() -> str:
     """What the text of a document depends on besides its bytes: this code, and the libraries."""
-    names = ("pypdfium2", "mammoth", "python-pptx", "openpyxl", "trafilatura")
+    names = ("pypdfium2", "mammoth", "python-pptx", "openpyxl", "trafilatura", "charset-normalizer")
     return " ".join(["2", *filter(None, map(_library, names))])
 
 
