@@ -14,8 +14,11 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_CONTROLS = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-"""Characters that no text has. Form feeds and escapes are in some."""
+_CONTROLS = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f]")
+"""Characters that no text has. Form feeds and escapes are in some, and backspaces in manual pages."""
+
+_END = "\x1a"
+"""What ends a text of DOS."""
 
 MOST_CONTROLS = 0.002
 """Of a text that is still taken as one."""
@@ -47,7 +50,7 @@ def decoded(data: bytes) -> str:
     """A text file's characters: by its mark of UTF-8, UTF-16 or UTF-32, else as UTF-8, else in an encoding
     of another script than Latin where that is sure, else as Windows-1252, which Latin-1 is a part of. Raises
     UnreadableDocument for what is no text."""
-    text = _decoded(data)
+    text = _decoded(data).rstrip(_END)
     sample = text[: 1 << 20]
     if "\x00" in text or len(_CONTROLS.findall(sample)) > MOST_CONTROLS * len(sample):
         message = "This file is neither text nor a document of a kind that can be read."

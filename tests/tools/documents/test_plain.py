@@ -60,3 +60,9 @@ async def test_a_text_in_latin_letters_is_windows_1252(text: str) -> None:
 async def test_what_is_not_sure_is_not_guessed(text: str) -> None:
     data = text.encode("gb18030")
     assert (await read_document(data, "a.txt")).text == data.decode("cp1252")
+
+
+@pytest.mark.parametrize("text", ["N\bNA\bAME", "dir *.txt\r\n\x1a"])
+async def test_backspaces_and_the_end_of_a_text_of_dos_are_no_sign_of_a_binary_file(text: str) -> None:
+    shown = text.replace("\b", "").replace("\r\n\x1a", "")
+    assert (await read_document(text.encode(), "a.txt")).text == shown
