@@ -69,11 +69,12 @@ _CPU_FACTOR = 20
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A program that runs. output: a descriptor that what it writes to standard error comes out of, which
-    does not wait. channel: over which it shows the folders that it can write to, that of its files first;
-    None where the server made that."""
+    """A program that runs. orders: what it reads as its standard input. output: a descriptor that what it
+    writes to standard error comes out of, which does not wait. channel: over which it shows the folders that
+    it can write to, that of its files first; None where the server made that."""
 
     process: asyncio.subprocess.Process
+    orders: asyncio.StreamWriter
     output: int
     channel: socket.socket | None
 
@@ -125,7 +126,7 @@ class Confinement:
         """Start a program, given as its text, with a JSON object as its argument.
 
         data: the folder that it may write to, where it does not make it itself. slot: tells those that run at
-        once apart, from 0. memory: bytes of address space. Its standard input and output are pipes. Raises
+        once apart, from 0. memory: bytes of address space. Its standard output is a pipe. Raises
         SandboxError.
         """
         uid = self.user(slot)
@@ -134,6 +135,10 @@ class Confinement:
         output, write = os.pipe()
         os.set_blocking(output, False)
         channel, theirs = socket.socketpair() if self.in_memory else (None, None)
+        # Code has the other end of this pair, and may write into it. An event loop that had made the pair
+        # would take that for the end of the program.
+        ours, read = socket.socketpair()
+        _, orders = await asyncio.open_unix_connection(sock=ours)
         filter_ = None
         try:
             argv = list[str]()
@@ -150,7 +155,7 @@ class Confinement:
             handed = [filter_, None if theirs is None else theirs.fileno()]
             process = await asyncio.create_subprocess_exec(
                 *argv,
-                stdin=asyncio.subprocess.PIPE,
+                stdin=read.fileno(),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=write,
                 pass_fds=[each for each in handed if each is not None],
@@ -160,6 +165,7 @@ class Confinement:
             )
         except BaseException as fault:
             os.close(output)
+            orders.close()
             if channel is not None:
                 channel.close()
             if isinstance(fault, OSError):
@@ -167,11 +173,12 @@ class Confinement:
             raise
         finally:
             os.close(write)
+            read.close()
             if theirs is not None:
                 theirs.close()
             if filter_ is not None:
                 os.close(filter_)
-        return Started(process, output, channel)
+        return Started(process, orders, output, channel)
 
     def user(self, slot: int) -> int:
         """The user that a program runs as; 0 where it is the server's own."""

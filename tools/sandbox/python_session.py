@@ -72,6 +72,7 @@ class PythonSession:
         self._folder: Folder | None = None
         self._scratch: list[int] = []  # descriptors of the other folders in memory
         self._process: asyncio.subprocess.Process | None = None
+        self._orders: asyncio.StreamWriter | None = None
         self._output = -1
         self._logs = bytearray()
         self._cut = asyncio.Event()  # it has said more than is taken
@@ -106,6 +107,7 @@ class PythonSession:
         data = None if self._place is None else await asyncio.to_thread(self._make_folders, self._place)
         started = await self._confinement.start(PROGRAM, data, self._limits, self.slot, memory_bytes)
         self._process, self._output = started.process, started.output
+        self._orders = started.orders
         try:
             async with asyncio.timeout(START_S):
                 ready = await self._answer()
@@ -225,8 +227,8 @@ class PythonSession:
     async def run(self, code: str) -> CellResult:
         """Run a cell. It is interrupted when its time is over or it says too much, and the session ended
         where that is of no use."""
-        process = self._process
-        assert process is not None and process.stdin is not None, "it was started"
+        orders = self._orders
+        assert orders is not None, "it was started"
         self._logs, notes = bytearray(), list[str]()
         self._cut.clear()
         loop = asyncio.get_running_loop()
@@ -235,7 +237,7 @@ class PythonSession:
             self._ending = False
             go_on(self._processes()[:3])
             with suppress(ConnectionError):
-                process.stdin.write(_line({"code": code}))
+                orders.write(_line({"code": code}))
             answer = asyncio.ensure_future(self._answer())
             cut = asyncio.ensure_future(self._cut.wait())
             try:
@@ -247,7 +249,7 @@ class PythonSession:
                     self._ending = True
                     go_on(self._processes())
                     with suppress(ConnectionError):
-                        process.stdin.write(_line({"interrupt": True}))
+                        orders.write(_line({"interrupt": True}))
                     await asyncio.wait({answer}, timeout=self._limits.grace_s)
                 said = answer.result() if answer.done() else None
             finally:
@@ -312,6 +314,8 @@ class PythonSession:
         self._hear_no_more()
         first = self._processes()[1:2] if self._confinement.alone else []
         self.end()
+        if self._orders is not None:
+            self._orders.close()
         output, self._output = self._output, -1
         process, self._process = self._process, None
         try:

@@ -15,11 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.support.sandboxes import FILES, LIMITS, Box, box
 from tools.priority import NICENESS, OOM_SCORE, let_stand_back
@@ -56,6 +57,32 @@ async def test_variables_and_files_are_kept_from_cell_to_cell(tier: Tier) -> Non
         assert (last.logs, last.removed, kept.fetched) == ("5\n", ("out.txt",), 1)
         bad = await kept.run("def f(:")
         assert not bad.ok and "SyntaxError" in bad.logs and "worker" not in bad.logs
+
+
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_code_that_writes_to_where_its_orders_come_from_does_no_harm(
+    tier: Tier, new_loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    code = """
+import os, stat
+x = 41
+for each in range(3, 30):
+    try:
+        if stat.S_ISSOCK(os.fstat(each).st_mode):
+            print(os.write(each, b"evil"))
+            break
+    except OSError:
+        pass
+"""
+
+    async def run() -> list[str]:
+        async with box(tier) as kept:
+            return [(await kept.run(each)).logs for each in (code, "x + 1")]
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(run()) == ["4\n", "42\n"]
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
