@@ -87,10 +87,23 @@ def _title(archive: zipfile.ZipFile) -> str | None:
 def _docx(data: bytes, text: Text) -> None:
     import mammoth
 
+    _require_length(data, text)
     without_images = mammoth.images.img_element(lambda image: {})
     html = mammoth.convert_to_html(io.BytesIO(data), convert_image=without_images).value
     header, footer = _around_pages(data)
     text.add("\n\n".join(part for part in (header, markdown_of(html)[0], footer) if part))
+
+
+def _require_length(data: bytes, text: Text) -> None:
+    """Raise UnreadableDocument for a text that is too long, before minutes are spent on it: mammoth converts
+    all of a document in one go."""
+    chars = 0
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open("word/document.xml") as content:
+        for _, element in ElementTree.iterparse(content):
+            if element.tag == f"{_W}t":
+                chars += len(element.text or "")
+                text.require(chars)
+            element.clear()
 
 
 def _around_pages(data: bytes) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from openpyxl import Workbook
 from openpyxl.comments import Comment
 from pptx import Presentation
@@ -12,7 +13,7 @@ from pptx.enum.chart import XL_CHART_TYPE
 from pptx.util import Inches
 
 from tests.support import documents as made
-from tools.documents import read_document
+from tools.documents import ReadingLimits, UnreadableDocument, read_document
 
 
 async def test_charts_are_tables() -> None:
@@ -65,3 +66,10 @@ async def test_comments_of_cells_stand_below_their_sheet() -> None:
         f"# {name}\n\n| {number} |\n| --- |\n\nComment on C9: note {number}"
         for number, name in enumerate(("Sheet", "Other"))
     ]
+
+
+async def test_a_docx_that_is_too_long_is_refused_before_it_is_converted() -> None:
+    data = made.docx(made.docx_paragraph("a lamp ") * 300_000)
+    with pytest.raises(UnreadableDocument, match="longer than 1000000 characters") as raised:
+        await read_document(data, "a.docx", limits=ReadingLimits(max_chars=1_000_000, cpu_s=4))
+    assert raised.value.code == "too_large"
