@@ -26,7 +26,7 @@ with_sandbox = pytest.mark.parametrize("server_app", [{"sandbox": "monty"}], ind
 """For a test whose `server_app` is to make containers."""
 
 LIMITS = CellLimits(
-    cell_s=1.5,
+    cell_s=60,
     grace_s=0.5,
     memory_bytes=512 * MIB,
     data_bytes=4 * MIB,
@@ -34,6 +34,9 @@ LIMITS = CellLimits(
     log_bytes=20_000,
     processes=24,
 )
+SHORT = replace(LIMITS, cell_s=1.5)
+"""For code that runs until its time is over."""
+
 MOMENT = Moment(1e9, "s")
 FILES = {"in.txt": ("hello", 5)}
 

@@ -15,7 +15,7 @@ from tools.sandbox.processes import lives
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
 async def test_commands_are_told_one_by_one_and_leave_nothing_running(tier: Tier) -> None:
     """By Landlock a shell cannot lead a session of its own."""
-    async with box(tier, replace(LIMITS, cell_s=30)) as kept:
+    async with box(tier) as kept:
         commands = Commands(["cat in.txt; echo no >&2; exit 3", "sleep 50 & echo begun; sleep 50"], 3.0, None)
         first, second = commands.outputs(await kept.run(commands.code))
         assert first == {
@@ -32,7 +32,7 @@ async def test_commands_are_told_one_by_one_and_leave_nothing_running(tier: Tier
 
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
 async def test_output_that_is_cut_says_so(tier: Tier) -> None:
-    async with box(tier, replace(LIMITS, cell_s=30)) as kept:
+    async with box(tier) as kept:
         commands = Commands(["seq 100", "seq 100 >&2", "echo short"], 3.0, 5)
         said = commands.outputs(await kept.run(commands.code))
     note = "[cut: these are the first 5 characters]"
@@ -46,7 +46,7 @@ async def test_output_that_is_cut_says_so(tier: Tier) -> None:
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
 async def test_no_command_takes_the_room_of_the_others_nor_one_stream_the_others(tier: Tier) -> None:
     flood = "head -c 600000 /dev/zero | tr '\\0' a"
-    async with box(tier, replace(LIMITS, cell_s=30, log_bytes=1 << 20)) as kept:
+    async with box(tier, replace(LIMITS, log_bytes=1 << 20)) as kept:
         commands = Commands([f"{flood}; echo no >&2", "echo important", "ls /nope", flood], 10.0, 1_000_000)
         first, second, third, last = commands.outputs(await kept.run(commands.code))
     assert first["stdout"].endswith(f"a\n[cut: these are the first {512 * 1024 // 8} characters]")

@@ -355,7 +355,7 @@ async def test_uploaded_files_that_wait_to_be_read_are_not_in_memory(
     message = {"type": "message", "role": "user", "content": [part]}
     at_once = 1 + PLACES // 2  # of one owner
     reads = [asyncio.create_task(files.read("local", [message])) for _ in range(at_once + 16 + 4)]
-    await until(lambda: sum(read.done() for read in reads) == 4)
+    await until(lambda: sum(read.done() for read in reads) == 4 and len(loading) >= at_once)
     assert len(loading) == at_once
     for read in (each for each in reads if each.done()):
         refused = read.exception()

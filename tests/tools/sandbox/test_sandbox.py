@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support.sandboxes import FILES, LIMITS, Box, box
+from tests.support.sandboxes import FILES, LIMITS, SHORT, Box, box
 from tools.priority import NICENESS, OOM_SCORE, let_stand_back
 from tools.sandbox import (
     MIB,
@@ -110,7 +110,7 @@ async def test_of_more_mappings_than_are_read_any_file_may_be_one(monkeypatch: p
 
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
 async def test_a_cell_that_is_cancelled_leaves_no_descriptor_and_none_that_is_watched(tier: Tier) -> None:
-    async with box(tier, replace(LIMITS, cell_s=20)) as kept:
+    async with box(tier) as kept:
         await kept.run("x = 1")
         [room] = kept.sandbox._rooms.values()
         assert room.session is not None
@@ -528,7 +528,7 @@ async def test_a_cell_of_monty_that_makes_files_without_an_end_is_stopped(
     make: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tools.sandbox.folder.MAX_ENTRIES", 2000)
-    async with box("monty", replace(LIMITS, cell_s=60)) as kept:
+    async with box("monty") as kept:
         await kept.run("x = 1")
         begun = time.monotonic()
         flood = await kept.run(f"import os\nx = 2\nfor n in range(10**7): {make}")
@@ -676,7 +676,7 @@ async def test_what_a_cell_has_taken_is_looked_at_when_it_has_ended(
     """Else many short ones could take what one may not."""
     monkeypatch.setattr(sandbox_module, "WATCH_S", 60)
     monkeypatch.setattr(python_session, "MAX_ENTRIES", 2000)
-    async with box(tier, replace(LIMITS, cell_s=60)) as kept:
+    async with box(tier) as kept:
         code = "import os, tempfile\npath, x = tempfile.mkdtemp(), 1\n"
         code += "for n in range(1500): os.symlink('a' * 127, f'{path}/{n}')"
         assert (await kept.run(code)).ok
@@ -688,7 +688,7 @@ async def test_what_a_cell_has_taken_is_looked_at_when_it_has_ended(
 @pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
 async def test_the_watch_looks_also_when_all_other_threads_of_the_server_are_busy(tier: Tier) -> None:
     """What else the server does on threads is read or written for as long as others like."""
-    limits = replace(LIMITS, cell_s=60, memory_bytes=160 * MIB)
+    limits = replace(LIMITS, memory_bytes=160 * MIB)
     gate, loop = threading.Event(), asyncio.get_running_loop()
     async with box(tier, limits) as kept:
         await kept.run("MIB = 1 << 20")
@@ -747,11 +747,13 @@ async def test_what_code_may_use_is_bounded_by_landlock(name: str) -> None:
 async def _bounded(tier: Tier, name: str, code: str, told: str) -> None:
     if "ABI" in name and platform.machine() != "x86_64":
         pytest.skip("this machine has one ABI")
-    limits = replace(LIMITS, scratch_bytes=MIB) if tier == "landlock" else LIMITS
+    limits = SHORT if name.startswith("time") else LIMITS
+    if tier == "landlock":
+        limits = replace(limits, scratch_bytes=MIB)
     if name == "time":
         limits = replace(limits, grace_s=20)  # on a busy machine an interrupt takes its time to come through
     if "entries" in name or "of many processes" in name:
-        limits = replace(limits, cell_s=20, memory_bytes=160 * MIB)
+        limits = replace(limits, memory_bytes=160 * MIB)
     begun = time.monotonic()
     async with box(tier, limits) as kept:
         result = await kept.run(f"MIB = 1 << 20\n{code}")
@@ -891,7 +893,7 @@ for path in (FOLDER, f"{FOLDER}/mine", f"/proc/{PROCESSES[-1]}/cwd/mine"):
 
 
 async def test_cells_of_monty_take_turns_and_end_with_whoever_asked() -> None:
-    async with box("monty", replace(LIMITS, cell_s=60, per_owner=1)) as one:
+    async with box("monty", replace(LIMITS, per_owner=1)) as one:
         same, other = Box(one.sandbox), Box(one.sandbox)
         same.space, other.space = replace(one.space, key="c2"), replace(one.space, key="c3", owner="other")
         endless = asyncio.create_task(one.run("while True: pass"))
@@ -976,7 +978,7 @@ async def test_containers_outlive_the_removal_of_their_folders(tier: Tier) -> No
 
 @pytest.mark.long
 async def test_plots_are_files_of_the_container() -> None:
-    async with box("bubblewrap", replace(LIMITS, cell_s=60, memory_bytes=1024 * MIB)) as kept:
+    async with box("bubblewrap", replace(LIMITS, memory_bytes=1024 * MIB)) as kept:
         if "matplotlib" not in kept.sandbox.about:
             pytest.skip("matplotlib is not installed")
         result = await kept.run("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
@@ -1005,7 +1007,7 @@ async def test_images_beyond_the_limit_are_told(tier: Tier) -> None:
 
 @pytest.mark.long
 async def test_figures_beyond_the_limit_are_told() -> None:
-    async with box("bubblewrap", replace(LIMITS, cell_s=60, memory_bytes=1024 * MIB)) as kept:
+    async with box("bubblewrap", replace(LIMITS, memory_bytes=1024 * MIB)) as kept:
         if "matplotlib" not in kept.sandbox.about:
             pytest.skip("matplotlib is not installed")
         result = await kept.run("import matplotlib.pyplot as plt\nfor _ in range(10): plt.figure()")
@@ -1059,7 +1061,7 @@ async def test_code_writes_to_a_disk_at_a_bounded_pace(monkeypatch: pytest.Monke
         return processes_module.stop(processes)
 
     monkeypatch.setattr(python_session, "stop", stop)
-    async with box("landlock") as kept:
+    async with box("landlock", SHORT) as kept:
         await kept.run("x = 1")
         del stopped[:]  # all that a cell has started is stopped at its end
         running = asyncio.ensure_future(kept.run(WRITES))
@@ -1092,7 +1094,7 @@ async def test_an_owner_whose_containers_are_built_again_and_again_waits_and_no_
 
 
 async def test_cells_wait_where_all_sessions_of_their_owner_are_at_work() -> None:
-    async with box("bubblewrap", replace(LIMITS, cell_s=10)) as one:
+    async with box("bubblewrap") as one:
         boxes = [Box(one.sandbox) for _ in range(5)]
         for number, each in enumerate(boxes):
             each.space = replace(each.space, key=f"c{number}")
@@ -1103,7 +1105,7 @@ async def test_cells_wait_where_all_sessions_of_their_owner_are_at_work() -> Non
 
 
 async def test_a_cell_that_waits_too_long_for_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with box("bubblewrap", replace(LIMITS, per_owner=1, cell_s=10)) as one:
+    async with box("bubblewrap", replace(LIMITS, per_owner=1)) as one:
         other = Box(one.sandbox)
         other.space = replace(other.space, key="c2")
         busy = asyncio.create_task(one.run("import time\ntime.sleep(1)"))
@@ -1202,7 +1204,7 @@ async def test_what_a_model_is_told_of_monty_is_so() -> None:
 
 @pytest.mark.parametrize("tier", ["monty", "landlock"])
 async def test_a_flood_of_output_is_told_as_one(tier: Tier) -> None:
-    async with box(tier) as kept:
+    async with box(tier, SHORT) as kept:
         flood = await kept.run("while True: print('a' * 1000)")
         note = f"[cut: the code printed more than {LIMITS.log_bytes} bytes, and was stopped]"
         assert not flood.ok and note in flood.logs and "memory" not in flood.logs
