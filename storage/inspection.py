@@ -13,27 +13,29 @@ from sqlalchemy import Connection, inspect, select
 from storage.drivers import Database, blob_folder, database, look, unavailable
 from storage.files import blob_columns
 from storage.migrate import HEAD, is_known, revision
+from storage.queries import retention
 from storage.queries.keys import api_keys, owners
 from storage.records import DatabaseState
 from storage.tables import identity
 from storage.tables import owners as owner_rows
 
 
-async def inspect_database(url: str, *, blobs: bool = False) -> DatabaseState:
+async def inspect_database(url: str, *, blobs: bool = False, used_before: int | None = None) -> DatabaseState:
     """How the database at `url` stands; nothing is made, migrated or locked. blobs: they are looked for, too.
+    used_before: see `DatabaseState.last_used`.
 
     StorageUnavailable where it cannot be read; ForeignDatabase; ValueError for a URL that names no database.
     """
-    return await asyncio.to_thread(_inspect, url, blobs)
+    return await asyncio.to_thread(_inspect, url, blobs, used_before)
 
 
-def _inspect(url: str, blobs: bool) -> DatabaseState:
+def _inspect(url: str, blobs: bool, used_before: int | None) -> DatabaseState:
     looked_at = database(url)
     try:
         if not looked_at.exists():
             state = DatabaseState(looked_at.shown, "absent", 0, None, looked_at.shared, None, HEAD)
         else:
-            state = look(looked_at, lambda connection: _state(looked_at, connection, blobs))
+            state = look(looked_at, lambda connection: _state(looked_at, connection, blobs, used_before))
         return replace(state, free=looked_at.free_bytes(), barred=looked_at.barred())
     except Exception as error:
         if isinstance(error, OSError) or looked_at.trouble(error) is not None:
@@ -42,7 +44,9 @@ def _inspect(url: str, blobs: bool) -> DatabaseState:
         raise
 
 
-def _state(looked_at: Database, connection: Connection, blobs: bool) -> DatabaseState:
+def _state(
+    looked_at: Database, connection: Connection, blobs: bool, used_before: int | None
+) -> DatabaseState:
     present = revision(looked_at, connection)
 
     def state(schema: Literal["absent", "older", "current", "newer"], num_keys: int | None) -> DatabaseState:
@@ -61,7 +65,8 @@ def _state(looked_at: Database, connection: Connection, blobs: bool) -> Database
     if present != HEAD:
         return found
     missing = lacking_blobs(looked_at, connection) if blobs else None
-    return replace(found, missing=missing, id=database_id(connection))
+    used = [retention.newest(connection, before) for before in (used_before, None)]
+    return replace(found, missing=missing, id=database_id(connection), last_used=(used[0], used[1]))
 
 
 def database_id(connection: Connection) -> str | None:

@@ -946,7 +946,9 @@ class DatabaseState:
     own, JSON objects by their ids; empty where the schema is newer. missing: the folder of blobs, where it
     lacks one that a row names. id: what tells it from every other; None unless the schema is current. free:
     bytes on its disk; None where that is not this machine's. barred: why this user cannot read and write its
-    files, of those that are there; None where nothing is in the way.
+    files, of those that are there; None where nothing is in the way. last_used: when anything was last used
+    or stored before the time that was asked about, and at all; None where nothing was, or the schema is not
+    current.
     """
 
     shown: str  # its name for messages, without a password
@@ -961,6 +963,7 @@ class DatabaseState:
     id: str | None = None
     free: int | None = None
     barred: str | None = None
+    last_used: tuple[int | None, int | None] = (None, None)
 
 
 LEAST_ROOM = 4 << 20

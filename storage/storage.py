@@ -848,6 +848,10 @@ class Storage:
         """
         return retention.sweep(self._read, self._write_late, limits, now, owner)
 
+    async def newest(self, before: int) -> int | None:
+        """When anything was last used or stored before a time; None where nothing was."""
+        return await self._read(partial(retention.newest, before=before))
+
     async def usage(self, owner: str) -> Usage:
         """What an owner stores, in bytes; a response counts once a sweep by bytes has measured it."""
         return await self._read(partial(retention.usage, owner=owner))

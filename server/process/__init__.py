@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from server.process.log_lines import set_up_logging
+    from server.process.retention import DAY_S, seconds_ahead
     from server.process.serve import bind, cannot_listen
     from server.process.serve import serve as run_server
     from server.process.supervisor import supervise, unshared
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CertificateError": ("tls", "CertificateError"),
+    "DAY_S": ("retention", "DAY_S"),
     "Tls": ("tls", "Tls"),
     "bind": ("serve", "bind"),
     "cannot_listen": ("serve", "cannot_listen"),
     "look_for_sandbox": ("tools_registry", "look_for_sandbox"),
     "read_web": ("tools_registry", "read_web"),
     "run_server": ("serve", "serve"),  # the package has a module of that name
+    "seconds_ahead": ("retention", "seconds_ahead"),
     "set_up_logging": ("log_lines", "set_up_logging"),
     "supervise": ("supervisor", "supervise"),
     "unenforced": ("tools_registry", "unenforced"),
@@ -40,6 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "DAY_S",
     "CertificateError",
     "Tls",
     "bind",
@@ -47,6 +51,7 @@ __all__ = [
     "look_for_sandbox",
     "read_web",
     "run_server",
+    "seconds_ahead",
     "set_up_logging",
     "supervise",
     "unenforced",

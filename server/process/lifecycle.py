@@ -235,7 +235,7 @@ class ServerLifecycle:
         await library.ingester.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
         self._deliveries.start()
-        self._retention.start(runs.forget_gone)
+        await self._retention.start(runs.forget_gone)
         self.context = context
         self._batches = BatchWorker(self._storage, self.keys, context.quota, context.limiter, self.config)
         await self._batches.start(self._app)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
 from itertools import islice
 
 from server.clock import now_us
@@ -25,9 +26,20 @@ USAGE_MINUTES_S = 8 * 86400.0
 """Usage is kept by the minute for this long, which is a week and a day; what is older, by the hour."""
 REST = 4.0
 """After each step the writer is left alone for this many times as long as the step took, at first."""
+DAY_S = 86400.0
+AHEAD_S = 7 * DAY_S
+"""Where the clock is further than this ahead of what is stored, it may be wrong."""
 LARGEST = 20
 """Owners that the metric of stored bytes names; what the rest of them store is one number."""
 OTHERS = "others"
+
+
+def seconds_ahead(newest: int | None, now: int) -> float:
+    """How far the clock is ahead of the newest thing that is stored, where that is so far that it may be
+    wrong; 0.0 elsewhere. newest: of what is older than a day, because one request by a wrong clock would hide
+    from the next start that it is wrong."""
+    ahead = 0.0 if newest is None else (now - newest) / 1e6
+    return ahead if ahead > AHEAD_S else 0.0
 
 
 class Pace:
@@ -63,12 +75,14 @@ class Retention:
         self._made_room: Counter[str] = Counter()  # responses that went for new ones, by owner
         self._forget: Callable[[], Awaitable[None]] = _nothing_to_forget
         self._stored: Mapping[str, int] = {}
+        self._ahead, self._ahead_until = 0, 0
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, forget: Callable[[], Awaitable[None]]) -> None:
+    async def start(self, forget: Callable[[], Awaitable[None]]) -> None:
         """Start the task, which is this object's until `close`. forget: lets go, at the end of each sweep, of
-        what this process remembers of responses that are gone; raises StorageUnavailable."""
+        what this process remembers of responses that are gone; raises StorageUnavailable. So does this."""
         self._forget = forget
+        await self._look_at_clock()
         self._task = asyncio.create_task(self._sweeps(), name="retention")
 
     async def close(self) -> None:
@@ -110,34 +124,59 @@ class Retention:
                 log.exception("the sweep failed; the next one tries again")
             lasted_s = pace.lasted_s
 
+    async def _look_at_clock(self) -> None:
+        """A clock that is far ahead makes all history look old. Where it may be so, ages are judged for a day
+        as if the time since the newest thing that is stored had not passed, so that the warning is seen."""
+        now = now_us()
+        newest = await self._storage.newest(now - _us(DAY_S))
+        ahead_s = seconds_ahead(newest, now)
+        if newest is None or not ahead_s:
+            return
+        self._ahead, self._ahead_until = _us(ahead_s), now + _us(DAY_S)
+        log.warning(
+            "the clock is %.0f days ahead of the newest thing that is stored, which is of %s: the database "
+            "was not used for so long, or the clock is wrong. Nothing is removed for the time between before "
+            "%s; from then on, what is older than the settings allow goes. If the clock is wrong, stop the "
+            "server, set the clock right, and start the server again",
+            *(ahead_s / DAY_S, _shown(newest), _shown(self._ahead_until)),
+        )
+
+    def _now(self) -> int:
+        """The time by which ages are judged."""
+        now = now_us()
+        return now - self._ahead if now < self._ahead_until else now
+
     async def sweep(self, pace: Pace | None = None) -> Swept:
         """One whole sweep; returns what went. Raises StorageUnavailable."""
         self._tell_of_room()
         went, files, pace = Swept(), SweptFiles(), pace or Pace()
-        async with aclosing(self._storage.sweep(self._limits, now_us())) as steps:
+        num_containers = num_completions = 0
+        async with aclosing(self._storage.sweep(self._limits, self._now())) as steps:
             async for step in steps:
                 went += step
                 self._total += step
                 await pace.rest()
-        async with aclosing(self._storage.containers.sweep(now_us())) as gone:
-            async for _ in gone:
+        async with aclosing(self._storage.containers.sweep(self._now())) as gone:
+            async for num in gone:
+                num_containers += num
                 await pace.rest()
         limits = self._limits
-        before = None if limits.age is None else now_us() - limits.age
+        before = None if limits.age is None else self._now() - limits.age
         completions = self._storage.chat_completions.sweep(before=before, most=limits.max_responses)
         async with aclosing(completions) as swept:
             async for num in swept:
+                num_completions += num
                 self._num_completions += num
                 await pace.rest()
-        async with aclosing(self._storage.files.sweep(now_us())) as removals:
+        async with aclosing(self._storage.files.sweep(self._now())) as removals:
             async for removed in removals:
                 files += removed
                 self._files += removed
                 await pace.rest()
-        while await self._storage.fold_usage(now_us() - _us(USAGE_MINUTES_S)):
+        while await self._storage.fold_usage(self._now() - _us(USAGE_MINUTES_S)):
             await pace.rest()
         if self._person_usage_age:
-            while await self._storage.forget_person_usage(now_us() - self._person_usage_age):
+            while await self._storage.forget_person_usage(self._now() - self._person_usage_age):
                 await pace.rest()
         while await self._storage.forget_shares():
             await pace.rest()
@@ -148,10 +187,12 @@ class Retention:
                 "%d files and %d uploads had expired; removed %d contents that nothing used any more",
                 *(files.files, files.uploads, files.blobs),
             )
-        if went != Swept():
+        if went != Swept() or num_completions or num_containers:
             log.info(
-                "let go of %d responses, %d logs, %d idempotent requests, %d conversations",
+                "let go of %d responses, %d logs, %d idempotent requests, %d conversations, "
+                "%d chat completions, %d containers",
                 *(went.responses, went.logs, went.requests, went.conversations),
+                *(num_completions, num_containers),
             )
         return went
 
@@ -188,6 +229,10 @@ def limits(config: Config) -> Limits:
         conversation_age=_us(config.conversation_retention_s) or None,
         measured=True,  # operators are shown what owners store, whatever limits there are
     )
+
+
+def _shown(at: int) -> str:
+    return datetime.fromtimestamp(at / 1e6, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _us(seconds: float) -> int:

@@ -50,6 +50,7 @@ from storage.queries import responses as stored
 from storage.records import TERMINAL_STATUSES, Limits, Swept, Usage
 from storage.tables import (
     HELD_BYTES,
+    chat_completions,
     conversation_items,
     conversations,
     metadata,
@@ -58,6 +59,7 @@ from storage.tables import (
     run_inputs,
     segments,
 )
+from storage.tables import usage as usage_rows
 
 RESPONSES = 16
 """Responses that one step lets go of or measures."""
@@ -140,6 +142,21 @@ async def _sweep_responses(
         last = await read(partial(_last_to_go, owner=owner, limits=limits_left, oldest=oldest))
         while last is not None and (ids := await read(partial(_up_to, owner=owner, last=last))):
             yield Swept(responses=await write(partial(_hide, ids=ids, now=now)))
+
+
+def newest(conn: Connection, before: int | None) -> int | None:
+    """When something was last used or stored before a time, or ever; None where nothing was. Whatever is
+    generated counts as usage, and each of these columns has an index of its own."""
+    columns = (usage_rows.c.start, conversations.c.used_at, chat_completions.c.created_at)
+    times = []
+    for column in columns:
+        query = select(column).order_by(column.desc()).limit(1)
+        if column.table is conversations:  # in these words, because the index is on them
+            query = query.where(conversations.c.deleted_at.is_(None))
+        if before is not None:
+            query = query.where(column < before)
+        times.append(conn.execute(query).scalar())
+    return max((time for time in times if time), default=None)
 
 
 def usage(conn: Connection, owner: str) -> Usage:

@@ -10,9 +10,12 @@ from server.admin import is_served
 from server.cli.doctor.findings import Finding
 from server.cli.doctor.folders import unwritable
 from server.cli.doctor.running import left_address, running_server, unready
+from server.clock import now_us
 from server.config import Config
 from storage import LEAST_ROOM, DatabaseState, StorageError, inspect_database
 
+CLOCKS_APART_S = 3600.0
+"""What is stored may be so far in the future, by the clock of another server of the database."""
 LITTLE_ROOM = 100_000_000
 """Bytes on the database's disk below which they are told."""
 
@@ -26,12 +29,13 @@ async def check_data(config: Config) -> Finding:
 
 
 async def check_database(config: Config) -> Finding:
-    from server.process import unshared
+    from server.process import DAY_S, unshared
 
+    now = now_us()
     if (reason := unshared(config)) is not None:
         return "FAIL", reason
     try:
-        state = await inspect_database(config.db, blobs=True)
+        state = await inspect_database(config.db, blobs=True, used_before=now - int(DAY_S * 1e6))
     except (StorageError, ValueError) as exc:
         return "FAIL", str(exc)
     verdict, words = await _state_of(config, state)
@@ -39,12 +43,32 @@ async def check_database(config: Config) -> Finding:
     is_free = verdict == "ok" and state.holder is None
     if is_free and file is not None and (why := unwritable(file.parent) or state.barred) is not None:
         return "FAIL", why
+    if (doubt := _doubt_of_clock(state, now)) is not None:
+        verdict, words = ("note" if verdict == "ok" else verdict), f"{words}; {doubt}"
     if state.free is not None and state.free < LITTLE_ROOM:
         words += f"; its disk has only {state.free / 1e6:.1f} MB free"
         if state.free < LEAST_ROOM:
             words += f": below {LEAST_ROOM / 1e6:.1f} MB nothing new is stored"
         return ("note" if verdict == "ok" else verdict), words
     return verdict, words
+
+
+def _doubt_of_clock(state: DatabaseState, now: int) -> str | None:
+    """Why the clock may be wrong now, or was when something was stored; None where nothing tells of it."""
+    from server.process import DAY_S, seconds_ahead
+
+    settled, newest = state.last_used
+    if newest is not None and (future_s := (newest - now) / 1e6) > CLOCKS_APART_S:
+        return (
+            f"something in it was stored {future_s / DAY_S:.1f} days from now: the clock is behind, or was "
+            "ahead then; what was stored so is kept for so much longer"
+        )
+    if ahead_s := seconds_ahead(settled, now):
+        return (
+            f"it was not used for {ahead_s / DAY_S:.0f} days, or the clock is wrong: for its first day a "
+            "server removes nothing for that time"
+        )
+    return None
 
 
 async def _state_of(config: Config, state: DatabaseState) -> Finding:

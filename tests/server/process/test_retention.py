@@ -17,7 +17,7 @@ from server.config import Config
 from server.event_profiles import View
 from server.http.sse import StreamCut
 from server.process import retention
-from server.process.retention import Pace, Retention, limits
+from server.process.retention import DAY_S, Pace, Retention, limits
 from server.routes.responses import _frames
 from storage import (
     Account,
@@ -131,7 +131,8 @@ async def test_what_went_is_counted_and_logged(tmp_path: Path, caplog: pytest.Lo
         await Api(client).create("say hello")
         await sweep(server)
         assert [record.getMessage() for record in caplog.records] == [
-            "let go of 1 responses, 0 logs, 0 idempotent requests, 0 conversations"
+            "let go of 1 responses, 0 logs, 0 idempotent requests, 0 conversations, 0 chat completions, "
+            "0 containers"
         ]
         assert "antiphon_retention_responses_total 1.0" in (await client.get("/metrics")).text
 
@@ -157,6 +158,36 @@ async def test_deleting_everything_leaves_nothing(server_app: Running, client: h
 # The task
 
 
+async def test_a_clock_that_is_far_ahead_removes_nothing_for_a_day(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = int(DAY_S * 1e6)
+    ahead = 365 * day
+    monkeypatch.setattr(retention, "now_us", lambda: now_us() + ahead)
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        api = Api(client)
+        assert not caplog.records, "nothing is stored that the clock could be ahead of"
+        kept = await api.create("say hello")
+        await client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], "store": True}
+        )
+        storage, account = server.context.storage, Account("local", None, "m", "default")
+        await storage.add_usage([Spent(now_us() + ahead, account, Counts(1))])  # as the next start finds it
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        [warning] = [record for record in caplog.records if record.name == "antiphon.retention"]
+        assert "the clock is 365 days ahead of the newest thing" in warning.getMessage()
+        assert await sweep(server) == Swept()
+        assert await Api(client).get(kept["id"]) == kept
+        assert len((await client.get("/v1/chat/completions")).json()["data"]) == 1
+        ahead += day
+        assert (await sweep(server)).responses == 1
+        assert (await client.get("/v1/chat/completions")).json()["data"] == []
+    caplog.clear()
+    monkeypatch.setattr(retention, "now_us", now_us)
+    async with running_app(tmp_path):
+        assert not caplog.records
+
+
 def test_zero_seconds_stand_for_no_limit() -> None:
     found = limits(Config(retention_s=0, event_retention_s=0, idempotency_ttl_s=2))
     assert found == Limits(request_age=2_000_000, measured=True)
@@ -176,6 +207,9 @@ class Troubled:
         yield Swept(responses=1)
         self.swept.set()
 
+    async def newest(self, before: int) -> None:
+        """Nothing is stored."""
+
     async def forget(self) -> None:
         """Nothing is remembered."""
 
@@ -184,7 +218,7 @@ async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(retention, "EVERY_S", 0.001)
     storage = Troubled()
     sweeper = Retention(storage, Config())
-    sweeper.start(storage.forget)
+    await sweeper.start(storage.forget)
     async with asyncio.timeout(10):
         await storage.swept.wait()
     await sweeper.close()

@@ -27,7 +27,7 @@ from server.cli.doctor import database as database_check
 from server.cli.doctor.access import openings
 from server.clock import now_us
 from server.config import Config
-from storage import StoredFile, open_storage
+from storage import Account, Counts, Spent, StoredFile, open_storage
 from storage.migrate import HEAD
 from tests.support.mcp_servers import stdio_command
 from tests.support.permissions import barred
@@ -87,6 +87,29 @@ def test_doctor_says_where_the_disk_is_nearly_full(
         [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "database"]
         assert line.startswith("ok" if told is None else "note")
         assert line.endswith("the first start makes them" if told is None else told)
+
+
+@pytest.mark.parametrize(
+    ("days", "told"), [(-10, "not used for 10 days, or the clock is wrong"), (3, "stored 3.0 days from now")]
+)
+def test_doctor_says_where_the_clock_may_be_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, days: int, told: str
+) -> None:
+    async def make(days: int) -> None:
+        storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
+        at = now_us() + days * 86_400_000_000
+        await storage.add_usage([Spent(at, Account("ann", None, "m", "default"), Counts(1))])
+        await storage.close()
+
+    doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]
+    asyncio.run(make(days))
+    main(doctor)
+    line = database_line(capsys)
+    assert line.startswith("note") and told in line
+    if days < 0:
+        asyncio.run(make(-2))
+        main(doctor)
+        assert database_line(capsys).startswith("ok")
 
 
 @pytest.mark.parametrize(
