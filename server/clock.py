@@ -19,6 +19,17 @@ def now_us() -> int:
     return now_ns() // 1000
 
 
+def ahead_s() -> float:
+    """By how many seconds the wall clock, as it is now, is ahead of this one; negative where it is behind."""
+    return (time.time_ns() - now_ns()) / 1e9
+
+
+def has_come(at: int) -> bool:
+    """Whether it is that time by this clock or by the wall clock: for ends that a wrong clock must not put
+    off."""
+    return max(now_us(), time.time_ns() // 1000) >= at
+
+
 def now_ns() -> int:
     """Nanoseconds since the epoch; never goes back."""
     return _START_NS + time.clock_gettime_ns(_STEADY)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from server.access.principal import LOCAL, LOCAL_OWNER, OWNER_PREFIX, Principal
 from server.access.scopes import ALL, Scopes
 from server.access.tiers import EVERY_TIER, KEYED_TIERS
-from server.clock import now_us
+from server.clock import has_come, now_us
 from server.config import Config
 from server.errors import ApiError
 from server.limits import NONE, LimitSet, load_limits, owner_subject
@@ -289,7 +289,7 @@ class Keys:
         now = now_us()
         if looked.principal is not None and looked.revoked:
             raise EndedKey("The API key that you provided was revoked.", looked.principal)
-        if looked.principal is not None and looked.expires_at is not None and now >= looked.expires_at:
+        if looked.principal is not None and looked.expires_at is not None and has_come(looked.expires_at):
             raise EndedKey("The API key that you provided has expired.", looked.principal)
         if looked.principal is not None and now - looked.used_at > USE_NOTED_S * 1e6:
             looked.used_at = now

@@ -79,14 +79,13 @@ async def test(storage: Storage, id: str) -> dict[str, Any]:
     status_code: None if there was no answer; then `error` is a word on why. Raises NotFound.
     """
     webhook = await storage.get_webhook(id)
-    now = now_us()
     told = webhook.event_types[0]
     of = "batch_test" if told.startswith("batch.") else "resp_test"
-    sample = event(f"evt_{secrets.token_hex(24)}", told, of, now)
+    sample = event(f"evt_{secrets.token_hex(24)}", told, of, now_us())
     status, error = None, None
     courier = await asyncio.to_thread(make_sender)
     try:
-        answer = await courier.send(webhook.url, webhook.secret, sample.id, sample.body, now)
+        answer = await courier.send(webhook.url, webhook.secret, sample.id, sample.body)
         status = answer.status
     except Exception as failure:  # whatever goes wrong at a receiver is what was asked for
         error = type(failure).__name__

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from engine import Engine, EngineStats, LoadError, PoolingEngine, SpeechEngine
 from server.access import LOCAL_OWNER, Accesses, HeldOpen, Keys
 from server.batches import BatchWorker
-from server.clock import now_us
+from server.clock import ahead_s, now_us
 from server.config import Config
 from server.containers import Cells, no_cells
 from server.encrypted_reasoning import Sealing
@@ -443,6 +443,7 @@ class ServerLifecycle:
         yield Reading("sse", {"readers": self.num_streams})
         yield Reading("websocket", self.sockets.readings())
         yield Reading("http", {"connections": self.num_connections()})
+        yield Reading("clock", {"ahead_seconds": ahead_s()})
         yield Reading("runs", self.context.runs.readings())
         yield Reading("webhooks", {"pending": self._deliveries.num_pending})
         yield from self._retention.readings()

@@ -15,7 +15,7 @@ from itertools import islice
 
 from server.clock import now_us
 from server.config import Config
-from server.telemetry import Reading
+from server.telemetry import ClockWatch, Reading
 from storage import Limits, Storage, StorageUnavailable, Swept, SweptFiles
 
 log = logging.getLogger("antiphon.retention")
@@ -76,6 +76,7 @@ class Retention:
         self._forget: Callable[[], Awaitable[None]] = _nothing_to_forget
         self._stored: Mapping[str, int] = {}
         self._ahead, self._ahead_until = 0, 0
+        self._clock_watch = ClockWatch()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, forget: Callable[[], Awaitable[None]]) -> None:
@@ -115,6 +116,7 @@ class Retention:
         lasted_s = 0.0
         while True:
             await asyncio.sleep(max(0.0, EVERY_S - lasted_s))
+            self._clock_watch.look()
             pace = Pace()
             try:
                 await self.sweep(pace)

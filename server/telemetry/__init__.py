@@ -6,6 +6,7 @@ that the current task works for.
 
 from __future__ import annotations
 
+from server.telemetry.clock_watch import ClockWatch
 from server.telemetry.load_report import LOAD_ASKED, LOAD_REPORT, load_report
 from server.telemetry.metrics import CONTENT_TYPE, Telemetry
 from server.telemetry.observation import Asked
@@ -18,6 +19,7 @@ __all__ = [
     "LOAD_ASKED",
     "LOAD_REPORT",
     "Asked",
+    "ClockWatch",
     "Distribution",
     "EngineRates",
     "Reading",

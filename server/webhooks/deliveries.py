@@ -214,9 +214,7 @@ class Deliveries:
         answer, why = None, ""
         # Whatever goes wrong at a receiver, or on the way there, is a failed attempt and nothing else.
         try:
-            answer = await courier.send(
-                delivery.url, delivery.secret, delivery.event_id, delivery.body, self._clock()
-            )
+            answer = await courier.send(delivery.url, delivery.secret, delivery.event_id, delivery.body)
         except Exception as error:
             why = type(error).__name__
         if answer is not None and answer.accepted:

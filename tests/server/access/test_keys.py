@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from server.access import FRESH_S, LOCAL_OWNER, OPERATOR, USE_NOTED_S, Keys, hash_key
 from server.admin import keys
+from server.clock import now_us
 from server.config import Config
 from server.errors import ApiError
 from storage import FoundKey, NewKey, Storage, open_storage
@@ -53,12 +56,24 @@ async def test_a_principal_is_all_that_is_known_of_a_key(tmp_path: Path) -> None
         assert principal.owner_limits.given() == {"stored_bytes": 2}
 
 
+async def test_a_key_ends_by_the_wall_clock_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with door(tmp_path) as (accepted, storage):
+        await storage.create_key(stored("sk-1", expires_at=now_us() + 3_600_000_000), entry=entry())
+        assert (await accepted.principal("sk-1")).key_id == "k1"
+        later = SimpleNamespace(
+            time_ns=lambda: time.time_ns() + 3_600_000_000_000, clock_gettime_ns=time.clock_gettime_ns
+        )
+        monkeypatch.setattr("server.clock.time", later)
+        with pytest.raises(ApiError, match="has expired"):
+            await accepted.principal("sk-1")
+
+
 async def test_a_key_ends_at_its_time_however_fresh_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with door(tmp_path) as (accepted, storage):
-        now = 10**15
-        monkeypatch.setattr("server.access.keys.now_us", lambda: now)
+        now = 4 * 10**15  # later than the wall clock
+        monkeypatch.setattr("server.clock.now_us", lambda: now)
         await storage.create_key(stored("sk-1", expires_at=now + 1), entry=entry())
         assert (await accepted.principal("sk-1")).key_id == "k1"
         now += 1
