@@ -345,6 +345,11 @@ class Storage:
         the earliest first. now: by this process's clock, as in `Park`."""
         return await self._write(partial(runs.claim_due, runner=self.runner, now=now))
 
+    async def cap_deadlines(self, now: int, longest: int) -> None:
+        """Has no waiting run wait for longer than `longest` microseconds from now on, as none does whose
+        deadline was set by a clock that was right. now: as in `claim_due`."""
+        await self._write(partial(runs.cap_deadlines, now=now, longest=longest))
+
     async def add_tool_outputs(
         self, owner: str, response_id: str, outputs: Sequence[ToolOutput], now: int
     ) -> WaitingInputs:
@@ -1157,6 +1162,10 @@ class Storage:
     async def due_deliveries(self, now: int) -> DueDeliveries:
         """Which webhooks have deliveries that are due, when the next one is, and how many there are."""
         return await self._read(partial(webhooks.due, now=now))
+
+    async def hasten_deliveries(self, now: int, longest: int) -> None:
+        """Makes due now what is due in more than `longest` microseconds, likewise."""
+        await self._write(partial(webhooks.hasten, now=now, longest=longest))
 
     async def claim_deliveries(
         self, webhook_id: str, now: int, *, until: int, limit: int

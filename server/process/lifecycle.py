@@ -234,7 +234,7 @@ class ServerLifecycle:
         self.several.on_loaded = runs.model_loaded
         await library.ingester.start()
         self._deliveries = Deliveries(self._storage, self.telemetry)
-        self._deliveries.start()
+        await self._deliveries.start()
         await self._retention.start(runs.forget_gone)
         self.context = context
         self._batches = BatchWorker(self._storage, self.keys, context.quota, context.limiter, self.config)

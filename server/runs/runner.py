@@ -56,6 +56,7 @@ from server.runs.planning import (
 from server.runs.takeover import Takeover
 from server.runs.tool_outputs import ToolOutputs, approval_entry
 from server.runs.views import Views
+from server.schema import MAX_TOOL_TIMEOUT_S
 from server.schema import echo as response_echo
 from server.telemetry import current, note_end_user
 from server.threads import aside, in_large_request
@@ -227,6 +228,8 @@ class Runs:
             self._presence.enter()
         else:
             await self._storage.free_all()
+        longest_s = max(self._config.tool_timeout_s, MAX_TOOL_TIMEOUT_S)
+        await self._storage.cap_deadlines(now_us(), int(longest_s * 1e6))
         await self._live.look()
         if not self._storage.shared and (left := sum((states := self._live.readings()).values())):
             waiting = f", of which {states['waiting']} wait for their clients" if states["waiting"] else ""

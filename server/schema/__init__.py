@@ -36,6 +36,7 @@ from server.schema.prompts import LEAD, FilledPrompt, fill, parse_prompt, variab
 from server.schema.responses import (
     INCLUDES,
     LEAST_THRESHOLD,
+    MAX_TOOL_TIMEOUT_S,
     CreateResponse,
     ToolOutputs,
     check_metadata,
@@ -63,6 +64,7 @@ __all__ = [
     "INCLUDES",
     "LEAD",
     "LEAST_THRESHOLD",
+    "MAX_TOOL_TIMEOUT_S",
     "PRIORITIES",
     "STATUSES",
     "TEXT",

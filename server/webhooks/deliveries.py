@@ -49,6 +49,7 @@ that takes requests and answers none so few attempts can be made that not every 
 
 JITTER = 0.1
 MAX_RETRY_AFTER_S = 86_400.0
+LONGEST_PAUSE_S = (1 + JITTER) * max(*BACKOFF_S, MAX_RETRY_AFTER_S)
 PARALLEL = 4  # attempts at one webhook at a time
 LEASE_S = 30.0  # an attempt and the news of it take no longer than this
 POLL_S = 10.0  # how late the notices of a process that died are found; also the pause after trouble
@@ -129,8 +130,9 @@ class Deliveries:
         self._closing = False
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin, with what an earlier process left."""
+    async def start(self) -> None:
+        """Begin, with what an earlier process left. Raises StorageUnavailable."""
+        await self._storage.hasten_deliveries(self._clock(), int(LONGEST_PAUSE_S * 1e6))
         self._task = asyncio.create_task(self._watch(), name="webhooks")
 
     async def close(self) -> None:

@@ -459,6 +459,14 @@ def admit(conn: Connection, response_id: str, fence: int, strikes: int) -> None:
         raise RunLost(response_id)
 
 
+def cap_deadlines(conn: Connection, now: int, longest: int) -> None:
+    """Has no waiting run wait for longer than `longest` microseconds from now on: a clock that was ahead may
+    have put its deadline years away. now: as in `Park`."""
+    latest = shared_clock(conn.dialect.name, now) + longest
+    waiting = update(runs).where(runs.c.state == "waiting", runs.c.deadline > latest)
+    conn.execute(waiting.values(deadline=latest))
+
+
 DUE = 64
 """Runs that are out of time which one process takes over at once: after a time when none was there, thousands
 may be, and all that are taken over are read into memory."""

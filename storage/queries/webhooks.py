@@ -133,6 +133,11 @@ def due(conn: Connection, now: int) -> DueDeliveries:
     )
 
 
+def hasten(conn: Connection, now: int, longest: int) -> None:
+    """Makes due now what is due in more than `longest` microseconds: a clock that was ahead put it off."""
+    conn.execute(update(deliveries).where(deliveries.c.due_at > now + longest).values(due_at=now))
+
+
 def claim(conn: Connection, webhook_id: str, now: int, until: int, limit: int) -> tuple[Delivery, ...]:
     """Takes the oldest `limit` due deliveries of a webhook; nobody else tries them before `until`."""
     query = (

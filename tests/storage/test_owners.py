@@ -53,7 +53,7 @@ UNSCOPED = {
     "release_runs", "run_status", "take", "watched", "response_is_known", "free_models",
     "log_end", "records", "token_counts", "response_input", "waiting_inputs",
     "claim_deliveries", "disable_webhook", "due_deliveries", "put_off_delivery",
-    "settle_delivery",
+    "settle_delivery", "cap_deadlines", "hasten_deliveries",
 }  # fmt: skip
 """What only the runner calls, with an id that it was given by a scoped verb or a claim."""
 

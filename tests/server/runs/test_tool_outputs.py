@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy
 
 import tools
 from engine import ScriptedEngine
-from server.runs import takeover
+from server.runs import runner, takeover
 from server.runs.cluster import leases
 from server.runs.takeover import Takeover
 from storage import StorageUnavailable, StoredItem
@@ -415,6 +416,19 @@ async def test_a_deadline_passes_while_the_server_is_down(tmp_path: Path) -> Non
     async with live_app(tmp_path) as server, http_client(server) as client:
         done = await Api(client).ended(live.id)
         assert done["status"] == "failed" and "0.2 s" in done["error"]["message"]
+
+
+async def test_a_deadline_that_a_clock_set_which_was_ahead_is_capped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stopping(tmp_path, call()) as (_, live, _):
+        pass
+    async with live_app(tmp_path) as server:
+        ahead = sqlalchemy.text("UPDATE runs SET deadline = deadline + 31536000000000")
+        await server.context.storage._write(lambda conn: conn.execute(ahead).rowcount)
+    monkeypatch.setattr(runner, "MAX_TOOL_TIMEOUT_S", 0.1)
+    async with live_app(tmp_path, tool_timeout_s=0.1) as server, http_client(server) as client:
+        assert (await Api(client).ended(live.id))["status"] == "failed"
 
 
 async def test_many_deadlines_pass_while_the_server_is_down(

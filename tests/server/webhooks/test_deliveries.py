@@ -241,11 +241,12 @@ async def test_metrics(tmp_path: Path) -> None:
 WAITS: Json = {"tools": [WEATHER], "await_tool_outputs": True}
 
 HOLDING = """
+import asyncio
 import sys
 from server.cli import main
 from server.webhooks import Deliveries
 
-Deliveries.start = lambda self: None
+Deliveries.start = lambda self: asyncio.sleep(0)
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -350,7 +351,7 @@ async def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="me")
     telemetry, clock = Telemetry(), Clock()
     deliveries = Deliveries(storage, telemetry, clock=clock)
-    deliveries.start()
+    await deliveries.start()
     try:
         yield Sending(storage, telemetry, deliveries, clock)
     finally:
@@ -510,7 +511,7 @@ async def test_an_attempt_that_died_with_its_process_is_made_again(sending: Send
         await sending.deliveries.close()
         receiver.held.clear()
         heir = Deliveries(sending.storage, sending.telemetry, clock=sending.clock)
-        heir.start()
+        await heir.start()
         try:
             await sending.until(lambda: heir.num_pending == 1)
             sending.skip(webhooks.LEASE_S)
@@ -518,6 +519,28 @@ async def test_an_attempt_that_died_with_its_process_is_made_again(sending: Send
             await sending.until(lambda: heir.num_pending == 0)
         finally:
             await heir.close()
+
+
+async def test_what_a_clock_put_off_that_was_ahead_is_due_at_the_next_start(sending: Sending) -> None:
+    async with receiving("503 No") as receiver:
+        await hooked(sending.storage, receiver.url)
+        await sending.end("resp_1")
+        await receiver.next()
+        await sending.tried(failed=1)
+        pause_s = await sending.pause_s()
+        await sending.deliveries.close()
+        for ahead_s, left_s in ((0, pause_s), (366 * 86_400, 0)):
+            sending.clock.now -= ahead_s * 1_000_000
+            heir = Deliveries(sending.storage, sending.telemetry, clock=sending.clock)
+            await heir.start()
+            try:
+                if left_s:
+                    assert await sending.pause_s() == left_s
+                else:
+                    assert (await receiver.next()).headers["webhook-id"] == "evt_1"
+                    await sending.until(lambda heir=heir: heir.num_pending == 0)
+            finally:
+                await heir.close()
 
 
 # ------------------------------------------------------------------------------------------------------------
