@@ -13,7 +13,7 @@ from sqlalchemy import Connection, inspect, select
 from storage.drivers import Database, blob_folder, database, look, unavailable
 from storage.files import blob_columns
 from storage.migrate import HEAD, is_known, revision
-from storage.queries import retention
+from storage.queries import retention, webhooks
 from storage.queries.keys import api_keys, owners
 from storage.records import DatabaseState
 from storage.tables import identity
@@ -66,7 +66,13 @@ def _state(
         return found
     missing = lacking_blobs(looked_at, connection) if blobs else None
     used = [retention.newest(connection, before) for before in (used_before, None)]
-    return replace(found, missing=missing, id=database_id(connection), last_used=(used[0], used[1]))
+    return replace(
+        found,
+        missing=missing,
+        id=database_id(connection),
+        last_used=(used[0], used[1]),
+        webhooks=webhooks.list_(connection),
+    )
 
 
 def database_id(connection: Connection) -> str | None:

@@ -778,7 +778,8 @@ class SealingKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredWebhook:
-    """An endpoint that is told of the ends of its owner's runs. `secret` signs; it never leaves in a list."""
+    """An endpoint that is told of the ends of its owner's runs. `secret` signs; it never leaves in a list.
+    pending: how many notices are still to reach it; attempts: how often one of these was tried at most."""
 
     id: str
     owner: str
@@ -787,6 +788,8 @@ class StoredWebhook:
     event_types: tuple[str, ...]
     created_at: int
     disabled_at: int | None = None
+    pending: int = 0
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -943,12 +946,12 @@ class DatabaseState:
     revision: of its schema, four digits; None where it is absent. newest: the one that this version brings it
     to. num_keys: live API keys; None where the schema is newer. holder: the server that holds it for itself,
     in words. shared: whether several servers may use it at once. limits: of the owners who have some of their
-    own, JSON objects by their ids; empty where the schema is newer. missing: the folder of blobs, where it
-    lacks one that a row names. id: what tells it from every other; None unless the schema is current. free:
-    bytes on its disk; None where that is not this machine's. barred: why this user cannot read and write its
-    files, of those that are there; None where nothing is in the way. last_used: when anything was last used
-    or stored before the time that was asked about, and at all; None where nothing was, or the schema is not
-    current.
+    own, JSON objects by their ids; empty where the schema is newer. webhooks: of all owners, where the schema
+    is current. missing: the folder of blobs, where it lacks one that a row names. id: what tells it from
+    every other; None unless the schema is current. free: bytes on its disk; None where that is not this
+    machine's. barred: why this user cannot read and write its files, of those that are there; None where
+    nothing is in the way. last_used: when anything was last used or stored before the time that was asked
+    about, and at all; None where nothing was, or the schema is not current.
     """
 
     shown: str  # its name for messages, without a password
@@ -959,6 +962,7 @@ class DatabaseState:
     revision: str | None
     newest: str
     limits: Mapping[str, bytes] = field(default_factory=dict)
+    webhooks: tuple[StoredWebhook, ...] = ()
     missing: str | None = None
     id: str | None = None
     free: int | None = None

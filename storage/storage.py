@@ -1155,9 +1155,23 @@ class Storage:
         """Forgets a webhook and what it was still to be told. NotFound("webhook")."""
         await self._audited(partial(webhooks.remove, id=id), entry)
 
-    async def disable_webhook(self, id: str, now: int, *, entry: AuditEntry) -> None:
-        """Tells a webhook nothing any more, but keeps it to be seen."""
-        await self._audited(partial(webhooks.disable, id=id, now=now), entry)
+    async def disable_webhook(self, id: str, now: int, *, entry: AuditEntry) -> int | None:
+        """Tells a webhook nothing until it is enabled; what it was still to be told is kept. Returns how much
+        that is; None, and there is no entry, where it was disabled or removed already."""
+
+        def disable(conn: Connection) -> int | None:
+            if (pending := webhooks.disable(conn, id, now)) is not None:
+                audit.append(conn, entry)
+            return pending
+
+        return await self._write(disable)
+
+    async def enable_webhook(self, id: str, now: int, *, entry: AuditEntry) -> int:
+        """Tells a webhook again of what comes, and at once of what it was still to be told; returns how much
+        that is. NotFound("webhook")."""
+        pending = await self._audited(partial(webhooks.enable, id=id, now=now), entry)
+        self.announced.set()
+        return pending
 
     async def due_deliveries(self, now: int) -> DueDeliveries:
         """Which webhooks have deliveries that are due, when the next one is, and how many there are."""

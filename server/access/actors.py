@@ -25,6 +25,7 @@ AuditType = Literal[
     "webhook.created",
     "webhook.deleted",
     "webhook.disabled",
+    "webhook.enabled",
     "rate_limit.updated",
     "models.updated",
     "model.loaded",

@@ -1,4 +1,4 @@
-"""`antiphon webhooks`: adds, lists, removes and tests webhooks, whether or not a server runs.
+"""`antiphon webhooks`: adds, lists, enables, removes and tests webhooks, whether or not a server runs.
 
 All of this is the operator's: no request of an owner reaches it, so a URL may lead anywhere that the operator
 wants, private addresses included.
@@ -73,6 +73,13 @@ async def remove(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
     return {"id": id, "object": "webhook_endpoint", "deleted": True}
 
 
+async def enable(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
+    """Tell a webhook again of what comes, and at once of what was kept for it. Raises NotFound."""
+    webhook = await storage.get_webhook(id)
+    await storage.enable_webhook(id, now_us(), entry=by.did("webhook.enabled", id, webhook.owner))
+    return as_json(await storage.get_webhook(id))
+
+
 async def test(storage: Storage, id: str) -> dict[str, Any]:
     """Send a webhook a notice of a response or batch that does not exist, once, and tell how that went.
 
@@ -126,6 +133,8 @@ def as_json(webhook: StoredWebhook) -> dict[str, Any]:
         "event_types": list(webhook.event_types),
         "created_at": webhook.created_at // 1_000_000,
         "disabled_at": webhook.disabled_at and webhook.disabled_at // 1_000_000,
+        "pending": webhook.pending,
+        "attempts": webhook.attempts,
     }
 
 
@@ -166,6 +175,12 @@ def _removed(config: Config, id: str) -> None:
     carry_out(config, lambda storage: remove(storage, OPERATOR, id), "DELETE", f"{PATH}/{id}")
 
 
+def _enable(config: Config, options: argparse.Namespace) -> Iterator[str]:
+    path = f"{PATH}/{options.id}/enable"
+    hook = carry_out(config, lambda storage: enable(storage, OPERATOR, options.id), "POST", path)
+    yield f"{options.id} is told again of what comes, and of {hook['pending']} notices that were kept"
+
+
 def _test(config: Config, options: argparse.Namespace) -> Iterator[str]:
     path = f"{PATH}/{options.id}/test"
     result = carry_out(config, lambda storage: test(storage, options.id), "POST", path, makes=False)
@@ -179,7 +194,9 @@ COLUMNS: Columns = {
     "STATE": lambda hook: "gone" if hook["disabled_at"] else "live",
     "CREATED": shown_time,
     "OWNER": shown_owner,
+    "PENDING": lambda hook: str(hook["pending"]),
+    "ATTEMPTS": lambda hook: str(hook["attempts"]),
     "EVENTS": lambda hook: ",".join(type.removeprefix("response.") for type in hook["event_types"]),
     "URL": lambda hook: masked(hook["url"]),
 }
-_VERBS = {"add": _add, "list": _list, "remove": _remove, "test": _test}
+_VERBS = {"add": _add, "list": _list, "enable": _enable, "remove": _remove, "test": _test}

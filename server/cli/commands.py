@@ -576,7 +576,7 @@ def _usage(options: argparse.Namespace) -> int:
 
 
 def _add_webhooks(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="add|list|remove|test", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="add|list|enable|remove|test", required=True)
     add = verbs.add_parser("add", help="add an endpoint and print its signing secret, this once")
     add.add_argument("url", help="where notices are sent: https://..., or http:// on this machine")
     add.add_argument(
@@ -593,11 +593,12 @@ def _add_webhooks(parser: argparse.ArgumentParser) -> None:
     )
     add.add_argument("--allow-http", action="store_true", help="let a http:// URL lead to another machine")
     listing = _add_listing(verbs, "show all endpoints, never their secrets")
+    enable = verbs.add_parser("enable", help="tell an endpoint that was gone again what comes and was kept")
     remove = verbs.add_parser("remove", help="forget an endpoint and what it was still to be told")
     test = verbs.add_parser("test", help="send an endpoint a sample notice, once")
-    for verb in (remove, test):
+    for verb in (enable, remove, test):
         verb.add_argument("id", help="the endpoint's id, as `antiphon webhooks list` shows it")
-    for verb in (add, listing, remove, test):
+    for verb in (add, listing, enable, remove, test):
         _add_storage_settings(verb)
 
 
@@ -970,7 +971,7 @@ COMMANDS = {
         ("antiphon purge --owner own_... --keys --yes",),
     ),
     "webhooks": Command(
-        "add, list, remove and test webhooks",
+        "add, list, enable, remove and test webhooks",
         _webhooks,
         _add_webhooks,
         (

@@ -58,6 +58,15 @@ async def remove_webhook(request: Request, webhook_id: str) -> Response:
     )
 
 
+@router.post("/{webhook_id}/enable", **needs(OPERATOR_ONLY))
+async def enable_webhook(request: Request, webhook_id: str) -> Response:
+    """Tell a webhook again of what comes and of what was kept for it."""
+    await read_body(request, allow_empty=True, only=())
+    return json_reply(
+        orjson.dumps(await webhooks.enable(context(request).storage, actor(request), webhook_id))
+    )
+
+
 @router.post("/{webhook_id}/test", **needs(OPERATOR_ONLY))
 async def test_webhook(request: Request, webhook_id: str) -> Response:
     """Send a webhook a sample, once."""

@@ -230,10 +230,15 @@ class Deliveries:
     async def _failed(self, delivery: Delivery, answer: Answer | None, why: str) -> None:
         told = (delivery.event_id, delivery.webhook_id, delivery.attempt, why)
         if answer is not None and answer.status == GONE:
-            self._telemetry.webhook_attempt("given_up")
-            log.warning("webhook %s is gone (status 410) and is told nothing any more", delivery.webhook_id)
+            self._telemetry.webhook_attempt("failed")
             gone = SERVER.did("webhook.disabled", delivery.webhook_id, status_code=GONE)
-            await self._storage.disable_webhook(delivery.webhook_id, self._clock(), entry=gone)
+            kept = await self._storage.disable_webhook(delivery.webhook_id, self._clock(), entry=gone)
+            if kept is not None:
+                log.warning(
+                    "webhook %s is gone (status 410) and is told nothing any more; %d notices are kept until "
+                    "`antiphon webhooks enable` or `remove`",
+                    *(delivery.webhook_id, kept),
+                )
         elif delivery.attempt > len(BACKOFF_S):
             self._telemetry.webhook_attempt("given_up")
             log.warning("%s to webhook %s: attempt %d failed (%s), given up", *told)
@@ -243,9 +248,10 @@ class Deliveries:
             pause_s = BACKOFF_S[delivery.attempt - 1] * random.uniform(1 - JITTER, 1 + JITTER)
             if answer is not None:
                 pause_s = max(pause_s, min(answer.retry_after_s, MAX_RETRY_AFTER_S))
-            log.info("%s to webhook %s: attempt %d failed (%s), the next in %.0f s", *told, pause_s)
             now = self._clock()
             due_at, before = now + int(pause_s * 1e6), now - int(MAX_AGE_S * 1e6)
-            if old := await self._storage.put_off_delivery(delivery, due_at, now, before=before):
+            old = await self._storage.put_off_delivery(delivery, due_at, now, before=before)
+            log.info("%s to webhook %s: attempt %d failed (%s), not tried again for %.0f s", *told, pause_s)
+            if old:
                 told_late = (delivery.webhook_id, old, MAX_AGE_S / 86_400)
                 log.warning("webhook %s: %d notices are given up, which are older than %.0f days", *told_late)

@@ -40,7 +40,7 @@ def add(conn: Connection, webhook: StoredWebhook) -> None:
 
 def get(conn: Connection, id: str) -> StoredWebhook:
     """One webhook. NotFound("webhook")."""
-    row = conn.execute(select(webhooks).where(webhooks.c.id == id)).first()
+    row = conn.execute(_with_pending().where(webhooks.c.id == id)).first()
     if row is None:
         raise NotFound("webhook", id)
     return _stored(row)
@@ -48,7 +48,7 @@ def get(conn: Connection, id: str) -> StoredWebhook:
 
 def list_(conn: Connection) -> tuple[StoredWebhook, ...]:
     """The webhooks of all owners, oldest first."""
-    query = select(webhooks).order_by(webhooks.c.created_at, webhooks.c.id)
+    query = _with_pending().order_by(webhooks.c.created_at, webhooks.c.id)
     return tuple(_stored(row) for row in conn.execute(query).all())
 
 
@@ -59,10 +59,31 @@ def remove(conn: Connection, id: str) -> None:
     conn.execute(delete(deliveries).where(deliveries.c.webhook_id == id))
 
 
-def disable(conn: Connection, id: str, now: int) -> None:
-    """Tells a webhook nothing any more, but keeps it to be seen."""
-    conn.execute(update(webhooks).where(webhooks.c.id == id).values(disabled_at=now))
-    conn.execute(delete(deliveries).where(deliveries.c.webhook_id == id))
+def disable(conn: Connection, id: str, now: int) -> int | None:
+    """Tells a webhook nothing until it is enabled; what it was still to be told is kept. Returns how much
+    that is; None where it was disabled or removed already."""
+    live = webhooks.c.id == id, webhooks.c.disabled_at.is_(None)
+    if not conn.execute(update(webhooks).where(*live).values(disabled_at=now)).rowcount:
+        return None
+    pending = select(func.count()).select_from(deliveries).where(deliveries.c.webhook_id == id)
+    return int(conn.execute(pending).scalar_one())
+
+
+def enable(conn: Connection, id: str, now: int) -> int:
+    """Tells a webhook again of what comes, and at once of what it was still to be told: returns how much that
+    is. NotFound("webhook")."""
+    if not conn.execute(update(webhooks).where(webhooks.c.id == id).values(disabled_at=None)).rowcount:
+        raise NotFound("webhook", id)
+    kept = update(deliveries).where(deliveries.c.webhook_id == id)
+    return int(conn.execute(kept.values(due_at=now)).rowcount)
+
+
+def _with_pending() -> Select[*tuple[Any, ...]]:
+    """Webhooks, each with how many notices are to reach it, and the most attempts that one of these took."""
+    its = deliveries.c.webhook_id == webhooks.c.id
+    pending = select(func.count()).select_from(deliveries).where(its).scalar_subquery()
+    attempts = select(func.coalesce(func.max(deliveries.c.attempt), 0)).where(its).scalar_subquery()
+    return select(webhooks, pending.label("pending"), attempts.label("attempts"))
 
 
 def _stored(row: Row[*tuple[Any, ...]]) -> StoredWebhook:
@@ -74,6 +95,8 @@ def _stored(row: Row[*tuple[Any, ...]]) -> StoredWebhook:
         event_types=tuple(row.event_types.split(",")),
         created_at=row.created_at,
         disabled_at=row.disabled_at,
+        pending=row.pending,
+        attempts=row.attempts,
     )
 
 
@@ -124,7 +147,7 @@ def due(conn: Connection, now: int) -> DueDeliveries:
     its = select(deliveries.c.event_id).where(
         deliveries.c.webhook_id == webhooks.c.id, deliveries.c.due_at <= now
     )
-    ids = select(webhooks.c.id).where(its.exists())
+    ids = select(webhooks.c.id).where(webhooks.c.disabled_at.is_(None), its.exists())
     next_at = select(func.min(deliveries.c.due_at)).where(deliveries.c.due_at > now)
     return DueDeliveries(
         webhook_ids=tuple(conn.execute(ids).scalars().all()),
@@ -144,6 +167,7 @@ def claim(conn: Connection, webhook_id: str, now: int, until: int, limit: int) -
         select(deliveries, webhooks.c.url, webhooks.c.secret)
         .join_from(deliveries, webhooks, webhooks.c.id == deliveries.c.webhook_id)
         .where(deliveries.c.webhook_id == webhook_id, deliveries.c.due_at <= now)
+        .where(webhooks.c.disabled_at.is_(None))
         .order_by(deliveries.c.due_at)
         .limit(limit)
         .with_for_update(of=deliveries, skip_locked=True)

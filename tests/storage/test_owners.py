@@ -74,6 +74,7 @@ ELSEWHERE = {
     "create_conversation", "get_items", "usage",  # name only the caller's own rows; below
     "begin_request", "complete_request", "drop_reply", "find_request", "release_request",  # the same
     "add_webhook", "get_webhook", "list_webhooks", "remove_webhook",  # the administrator's too
+    "enable_webhook",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from server.cli.doctor.confinement import check_documents, check_sandbox
 from server.cli.doctor.database import check_data, check_database
 from server.cli.doctor.findings import Check
 from server.cli.doctor.models import check_device, check_model, check_models, check_python, check_texts
-from server.cli.doctor.owners import check_limits, check_sealing
+from server.cli.doctor.owners import check_limits, check_sealing, check_webhooks
 from server.cli.doctor.port import check_port
 from server.cli.doctor.reach import check_egress, check_images, check_mcp, check_tools, check_web
 from server.cli.doctor.saved_kv import check_kv
@@ -27,6 +27,7 @@ CHECKS: dict[str, Check] = {
     "port": check_port,
     "limits": check_limits,
     "sealing": check_sealing,
+    "webhooks": check_webhooks,
     "tools": check_tools,
     "egress": check_egress,
     "mcp": check_mcp,

@@ -1,4 +1,5 @@
-"""Whether who comes needs a key, what each owner may use, and which keys seal what clients keep."""
+"""Whether who comes needs a key, what each owner may use, which keys seal what clients keep, and which
+webhooks are in trouble."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from server.cli.doctor.findings import Finding
 from server.config import Config
 from server.encrypted_reasoning import given_keys
 from server.limits import NONE, changed, load_limits, parse_limits
+from storage import StoredWebhook
 
 
 async def is_keyed(config: Config) -> bool | None:
@@ -52,3 +54,24 @@ async def check_sealing(config: Config) -> Finding:
     source = "sealing_key" if config.sealing_key_file is None else str(config.sealing_key_file)
     besides = f"; {len(given) - 1} more open what they sealed" if given[1:] else ""
     return "ok", f"reasoning is sealed by key {given[0].number} of {source}{besides}"
+
+
+async def check_webhooks(config: Config) -> Finding:
+    """Which webhooks are not told what they are to be told."""
+    if (state := await readable_state(config)) is None:
+        return "note", "the database cannot be read"
+    troubled = [f"{hook.id} {why}" for hook in state.webhooks if (why := _trouble(hook)) is not None]
+    if troubled:
+        return "note", "; ".join(troubled)
+    return "ok", f"{len(state.webhooks)} webhooks, of which none is gone or failing"
+
+
+def _trouble(hook: StoredWebhook) -> str | None:
+    if hook.disabled_at is not None:
+        return (
+            f"is gone: its receiver answered 410, and it is told nothing; {hook.pending} notices are kept "
+            "until `antiphon webhooks enable` or `remove`"
+        )
+    if hook.attempts > 1:  # a first attempt may be under way
+        return f"is failing: {hook.pending} notices wait, one of them for its attempt {hook.attempts + 1}"
+    return None

@@ -89,6 +89,7 @@ ROUTES: dict[tuple[str, str], Json | None] = {
     ("DELETE", "/admin/keys/{key_id}"): None,
     ("POST", "/admin/webhooks"): {"url": "http://127.0.0.1:9/told"},
     ("GET", "/admin/webhooks"): None,
+    ("POST", "/admin/webhooks/{webhook_id}/enable"): {},
     ("POST", "/admin/webhooks/{webhook_id}/test"): {},
     ("DELETE", "/admin/webhooks/{webhook_id}"): None,
     ("GET", "/admin/sealing_keys"): None,

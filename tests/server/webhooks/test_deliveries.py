@@ -432,15 +432,35 @@ async def test_retry_after_is_respected(sending: Sending) -> None:
         assert await sending.pause_s() == 3600
 
 
-async def test_a_receiver_that_is_gone_is_told_nothing_any_more(sending: Sending) -> None:
-    async with receiving("410 Gone") as receiver:
-        made = await hooked(sending.storage, receiver.url)
-        await sending.end("resp_1")
-        await sending.tried(given_up=1)
-        await sending.end("resp_2")
-        assert (await sending.storage.due_deliveries(START)).num_pending == 0
-        assert (await sending.storage.get_webhook(made["id"])).disabled_at == START
-        assert receiver.inbox.qsize() == 1
+async def test_a_receiver_that_is_gone_is_told_nothing_until_it_is_enabled(
+    sending: Sending, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with receiving("410 Gone", "410 Gone") as receiver:
+        receiver.held.add("/")
+        made = await hooked(sending.storage, receiver.url + "/")
+        for n in range(2):
+            await sending.end(f"resp_{n}")
+        for _ in range(2):  # both attempts are under way before either is answered
+            await receiver.next()
+        receiver.release.set()
+        await sending.tried(failed=2)
+        await sending.end("resp_unheard")
+        sending.skip(BACKOFF_S[0] + webhooks.LEASE_S)
+        due = await sending.storage.due_deliveries(sending.clock())
+        assert (due.webhook_ids, due.num_pending) == ((), 2)
+        hook = await sending.storage.get_webhook(made["id"])
+        assert (hook.disabled_at, hook.pending, hook.attempts) == (START, 2, 1)
+        [warned] = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        assert "gone (status 410)" in warned and "2 notices are kept" in warned
+        assert not await sending.storage.claim_deliveries(
+            made["id"], sending.clock(), until=sending.clock(), limit=9
+        )
+        entry = OPERATOR.did("webhook.enabled", made["id"], "local")
+        assert await sending.storage.enable_webhook(made["id"], sending.clock(), entry=entry) == 2
+        told = {(await receiver.next()).headers["webhook-id"] for _ in range(2)}
+        assert told == {"evt_0", "evt_1"}
+        await sending.tried(delivered=2, failed=2)
+        assert (await sending.storage.get_webhook(made["id"])).disabled_at is None
 
 
 @pytest.fixture
@@ -529,18 +549,18 @@ async def test_what_a_clock_put_off_that_was_ahead_is_due_at_the_next_start(send
         await sending.tried(failed=1)
         pause_s = await sending.pause_s()
         await sending.deliveries.close()
-        for ahead_s, left_s in ((0, pause_s), (366 * 86_400, 0)):
-            sending.clock.now -= ahead_s * 1_000_000
-            heir = Deliveries(sending.storage, sending.telemetry, clock=sending.clock)
-            await heir.start()
-            try:
-                if left_s:
-                    assert await sending.pause_s() == left_s
-                else:
-                    assert (await receiver.next()).headers["webhook-id"] == "evt_1"
-                    await sending.until(lambda heir=heir: heir.num_pending == 0)
-            finally:
-                await heir.close()
+        heir = Deliveries(sending.storage, sending.telemetry, clock=sending.clock)
+        await heir.start()
+        await heir.close()
+        assert await sending.pause_s() == pause_s
+        sending.clock.now -= 366 * 86_400_000_000
+        right = Deliveries(sending.storage, sending.telemetry, clock=sending.clock)
+        await right.start()
+        try:
+            assert (await receiver.next()).headers["webhook-id"] == "evt_1"
+            await sending.tried(delivered=1)
+        finally:
+            await right.close()
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -625,13 +645,15 @@ async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], a
         assert code == 0 and secret.startswith("whsec_") and "owner own_" in told
         id = told.split()[1].rstrip(",")
         code, (head, row) = await antiphon("list")
-        assert head.split() == ["ID", "STATE", "CREATED", "OWNER", "EVENTS", "URL"]
+        assert head.split() == ["ID", "STATE", "CREATED", "OWNER", "PENDING", "ATTEMPTS", "EVENTS", "URL"]
         assert row.split()[0] == id and f"{receiver.url}/in" in row and "failed,cancelled" in row
         assert secret not in row
         assert await antiphon("test", id) == (0, [f"{id} answered response.failed with status 418"])
         assert unwrapped(await receiver.next(), secret).data.id == "resp_test"
+        code, (line,) = await antiphon("enable", id)
+        assert code == 0 and "of 0 notices that were kept" in line
         assert (await antiphon("remove", id))[0] == 0
-        for verb in ("remove", "test"):
+        for verb in ("enable", "remove", "test"):
             code, (line,) = await antiphon(verb, id)
             assert code == 2 and id in line
         _, (_, told) = await antiphon("add", "http://127.0.0.1:9/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import create_engine, insert
@@ -200,13 +201,22 @@ async def test_a_removed_webhook_takes_its_notices_with_it(storage: Storage) -> 
             await missing
 
 
-async def test_a_disabled_webhook_is_seen_and_told_nothing(storage: Storage) -> None:
+async def test_a_disabled_webhook_is_told_nothing_until_it_is_enabled(storage: Storage) -> None:
     await storage.add_webhook(hook("a"), entry=entry())
     await end(storage, "r1")
-    await storage.disable_webhook("a", 77, entry=entry())
+    assert await storage.disable_webhook("a", 77, entry=entry()) == 1
+    assert await storage.disable_webhook("a", 78, entry=entry()) is None
     await end(storage, "r2")
-    assert (await storage.due_deliveries(FAR)).num_pending == 0
-    assert (await storage.get_webhook("a")).disabled_at == 77
+    due = await storage.due_deliveries(FAR)
+    assert (due.webhook_ids, due.num_pending) == ((), 1)
+    assert not await claim(storage, "a")
+    seen = await storage.get_webhook("a")
+    assert (seen.disabled_at, seen.pending, seen.attempts) == (77, 1, 0)
+    assert await storage.enable_webhook("a", now(), entry=entry()) == 1
+    await end(storage, "r3")
+    assert [each.event_id for each in await claim(storage, "a")] == ["evt_r1", "evt_r3"]
+    with pytest.raises(NotFound):
+        await storage.enable_webhook("b", now(), entry=entry())
 
 
 async def test_a_deleted_response_is_not_told_of(storage: Storage) -> None:
@@ -225,7 +235,7 @@ async def test_notices_outlive_the_process(database_url: str) -> None:
     await storage.close()
     storage = await open_storage(database_url, runner="another")
     try:
-        assert await storage.list_webhooks() == (added,)
+        assert await storage.list_webhooks() == (replace(added, pending=1),)
         assert [each.event_id for each in await claim(storage, "a")] == ["evt_r1"]
     finally:
         await storage.close()
@@ -255,12 +265,7 @@ async def test_a_webhook_that_is_removed_while_runs_end_leaves_nothing(database_
     try:
         for n in range(10):
             await one.add_webhook(hook(f"h{n}"), entry=entry())
-            stop = (
-                one.remove_webhook(f"h{n}", entry=entry())
-                if n % 2
-                else one.disable_webhook(f"h{n}", now(), entry=entry())
-            )
-            await asyncio.gather(end(two, f"r{n}"), stop)
+            await asyncio.gather(end(two, f"r{n}"), one.remove_webhook(f"h{n}", entry=entry()))
         assert (await one.due_deliveries(FAR)).num_pending == 0
     finally:
         await one.close()

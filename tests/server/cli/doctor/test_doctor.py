@@ -27,8 +27,19 @@ from server.cli.doctor import database as database_check
 from server.cli.doctor.access import openings
 from server.clock import now_us
 from server.config import Config
-from storage import Account, Counts, Spent, StoredFile, open_storage
+from storage import (
+    Account,
+    Counts,
+    Finish,
+    Notice,
+    RunAppend,
+    Spent,
+    StoredFile,
+    StoredWebhook,
+    open_storage,
+)
 from storage.migrate import HEAD
+from tests.support.making import entry, new
 from tests.support.mcp_servers import stdio_command
 from tests.support.permissions import barred
 from tests.support.processes import server_process
@@ -644,3 +655,29 @@ def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: 
     ):
         assert main([*doctor, *flags]) == 1
         assert told in capsys.readouterr().out
+
+
+def test_doctor_tells_which_webhooks_are_gone_or_failing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    doctor = ["doctor", "--engine", "scripted", "--data", str(tmp_path), "--port", "0"]
+
+    async def make() -> None:
+        storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
+        for name in ("well", "gone", "failing"):
+            hook = StoredWebhook(name, name, "http://127.0.0.1:9/", b"x", ("response.completed",), 1)
+            await storage.add_webhook(hook, entry=entry())
+            new_run = await storage.start_response(new(f"r-{name}", owner=name))
+            notice = Notice(f"evt_{name}", "response.completed", b"{}", 1)
+            finish = Finish("completed", 1, False, notice=notice)
+            await storage.append([RunAppend(f"r-{name}", new_run.fence, finish=finish)])
+        await storage.disable_webhook("gone", 5, entry=entry())
+        for attempt in (1, 2):
+            await storage.claim_deliveries("failing", attempt * 10, until=attempt * 10, limit=1)
+        await storage.close()
+
+    asyncio.run(make())
+    main(doctor)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line[6:14] == "webhooks"]
+    assert line.startswith("note") and "gone is gone: its receiver answered 410" in line
+    assert "1 notices are kept" in line and "failing is failing" in line and "well" not in line
