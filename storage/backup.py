@@ -99,7 +99,8 @@ def check_backup(url: str, target: Path) -> Path:
 
 
 def _remove(file: Path, folder: Path) -> None:
-    file.unlink(missing_ok=True)
+    for suffix in ("", "-journal", "-wal", "-shm"):  # SQLite leaves its own where the disk is full
+        file.with_name(file.name + suffix).unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
 

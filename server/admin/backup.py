@@ -54,6 +54,6 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     whole = f"{target} and the folder {blobs} hold" if blobs.is_dir() else f"{target} holds"
     yield f"{whole} the whole database ({size:,} bytes), as it was when the copy began"
     if missed is not None:
-        yield f"the audit log has no entry of this: {missed}"
+        yield f"the copy is whole; only the audit log has no entry of it, because of this: {missed}"
     names = "antiphon.db and antiphon.db.blobs" if blobs.is_dir() else "antiphon.db"
     yield f"to restore it, put it into an empty FOLDER as {names}: antiphon serve --data FOLDER"

@@ -36,14 +36,19 @@ async def ping(request: Request) -> Response:
 @router.get("/ready", **documented("Ready", OPEN, query=("probe",)))
 async def ready(request: Request) -> Response:
     """200 when a new request would be served: the engine runs and the database answers. With `probe` the
-    model has also just generated two tokens; 503 `probe_failed` where it could not."""
+    model has also just generated two tokens; 503 `probe_failed` where it could not. `models` are those that
+    are loaded."""
     here = life(request)
     if here.phase != "ready" or here.context is None:
         raise here.refusal()
     await here.context.storage.ready()
     if flag(request.query_params, "probe"):
         await here.probe()
-    return JSONResponse({"status": "ready", "models": [model.name for model in here.context.models]})
+    shelf = here.several.shelf
+    up = [
+        model.name for model in here.context.models if (held := shelf.get(model.root)) is None or held.is_up
+    ]
+    return JSONResponse({"status": "ready", "models": up})
 
 
 @router.get("/load", **documented("Load", LOAD))

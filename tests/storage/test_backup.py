@@ -118,3 +118,20 @@ async def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path) -> None:
         )  # imports what it needs
         with barred(inner), pytest.raises(StorageError, match=DENIED):
             check_backup(url(source), target)
+
+
+async def test_a_backup_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = await open_storage(url(tmp_path), runner="test")
+    await storage.close()
+    target = tmp_path / "copy" / "antiphon.db"
+    target.parent.mkdir()
+
+    async def full(path: Path, partial: Path, progress: object) -> None:
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            partial.with_name(partial.name + suffix).write_bytes(b"half")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(module, "_copy", full)
+    with pytest.raises(StorageError, match="disk is full"):
+        await back_up(url(tmp_path), target, lambda copied, total: None)
+    assert not list(target.parent.iterdir())

@@ -94,6 +94,16 @@ async def _state_of(config: Config, state: DatabaseState) -> Finding:
                 "be bringing the database to its schema, or was started with another --data; a second one "
                 "would be refused"
             )
+        if (why := await asyncio.to_thread(unready, config)) is not None:
+            cure = (
+                "the disk has room"
+                if state.free is not None and state.free < LEAST_ROOM
+                else "that is mended"
+            )
+            return "FAIL", (
+                f"{state.shown}: {state.holder}{left_address(config)}, which is not ready: {why} It goes "
+                f"on by itself when {cure}"
+            )
         return "FAIL", f"{state.holder}{left_address(config)}: stop it, or give another --data"
     if state.schema == "absent" and (why := await asyncio.to_thread(unready, config)) is not None:
         return (

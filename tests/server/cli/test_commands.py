@@ -282,7 +282,10 @@ def test_a_backup_beside_a_server_that_does_not_answer_says_what_is_missing(
             await held.close()
 
     assert asyncio.run(beside()) == 0
-    assert "the audit log has no entry of this: a server holds the database" in capsys.readouterr().out
+    assert (
+        "only the audit log has no entry of it, because of this: a server holds the database"
+        in capsys.readouterr().out
+    )
     assert (tmp_path / "copy").is_file()
 
 

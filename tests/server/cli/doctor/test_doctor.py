@@ -34,6 +34,7 @@ from storage import (
     Notice,
     RunAppend,
     Spent,
+    StorageUnavailable,
     StoredFile,
     StoredWebhook,
     open_storage,
@@ -613,6 +614,21 @@ async def test_doctor_tells_of_a_database_that_was_moved_away(tmp_path: Path) ->
             "note",
             f"the server that cannot do its work runs and listens on {server.url}",
         )
+
+
+async def test_doctor_tells_why_the_server_that_holds_the_database_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise StorageUnavailable("no room", full=True)
+
+    async with live_app(tmp_path) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        monkeypatch.setattr(server.context.storage, "require_writable", full)
+        monkeypatch.setattr("storage.drivers.sqlite.free_bytes", lambda _: 1_000_000)
+        verdict, words = await CHECKS["database"](server.life.config)
+    assert verdict == "FAIL" and "which is not ready: The disk of the server is full" in words
+    assert "goes on by itself when the disk has room" in words and "stop it" not in words
 
 
 async def test_doctor_tells_what_a_server_says_whose_data_folder_is_gone(tmp_path: Path) -> None:
