@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from server.loading.breaker import Breaker
 from server.loading.child import Child
-from server.loading.shelf import Held, Loadable, Shelf, State
+from server.loading.shelf import Held, Loadable, Shelf, State, too_large
 from server.loading.shelf_host import ShelfHost
 from server.loading.shelf_line import FarChild, ShelfLine
 from server.loading.standing import Standing, standing
@@ -22,4 +22,5 @@ __all__ = [
     "Standing",
     "State",
     "standing",
+    "too_large",
 ]

@@ -40,15 +40,24 @@ class Loadable(Protocol):
 
 
 class Held:
-    """One model of the shelf. pinned: it is never unloaded by itself. idle_s: seconds of rest after which it
-    is."""
+    """One model of the shelf. pinned: it is never unloaded by itself. needed: there is no server without it.
+    idle_s: seconds of rest after which it is unloaded. too_large: why there can never be room for it."""
+
+    too_large: str | None = None
 
     def __init__(
-        self, name: str, model: Loadable, *, pinned: bool = False, idle_s: float | None = None
+        self,
+        name: str,
+        model: Loadable,
+        *,
+        pinned: bool = False,
+        needed: bool = False,
+        idle_s: float | None = None,
     ) -> None:
         self.name = name
         self.model = model
         self.pinned = pinned
+        self.needed = needed
         self.idle_s = idle_s
         self.breaker = Breaker()
         self.num_waiting = 0
@@ -114,12 +123,14 @@ class Shelf:
         self.on_loaded: Callable[[Held], None] = lambda held: None
 
     def add(self, held: Held) -> None:
-        """Put a model there, unloaded. Raises LoadError for one that can never have room."""
-        needs = held.model.memory_bytes()
-        if self._memory_bytes is not None and needs > self._memory_bytes:
+        """Put a model there, unloaded. Raises LoadError for one that is needed and can never have room."""
+        held.too_large = too_large(held.name, held.model.memory_bytes(), self._memory_bytes)
+        if held.too_large is not None and held.needed:
             raise LoadError(
-                f"{held.name} takes about {needs} bytes, and models_memory_bytes is {self._memory_bytes}"
+                f"{held.too_large}; the server starts without it where it is no default, preload or pin"
             )
+        if held.too_large is not None:
+            log.warning("the server starts, and cannot load %s: %s", held.name, held.too_large)
         self._held[held.name] = held
 
     def __iter__(self) -> Iterator[Held]:
@@ -184,6 +195,8 @@ class Shelf:
             return
         held.step, held.failure = "waiting", None
         try:
+            if held.too_large is not None:
+                raise LoadError(held.too_large)
             while not await self._load_if_it_fits(held):
                 if held.idle_for(time.monotonic()) >= self._load_s:
                     raise _loading(held, "and has no room yet")
@@ -228,8 +241,8 @@ class Shelf:
             pinned = _bytes(each for each in self if each.pinned and each.takes_memory)
             if pinned and pinned + needs > self._memory_bytes:
                 raise LoadError(
-                    f"{held.name} takes about {needs} bytes, and pinned models take {pinned} of "
-                    f"models_memory_bytes, {self._memory_bytes}"
+                    f"{held.name} takes about {_gib(needs)}, and pinned models take {_gib(pinned)} of "
+                    f"models_memory_bytes, {_gib(self._memory_bytes)}"
                 )
             now = time.monotonic()
             idle = [each for each in self._loaded() if not each.pinned and not each.model.is_busy()]
@@ -264,6 +277,20 @@ class Shelf:
             for held in self._loaded():
                 if held.idle_for(now) >= (held.idle_s or float("inf")) and not held.pinned:
                     await self.unload(held, f"it was idle for {held.idle_s:g} s")
+
+
+def too_large(name: str, needs: int, most: int | None) -> str | None:
+    """Why a model that takes so many bytes can never have room, and what to do; None where it can."""
+    if most is None or needs <= most:
+        return None
+    return (
+        f"{name} takes about {_gib(needs)}, and models_memory_bytes is {_gib(most)}: raise that, or give the "
+        "model the memory_bytes that it really takes"
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def _bytes(held: Iterable[Held]) -> int:

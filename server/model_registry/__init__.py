@@ -18,7 +18,7 @@ from server.model_registry.building import (
     served_names,
     shipped_or_given,
 )
-from server.model_registry.children import expected_bytes
+from server.model_registry.children import expected_bytes, is_needed
 from server.model_registry.registry import Load, Models, PooledModel, ServedModel, SpeechModel
 from server.model_registry.several_models import SeveralModels, first_of
 from server.model_registry.shared_models import SharedModels
@@ -43,6 +43,7 @@ __all__ = [
     "first_of",
     "generates_here",
     "is_hosted",
+    "is_needed",
     "lacking",
     "note_model",
     "served_names",

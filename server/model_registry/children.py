@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine import Engine
+from engine import Engine, LoadError
 from server.config import Config
 from server.errors import ApiError
 from server.loading import Child, FarChild, ShelfHost, State
@@ -35,6 +35,11 @@ def expected_bytes(entry: ModelEntry, config: Config) -> int:
     with suppress(OSError):
         weights = sum(file.stat().st_size for file in where.glob("*.safetensors"))
     return ITSELF + weights + (config.kv_cache_bytes or 0)
+
+
+def is_needed(entry: ModelEntry, first: str | None) -> bool:
+    """Whether there is to be no server without room for a model. first: the one that has to be there."""
+    return entry.id == first or entry.preload or entry.pin
 
 
 def warn_where_lacking(entry: ModelEntry, config: Config) -> None:
@@ -64,7 +69,13 @@ class InChild:
 
     async def load(self) -> None:
         """See `Loadable.load`."""
+        await self._require_files()
         await self.child.start()
+
+    async def _require_files(self) -> None:
+        """LoadError where the folders of the model are not there: a process takes seconds to find it out."""
+        if (why := await asyncio.to_thread(lacking, self.entry, self.config)) is not None:
+            raise LoadError(why)
 
     async def unload(self) -> None:
         """See `Loadable.unload`."""
@@ -103,6 +114,7 @@ class AskedHere(InChild):
         if self.engine is not None:
             await super().load()
             return
+        await self._require_files()
         engine = await asyncio.to_thread(self._build)
         await super().load()
         try:

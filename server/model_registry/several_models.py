@@ -15,7 +15,7 @@ from server.config import Config
 from server.errors import ApiError
 from server.loading import Child, Held, Shelf, ShelfLine, Standing, standing
 from server.model_registry.building import adapters_of, build_engine, build_others, caps_of
-from server.model_registry.children import ChildOther, ChildText, InChild, warn_where_lacking
+from server.model_registry.children import ChildOther, ChildText, InChild, is_needed, warn_where_lacking
 from server.model_registry.registry import Models
 from server.settings import ModelEntry
 from server.telemetry import Reading
@@ -118,7 +118,8 @@ class SeveralModels:
         model = self._children[entry.id] = kind(entry, config, child, num_servers=num_servers)
         # One that another process keeps is unloaded by that one.
         idle_s = entry.idle_s if line is None else None
-        self.shelf.add(Held(entry.id, model, pinned=entry.pin, idle_s=idle_s))
+        needed = is_needed(entry, first_of(self._config))
+        self.shelf.add(Held(entry.id, model, pinned=entry.pin, needed=needed, idle_s=idle_s))
         if entry.use == "text":
             self.models.expect(entry, tuple(adapters_of(config)))
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from server.config import Config
 from server.loading import Child, Held, Shelf, ShelfHost
-from server.model_registry.children import ChildOfAll, warn_where_lacking
+from server.model_registry.children import ChildOfAll, is_needed, warn_where_lacking
+from server.model_registry.several_models import first_of
 
 
 class SharedModels:
     """Loads models in processes of their own when a server process wants them, and unloads what none uses.
 
     path: of the socket where server processes ask; they find it there once this is started. The models' own
-    sockets are beside it. Raises LoadError for a model that can never have room.
+    sockets are beside it. Raises LoadError for a model that is needed and can never have room.
     """
 
     def __init__(self, config: Config, path: Path) -> None:
@@ -27,7 +28,9 @@ class SharedModels:
                 warn_where_lacking(entry, own)
                 child = self._children[entry.id] = Child(entry.id, own, folder=folder)
                 model = ChildOfAll(entry, own, child, self._host)
-                self._shelf.add(Held(entry.id, model, pinned=entry.pin, idle_s=entry.idle_s))
+                needed = is_needed(entry, first_of(config))
+                held = Held(entry.id, model, pinned=entry.pin, needed=needed, idle_s=entry.idle_s)
+                self._shelf.add(held)
 
     def save_for(self, database: str | None) -> None:
         """What the models save belongs to a database; before any of them is loaded."""

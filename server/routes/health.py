@@ -44,10 +44,8 @@ async def ready(request: Request) -> Response:
     await here.context.storage.ready()
     if flag(request.query_params, "probe"):
         await here.probe()
-    shelf = here.several.shelf
-    up = [
-        model.name for model in here.context.models if (held := shelf.get(model.root)) is None or held.is_up
-    ]
+    models = here.context.models
+    up = [model.name for model in models if (held := models.shelf.get(model.root)) is None or held.is_up]
     return JSONResponse({"status": "ready", "models": up})
 
 

@@ -11,7 +11,16 @@ from engine import EngineError
 from server import __version__
 from server.cli.doctor.findings import Finding
 from server.config import Config
-from server.model_registry import build_engine, build_pooling, build_speech, expected_bytes, first_of, lacking
+from server.loading import too_large
+from server.model_registry import (
+    build_engine,
+    build_pooling,
+    build_speech,
+    expected_bytes,
+    first_of,
+    is_needed,
+    lacking,
+)
 from tools import BUILTIN, ToolsError, operator_tools
 
 
@@ -77,11 +86,12 @@ async def check_models(config: Config) -> Finding:
             needed = entry.id == first or not entry.in_child
             (missing if needed else away).append(f"{entry.id}: {why}")
         needs = expected_bytes(entry, config.of_entry(entry)) if entry.in_child else 0
-        if (most := config.models_memory_bytes) is not None and needs > most:
-            missing.append(f"{entry.id} takes about {needs} bytes, and models_memory_bytes is {most}")
+        if (why := too_large(entry.id, needs, config.models_memory_bytes)) is not None:
+            (missing if is_needed(entry, first) else away).append(why)
+    without = f"the server starts, and cannot load: {'; '.join(away)}"
     if missing:
-        return "FAIL", "; ".join(missing + away)
-    return ("note", "; ".join((", ".join(told), *away))) if away else ("ok", ", ".join(told))
+        return "FAIL", "; ".join([*missing, *([f"beside that, {without}"] if away else [])])
+    return ("note", f"{', '.join(told)}; {without}") if away else ("ok", ", ".join(told))
 
 
 async def check_texts(config: Config) -> Finding:

@@ -189,6 +189,22 @@ async def test_a_model_for_speech_is_loaded_when_it_is_wanted_and_makes_room_for
         assert (state["use"], state["loads"], state["state"]) == ("speech", 1, "unloaded")
 
 
+async def test_what_cannot_be_loaded_is_told_at_the_start_and_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*argv: str, **options: object) -> None:
+        raise AssertionError("no process is started for it")
+
+    monkeypatch.setattr("server.loading.child.asyncio.create_subprocess_exec", never)
+    large: Json = {"name": "large", "child": True, "memory_bytes": "2G"}
+    away: Json = {"name": "away", "engine": "local", "path": "/nope"}
+    async with serving(tmp_path, {"name": "here"}, large, away, models_memory_bytes=1 << 30) as (_, api):
+        assert "cannot load large: large takes about 2.0 GiB" in caplog.text
+        for name in ("large", "away"):
+            refused = await api.http.post("/v1/responses", json={"model": name, "input": "say hi"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_loaded")
+
+
 async def test_a_key_needs_the_name_that_it_asks_for(tmp_path: Path) -> None:
     models: list[Json] = [{"name": "a", "aliases": ["gpt-4o"], "canary": {"to": "b", "percent": 100}}]
     async with serving(tmp_path, *models, {"name": "b"}) as (server, api):
@@ -409,6 +425,9 @@ async def test_a_model_whose_first_load_fails_behind_the_start_of_its_process_is
         assert (held.state, held.takes_memory) == ("failed", False)
         assert (await api.create(**asked))["model"] == "outside"
         assert held.is_up and len(starts) == 2
+        assert "outside" in (await api.http.get("/ready")).json()["models"]
+        await server.life.several.unload("outside")
+        assert "outside" not in (await api.http.get("/ready")).json()["models"]
 
 
 async def test_a_start_warns_of_models_that_are_not_where_the_file_says(

@@ -311,7 +311,7 @@ def test_a_database_that_cannot_be_shared_is_refused(
         ({"engine": "scripted"}, "in would be computed in each of them: give child = true"),
         (
             {"engine": "local", "path": "/m", "memory_bytes": 10},
-            "takes about 10 bytes, and models_memory_bytes",
+            "takes about 0.0 GiB, and models_memory_bytes",
         ),
     ],
     ids=["child = false", "scripted", "too large"],

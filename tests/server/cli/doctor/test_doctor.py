@@ -9,6 +9,7 @@ import signal
 import socket
 import sqlite3
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -161,6 +162,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "port",
         "limits",
         "sealing",
+        "webhooks",
         "tools",
         "egress",
         "mcp",
@@ -334,9 +336,9 @@ def test_doctor_looks_where_the_entries_of_models_lead(
     (tmp_path / "file").touch()
     models = tmp_path / "several.toml"
 
-    def told(*entries: str) -> str:
+    def told(*entries: str, flags: Sequence[str] = ()) -> str:
         models.write_text("".join(f"[[models]]\n{entry}\n" for entry in entries))
-        main(["doctor", "--models", str(models), "--data", str(tmp_path), "--port", "0"])
+        main(["doctor", "--models", str(models), "--data", str(tmp_path), "--port", "0", *flags])
         return next(line for line in capsys.readouterr().out.splitlines() if line[6:12] == "models")
 
     here = "name = 'here'\nengine = 'scripted'"
@@ -349,6 +351,14 @@ def test_doctor_looks_where_the_entries_of_models_lead(
     assert line.startswith("note") and line.endswith(
         "c: the adapter 'x' cannot be served: /nope is not a folder, nor a hub id of the form owner/name"
     )
+    large = "name = 'e'\nengine = 'scripted'\nchild = true\nmemory_bytes = '2G'"
+    line = told(here, large, flags=["--models-memory-bytes", "1G"])
+    assert line.startswith("note") and "cannot load: e takes about 2.0 GiB" in line
+    line = told(
+        here, f"{large}\npin = true", "name = 'a'\npath = '/nope'", flags=["--models-memory-bytes", "1G"]
+    )
+    assert line.startswith("FAIL") and "e takes about 2.0 GiB" in line.partition("beside that")[0]
+    assert "a: /nope" in line.partition("beside that, the server starts")[2]
     # Wherever the path lies, the server starts without all but the default, or else the first.
     for path in ("/nope", "nope", "./nope"):
         default = f"name = 'd'\npath = '{path}'\ndefault = true"
