@@ -203,7 +203,7 @@ async def test_one_that_pinned_models_leave_no_room_is_refused_at_once() -> None
     async with shelved(*models, memory_bytes=10) as (shelf, [pinned, large, small]):
         pinned.pinned = True
         await shelf.ready(pinned)
-        with pytest.raises(LoadError, match="m1 takes about .*, and pinned models take"):
+        with pytest.raises(LoadError, match=r"m1 takes about .*, and pinned models take"):
             await shelf.ready(large)
         await shelf.ready(small)
         assert (pinned.state, large.state, small.state) == ("loaded", "failed", "loaded")
