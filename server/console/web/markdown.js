@@ -1,8 +1,9 @@
-// Text of models as rich text. Everything goes through DOMPurify, which hands over nodes and never markup; what is
-// left of a link opens elsewhere and tells that page nothing, and images are shown only if they are in the text.
+// Text of models as rich text. HTML and mathematics in it are shown as they were written. Everything goes through
+// DOMPurify, which hands over nodes and never markup; what is left of a link opens elsewhere and tells that page nothing,
+// and images are shown only if they are in the text.
 
 import { html, useLayoutEffect, useRef } from "./vendor/standalone.module.js";
-import { Lexer, Parser, getDefaults } from "./vendor/marked.esm.js";
+import { Lexer, Marked, Parser, Renderer, Tokenizer } from "./vendor/marked.esm.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 
 const MOST_MARKDOWN = 64_000; // characters of one stretch without a break: what is longer is shown as it is
@@ -11,7 +12,89 @@ const MOST_INLINE = 4_000; // characters of one paragraph: what its marks cost t
 const STRETCH = 2_000; // characters after which a break ends a stretch
 const LONG_STRETCH = 8_000; // characters after which the next item of a list begins a stretch
 
-const READING = { ...getDefaults(), gfm: true, breaks: true };
+const escaped = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+
+const BLANK = /\n[ \t]*\n/;
+const CLOSED = /(?:<\/(?:script|pre|style|textarea)>|-->|\?>|\]\]>).*$/i; // the ends of blocks that blank lines do not end
+
+/** Tags are text. A block that is never closed would take the rest of the answer: it is read as a paragraph. */
+class Tags extends Tokenizer {
+  html(rest) {
+    const token = super.html(rest);
+    const text = token?.raw.trim();
+    return token && BLANK.test(text) && !CLOSED.test(text) ? undefined : token;
+  }
+
+  tag(rest) {
+    const { inLink, inRawBlock } = this.lexer.state; // by a tag that is text nothing begins
+    const token = super.tag(rest);
+    Object.assign(this.lexer.state, { inLink, inRawBlock });
+    return token;
+  }
+}
+
+class Shown extends Renderer {
+  html({ text, block }) {
+    if (block) return `<p class="html">${escaped(text.trimEnd())}</p>`;
+    if (this.inCell && /^<br ?\/?>$/i.test(text)) return "<br>"; // a cell has no other way to begin a line
+    return escaped(text).replaceAll("\n", "<br>");
+  }
+
+  tablecell(token) {
+    this.inCell = true;
+    const made = super.tablecell(token);
+    this.inCell = false;
+    return made;
+  }
+}
+
+/** A pair of tags that lowers, raises or names a key, as in H<sub>2</sub>O; a single one is a tag like any other. */
+const PAIRS = {
+  name: "pair",
+  level: "inline",
+  start: (rest) => rest.search(/<(?:sub|sup|kbd)>/),
+  tokenizer(rest) {
+    const [raw, tag, text] = /^<(sub|sup|kbd)>([^<\n]+)<\/\1>/.exec(rest) ?? [];
+    return raw && { type: "pair", raw, tag, tokens: this.lexer.inlineTokens(text) };
+  },
+  renderer({ tag, tokens }) {
+    return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
+  },
+};
+
+const TEX = /^(?:\\\([^]{1,4000}?\\\)|\\\[[^]{1,4000}?\\\]|\$\$[^]{1,4000}?\$\$)/;
+
+/** Mathematics in TeX, with its marks: those of Markdown mean something else in it. */
+const FORMULAS = [
+  {
+    name: "formulas",
+    level: "block",
+    start: (rest) => rest.search(/(?<=\n) {0,3}(?:\\\[|\$\$)/),
+    tokenizer(rest) {
+      const [indent] = /^ {0,3}/.exec(rest);
+      const [text] = TEX.exec(rest.slice(indent.length)) ?? [];
+      const end = text && !text.startsWith("\\(") && /^[ \t]*(?:\n|$)/.exec(rest.slice(indent.length + text.length));
+      return end ? { type: "formulas", raw: indent + text + end[0], text } : undefined;
+    },
+    renderer: ({ text }) => `<pre><code class="language-tex">${escaped(text)}\n</code></pre>`,
+  },
+  {
+    name: "formula",
+    level: "inline",
+    start: (rest) => rest.search(/\\[([]|\$\$/),
+    tokenizer(rest) {
+      const [raw] = TEX.exec(rest) ?? [];
+      return raw && { type: "formula", raw };
+    },
+    renderer: ({ raw }) => `<code>${escaped(raw)}</code>`,
+  },
+];
+
+const READING = {
+  ...new Marked({ gfm: true, breaks: true, extensions: [PAIRS, ...FORMULAS] }).defaults,
+  tokenizer: new Tags(),
+  renderer: new Shown(),
+};
 
 class Reader extends Lexer {
   inlineTokens(text, tokens) {
@@ -48,7 +131,7 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
     node.replaceWith(said);
   }
   if (node.tagName === "INPUT" && node.getAttribute("type") !== "checkbox") node.remove();
-  if (node.hasAttribute?.("class") && !/^language-[\w+#.-]+$/.test(node.getAttribute("class"))) {
+  if (node.hasAttribute?.("class") && !/^(?:html|language-[\w+#.-]+)$/.test(node.getAttribute("class"))) {
     node.removeAttribute("class");
   }
 });
@@ -61,6 +144,7 @@ function toNodes(text) {
   } catch {
     return null;
   }
+  for (const block of nodes.children) block.dir = "auto"; // what stands within has its place by it, and its lines by their own
   for (const pre of nodes.querySelectorAll("pre")) frame(pre);
   for (const table of nodes.querySelectorAll("table")) {
     const around = document.createElement("div");
@@ -91,6 +175,7 @@ function frame(pre) {
   copy.dataset.copies = "";
   bar.append(name, copy);
   pre.replaceWith(around);
+  pre.removeAttribute("dir");
   pre.tabIndex = 0;
   pre.setAttribute("role", "region");
   pre.setAttribute("aria-label", language ? `Code, ${language}` : "Code");
