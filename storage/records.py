@@ -815,10 +815,15 @@ class DueDeliveries:
 
 @dataclass(frozen=True, slots=True)
 class WaitingInputs:
-    """A waiting run after some outputs came: which calls are still pending (call_id -> name)."""
+    """A waiting run after some outputs came: which calls are still pending (call_id -> name).
+
+    deadline: when it ends unless they are answered, in microseconds since the epoch; None where nothing is
+    pending, or it is to end at once.
+    """
 
     pending: Mapping[str, str]
     runnable: bool  # nothing is pending any more: whoever claims it goes on
+    deadline: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -998,9 +998,9 @@ class Storage:
         """All keys, revoked ones included, oldest first."""
         return await self._read(api_keys.list_)
 
-    async def any_key(self) -> bool:
-        """Whether there is a key that is not revoked, expired or not."""
-        return await self._read(api_keys.any_)
+    async def any_key(self, besides: str | None = None) -> bool:
+        """Whether there is a key that is not revoked, expired or not, besides the one of this id."""
+        return await self._read(partial(api_keys.any_, besides=besides))
 
     async def page_of_keys(
         self,

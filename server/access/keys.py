@@ -208,6 +208,11 @@ class Keys:
         """False only on loopback, while there is no key that would be accepted."""
         return not self._loopback or bool(self._given) or await self._stored()
 
+    async def needed_without(self, key_id: str) -> bool:
+        """Whether a key would be needed after this one were revoked, by what is stored now."""
+        assert self._storage is not None
+        return not self._loopback or bool(self._given) or await self._storage.any_key(besides=key_id)
+
     async def usable(self) -> bool:
         """True when some key would be accepted; without one a server on the network would be of no use."""
         return bool(self._given) or await self._stored()

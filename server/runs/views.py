@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from server.errors import ApiError
@@ -96,10 +96,8 @@ class Views:
         return [(await self._snapshot(stored)).body for stored in page.data]
 
     async def _snapshot(self, stored: StoredResponse, include: Sequence[str] = ()) -> Snapshot:
-        pending: Mapping[str, str] | None = None
-        if stored.waiting:
-            pending = (await self._storage.pending_calls(stored.owner, stored.id)).pending
-        return snapshot(stored, pending, include)
+        waits = await self._storage.pending_calls(stored.owner, stored.id) if stored.waiting else None
+        return snapshot(stored, waits, include)
 
     async def follow(
         self, owner: str, response_id: str, *, hidden: bool = False

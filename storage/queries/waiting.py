@@ -73,17 +73,18 @@ def add_tool_outputs(
             update(runs).where(runs.c.response_id == response_id).values(state="queued", deadline=None)
         )
         return WaitingInputs({}, True)
-    return WaitingInputs(pending, run is not None and run.state == "queued" and not pending)
+    runnable = run is not None and run.state == "queued" and not pending
+    return WaitingInputs(pending, runnable, None if run is None else run.deadline or None)
 
 
 def pending_calls(conn: Connection, owner: str, response_id: str) -> WaitingInputs:
     """Which calls a waiting run still waits for; none for any other run. NotFound."""
     require(conn, owner, response_id)
-    run = conn.execute(select(runs.c.state).where(runs.c.response_id == response_id)).first()
+    run = conn.execute(select(runs.c.state, runs.c.deadline).where(runs.c.response_id == response_id)).first()
     if run is None or run.state != "waiting":
         return WaitingInputs({}, run is not None and run.state == "queued")
     answered = {row.call_id for row in _inputs(conn, response_id)}
-    return WaitingInputs(_pending(_calls(conn, response_id), answered), False)
+    return WaitingInputs(_pending(_calls(conn, response_id), answered), False, run.deadline or None)
 
 
 def waiting_inputs(conn: Connection, response_id: str) -> tuple[StoredItem, ...]:

@@ -46,6 +46,7 @@ from storage import (
     StoredConversation,
     StoredItem,
     StoredResponse,
+    WaitingInputs,
     each_row,
 )
 
@@ -355,13 +356,13 @@ def _deleted_conversation(one: DeletedConversation) -> dict[str, Any]:
 
 
 async def _response(storage: Storage, stored: StoredResponse) -> bytes:
-    pending = None
+    waits = None
     if stored.waiting:
         try:
-            pending = (await storage.pending_calls(stored.owner, stored.id)).pending
+            waits = await storage.pending_calls(stored.owner, stored.id)
         except NotFound:  # it was deleted in this very moment
-            pending = {}
-    return snapshot(stored, pending).body
+            waits = WaitingInputs({}, runnable=False)
+    return snapshot(stored, waits).body
 
 
 class _Timed(Protocol):

@@ -52,7 +52,7 @@ from storage import (
 
 Line = Mapping[str, Any]
 
-NOT_KEPT = ("attempt", "queue_position", "pending_tool_calls")
+NOT_KEPT = ("attempt", "queue_position", "pending_tool_calls", "tool_timeout_at")
 """Members of a response in flight that nothing stores."""
 
 LEFT_OUT = {

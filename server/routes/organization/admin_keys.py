@@ -44,19 +44,17 @@ async def create_admin_key(request: Request) -> Response:
 
 @router.get("/{key_id}", **documented("AdminKey", ADMIN))
 async def get_admin_key(request: Request, key_id: str) -> Response:
-    """One key, never its value."""
-    return json_reply(orjson.dumps(projects.admin_key(await _key(context(request).storage, key_id))))
+    """One key, never its value; and whether its end opens the server (extension)."""
+    found = projects.admin_key(await _key(context(request).storage, key_id))
+    opens = not await life(request).keys.needed_without(key_id)
+    return json_reply(orjson.dumps({**found, "opens_server": opens}))
 
 
 @router.delete("/{key_id}", **documented("DeletedKey", ADMIN))
 async def delete_admin_key(request: Request, key_id: str) -> Response:
     """End a key: at once on this server, within a second on others."""
-    storage = context(request).storage
-    await _key(storage, key_id)
-    await keys.end(storage, actor(request), key_id)
-    life(request).keys.forget()
-    deleted = {"id": key_id, "object": "organization.admin_api_key.deleted", "deleted": True}
-    return json_reply(orjson.dumps(deleted))
+    await _key(context(request).storage, key_id)
+    return await asked.deleted_key(request, key_id, "organization.admin_api_key.deleted")
 
 
 async def _key(storage: Storage, key_id: str) -> StoredKey:

@@ -1,4 +1,4 @@
-"""What requests of administrators have in common: names, ends, scopes, and pages of objects."""
+"""What requests of administrators have in common: names, ends, scopes, pages of objects, and revoked keys."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import orjson
 from starlette.datastructures import QueryParams
+from starlette.requests import Request
 from starlette.responses import Response
 
 from server.access import read_scopes
 from server.admin import keys
 from server.errors import invalid_value
-from server.http import MAX_PAGE, choice, integer, json_reply, page_json, query_text
+from server.http import MAX_PAGE, actor, choice, context, integer, json_reply, life, page_json, query_text
 from server.ignored import queried
 from server.shapes import array, label, missing, text, whole
 
@@ -70,6 +71,15 @@ def listed(query: QueryParams, name: str) -> tuple[str, ...]:
     queried(f"{name}[]")
     queried(name)
     return tuple(value for value in (*query.getlist(f"{name}[]"), *query.getlist(name)) if value)
+
+
+async def deleted_key(request: Request, key_id: str, kind: str) -> Response:
+    """End a key, and say so as an object of this kind; `opens_server` (extension): no key is needed now."""
+    await keys.end(context(request).storage, actor(request), key_id)
+    accepted = life(request).keys
+    accepted.forget()
+    opens = not await accepted.needed()
+    return json_reply(orjson.dumps({"id": key_id, "object": kind, "deleted": True, "opens_server": opens}))
 
 
 def page(objects: Sequence[Mapping[str, Any]], *, has_more: bool) -> Response:

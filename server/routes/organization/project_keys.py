@@ -70,7 +70,8 @@ async def _made(request: Request, owner: StoredOwner) -> Response:
 
 @router.get("/api_keys/{key_id}", **documented("ProjectKey", ADMIN))
 async def get_key(request: Request, project_id: str, key_id: str) -> Response:
-    """One key, never its value; and what it has used of budgets (extension)."""
+    """One key, never its value; what it has used of budgets, and whether its end opens the server
+    (extensions)."""
     here = context(request)
     storage = here.storage
     key = await _key(storage, project_id, key_id)
@@ -78,7 +79,8 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
     await here.meter.flush()
     family = await storage.key_family(key_id)
     used = await used_by(storage, Prices(here.config).cost, project_id, family)
-    return json_reply(orjson.dumps({**found, "used": used.as_json()}))
+    opens = not await life(request).keys.needed_without(key_id)
+    return json_reply(orjson.dumps({**found, "used": used.as_json(), "opens_server": opens}))
 
 
 @router.post("/api_keys/{key_id}", **documented("ProjectKey", ADMIN, body="ProjectKeyChange"))
@@ -130,10 +132,7 @@ async def delete_key(request: Request, project_id: str, key_id: str) -> Response
     """End a key: at once on this server, within a second on others."""
     storage = context(request).storage
     await _key(storage, project_id, key_id)
-    await keys.end(storage, actor(request), key_id)
-    life(request).keys.forget()
-    deleted = {"id": key_id, "object": "organization.project.api_key.deleted", "deleted": True}
-    return json_reply(orjson.dumps(deleted))
+    return await asked.deleted_key(request, key_id, "organization.project.api_key.deleted")
 
 
 async def _key(storage: Storage, project_id: str, key_id: str) -> StoredKey:

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from server.items import answer_field, filled_body
-from storage import StoredResponse
+from storage import StoredResponse, WaitingInputs
 
 POLL_AFTER_MS = {"queued": 2000, "in_progress": 1000}
 """When it may be worth to look at an unfinished response again, by its status."""
@@ -53,14 +53,14 @@ def join_response(head: bytes, output: Sequence[bytes], echo: bytes, extra: byte
 
 
 def snapshot(
-    stored: StoredResponse, pending: Mapping[str, str] | None = None, include: Sequence[str] = ()
+    stored: StoredResponse, waits: WaitingInputs | None = None, include: Sequence[str] = ()
 ) -> Snapshot:
     """A stored response on the wire, with members of ours while it is in flight.
 
     attempt: how often an engine was given it. queue_position: its turn, 1 is next, until it begins.
-    pending_tool_calls: what it waits for: `pending`, key of the call -> name; each under the field by which
-    the answer names it, with the type of its item, which has the rest. include: what its items are to say
-    besides.
+    pending_tool_calls: what it waits for, as `waits` has it; each under the field by which the answer names
+    it, with the type of its item, which has the rest. tool_timeout_at: until when it waits. include: what its
+    items are to say besides.
     """
     extra = b""
     place = None if stored.run is None else stored.run.place
@@ -68,13 +68,15 @@ def snapshot(
         extra += b',"attempt":%d' % stored.run.attempt
         if place is not None:
             extra += b',"queue_position":%d' % place
-    if pending is not None:
+    if waits is not None:
         kinds = {item.call_id: item.kind for item in stored.output if item.name is not None}
-        listed = [_pending_call(key, name, kinds.get(key)) for key, name in pending.items()]
+        listed = [_pending_call(key, name, kinds.get(key)) for key, name in waits.pending.items()]
         extra += b',"pending_tool_calls":' + orjson.dumps(listed)
+        if waits.deadline is not None:
+            extra += b',"tool_timeout_at":%d' % (waits.deadline // 1_000_000)
     output = [filled_body(item.body, item.private, include) for item in stored.output]
     body = join_response(stored.head, output, stored.echo, extra)
-    poll_after_ms = POLL_AFTER_MS.get(stored.status) if pending is None else POLL_WAITING_MS
+    poll_after_ms = POLL_AFTER_MS.get(stored.status) if waits is None else POLL_WAITING_MS
     return Snapshot(body, poll_after_ms, place, stored.model)
 
 

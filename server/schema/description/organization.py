@@ -37,6 +37,10 @@ _USED: Schema = {
     **of({"total_tokens": INTEGER, "total_cost": NUMBER}),
     "description": "An extension. What was used of budgets.",
 }
+_OPENS: Schema = {
+    **BOOLEAN,
+    "description": "An extension. Whether the server needs no key any more, once this one is revoked.",
+}
 _USED_BY_PROJECT: Schema = {
     **of({"total_tokens": INTEGER, "total_cost": NUMBER, "stored_bytes": INTEGER}),
     "description": "An extension. What was used of budgets, and how many bytes are stored now.",
@@ -75,7 +79,7 @@ def _key(object_name: str, owner: Schema, **more: Schema) -> Schema:
             **nullable({"expires_at": _TIME, "last_used_at": _TIME, "replaces": STRING}),
             **more,
         },
-        {"used": _USED},
+        {"used": _USED, "opens_server": _OPENS},
     )
 
 
@@ -175,7 +179,9 @@ def _keys() -> dict[str, Schema]:
                 "expires_in_seconds": _EXPIRES,
             },
         ),
-        "DeletedKey": of({"id": STRING, "object": STRING, "deleted": {"const": True}}),
+        "DeletedKey": of(
+            {"id": STRING, "object": STRING, "deleted": {"const": True}, "opens_server": _OPENS}
+        ),
     }
 
 

@@ -470,6 +470,11 @@ _REPLIES: Mapping[str, Schema] = {
                 "description": "An extension, while it waits: the calls whose outputs or approvals it is "
                 "to be given; `type` is that of their items in the output.",
             },
+            "tool_timeout_at": {
+                **INTEGER,
+                "description": "An extension, while it waits: when it fails unless it is given them, in Unix "
+                "seconds.",
+            },
         },
     ),
     "Conversation": of(

@@ -45,9 +45,11 @@ def count(conn: Connection) -> int:
     return conn.execute(query).scalar_one()
 
 
-def any_(conn: Connection) -> bool:
-    """Whether there is a key that is not revoked."""
+def any_(conn: Connection, besides: str | None) -> bool:
+    """Whether there is a key that is not revoked, besides the one of this id."""
     query = select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None)).limit(1)
+    if besides is not None:
+        query = query.where(api_keys.c.id != besides)
     return conn.execute(query).first() is not None
 
 

@@ -148,3 +148,29 @@ async def test_limits_of_a_model_that_is_not_served_are_refused(
         assert "is one of everything, not of a single model" in wrong.json()["error"]["message"]
         assert (await ask(path, {"antiphon-scripted": {"requests_per_minute": 3}})).status_code == 200
         assert (await ask(path, {"gone": {"requests_per_minute": None}})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "opens"), [({}, True), ({"api_key": ("a key of the configuration",)}, False)]
+)
+async def test_it_is_told_which_key_is_the_last_that_keeps_others_out(
+    tmp_path: Path, settings: Json, opens: bool
+) -> None:
+    async with running_app(tmp_path, **settings) as running, http_client(running) as client:
+        headers = {"authorization": f"Bearer {running.life.admin_token}"}
+        body = {"name": "x"}
+        own, admin = f"{PROJECT}/api_keys", f"{ROOT}/admin_api_keys"
+        paths = [
+            f"{path}/{(await client.post(path, json=body, headers=headers)).json()['id']}"
+            for path in (own, admin)
+        ]
+
+        async def told(method: str, path: str) -> bool:
+            return bool((await client.request(method, path, headers=headers)).json()["opens_server"])
+
+        assert [await told("GET", path) for path in paths] == [False, False]
+        assert await told("DELETE", paths[0]) is False
+        assert await told("GET", paths[1]) is opens
+        assert (await client.get("/v1/models")).status_code == 401
+        assert await told("DELETE", paths[1]) is opens
+        assert (await client.get("/v1/models")).status_code == (200 if opens else 401)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -308,6 +309,17 @@ async def test_background_runs_wait_too(api: Api) -> None:
     [pending] = (await api.waits(begun["id"]))["pending_tool_calls"]
     await api.outputs(begun["id"], {pending["call_id"]: "rainy"})
     assert text(await api.ended(begun["id"])) == "The tool said: rainy"
+
+
+async def test_until_when_a_run_waits_is_told(api: Api) -> None:
+    before = int(time.time())
+    begun = await api.create(call(), background=True, **WAITING, tool_timeout_s=3600)
+    now = await api.waits(begun["id"])
+    assert before + 3600 <= now["tool_timeout_at"] <= time.time() + 3600
+    (listed,) = (await api.http.get("/v1/responses?status=waiting")).json()["data"]
+    assert listed["tool_timeout_at"] == now["tool_timeout_at"]
+    await api.outputs(begun["id"], {now["pending_tool_calls"][0]["call_id"]: "rainy"})
+    assert "tool_timeout_at" not in await api.ended(begun["id"])
 
 
 async def test_a_run_without_calls_does_not_wait(api: Api) -> None:
