@@ -102,7 +102,7 @@ export function Palette({ close, commands }) {
         onClick=${() => run(each)}
       >
         <${Icon} name=${each.icon} />
-          <span class="clip">${each.title}</span>${each.hint && html`<kbd>${each.hint}</kbd>`}
+          <span class="clip" dir="auto">${each.title}</span>${each.hint && html`<kbd>${each.hint}</kbd>`}
       </li>`)}
       ${!found.length && html`<li class="faint" role="option" aria-selected="false" aria-disabled="true">Nothing of that name.</li>`}
     </ul>

@@ -9,7 +9,7 @@ import { attempt, go, href, useList, useLoaded, useRedraw, useWatched } from "..
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { canTryAgain } from "../stream.js";
 import { Composer, isSending, useSettings } from "../composer.js";
-import { Title, called } from "../title.js";
+import { Title, isCalled, learned } from "../title.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
@@ -36,7 +36,7 @@ function Conversations({ id }) {
   useEffect(() => {
     if (loaded.value) loaded.reload();
   }, [id]);
-  const wanted = (each) => `${called(each)} ${each.id}`.toLowerCase().includes(search.toLowerCase());
+  useWatched(learned);
   const redraw = useRedraw();
   useEffect(() => watchTurns(redraw), []);
   return html`<nav class="side" aria-label="Conversations">
@@ -47,14 +47,14 @@ function Conversations({ id }) {
     <${Loaded} of=${loaded}>
       ${({ data: talks }) => html`<ul class="side-list">
         ${talks
-          .filter(wanted)
+          .filter((each) => isCalled(each, search))
           .sort((one, other) => other.updated_at - one.updated_at)
           .map((each) => {
             const turn = turnOf(each.id);
             const busy = turn ? !turn.ended : Boolean(each.active_response_id);
             return html`<li key=${each.id}>
               <a href=${href("chat", each.id)} aria-current=${each.id === id ? "page" : undefined}>
-                <span class="clip">${each.forked_from && html`<${ForkMark} />`}<${Title} conversation=${each} /></span>
+                <span class="clip" dir="auto">${each.forked_from && html`<${ForkMark} />`}<${Title} conversation=${each} /></span>
                 ${busy ? html`<i class="pulse" role="img" aria-label="being answered">
                   </i>` : html`<small class="faint"><${Ago} at=${each.updated_at} /></small>`}
               </a>
@@ -209,7 +209,7 @@ function Thread({ id, showList }) {
   return html`<section class="thread" aria-labelledby="title">
     <header class="thread-head">
       <${Button} icon="chat" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${showList} />
-      <h1 id="title" tabindex="-1" class="clip">${title}</h1>
+      <h1 id="title" tabindex="-1" class="clip" dir="auto">${title}</h1>
       ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}>
         <${Icon} name="fork" />forked</a>`}
       <div class="actions">

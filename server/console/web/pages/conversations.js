@@ -6,7 +6,7 @@ import { Ago, Button, Empty, ForkMark, Icon, Id, Loaded, More, Page, State, Sure
 import { textOf } from "../fold.js";
 import { brief, nameOf } from "../items.js";
 import { attempt, go, href, useList, useWatched } from "../state.js";
-import { Title, called } from "../title.js";
+import { Title, isCalled, learned } from "../title.js";
 
 const PAGE = 500; // conversations, which have to be there with what they were forked from
 
@@ -38,7 +38,7 @@ export function Conversations({ id }) {
     <${Loaded} of=${loaded}>
       ${({ data }) => (data.length
         ? html`<div class=${`split ${id ? "open" : ""}`}>
-            <${Tree} of=${loaded} search=${search.toLowerCase()} id=${id} />
+            <${Tree} of=${loaded} search=${search} id=${id} />
             ${id && html`<${One} key=${id} id=${id} changed=${loaded.reload} />`}
           </div>`
         : html`<${Empty} icon="tree" title="No conversations yet">A chat begins one, and so does POST /v1/conversations.<//>`)}
@@ -48,12 +48,13 @@ export function Conversations({ id }) {
 
 function Tree({ of, search, id }) {
   const rows = useMemo(() => tree(of.value.data), [of.value]);
-  const shown = rows.filter(({ conversation }) => `${called(conversation)} ${conversation.id}`.toLowerCase().includes(search));
+  useWatched(learned);
+  const shown = rows.filter(({ conversation }) => isCalled(conversation, search));
   return html`<ul class="tree" aria-label="Conversations">
     ${shown.map(({ conversation, depth }) => html`<li key=${conversation.id} style=${{ "--depth": search ? 0 : Math.min(depth, 8) }}>
       <a href=${href("conversations", conversation.id)} aria-current=${conversation.id === id ? "true" : undefined}>
         ${conversation.forked_from && html`<${ForkMark} />`}
-        <span class="clip"><${Title} conversation=${conversation} /></span>
+        <span class="clip" dir="auto"><${Title} conversation=${conversation} /></span>
         ${conversation.status !== "active" && html`<${State} name=${conversation.status} />`}
         <small class="faint"><${Ago} at=${conversation.updated_at} /></small>
       </a>
@@ -91,7 +92,7 @@ function One({ id, changed }) {
       ${({ conversation, data: items, has_more: more }) => html`
         <header class="detail-head">
           <a class="button small quiet only-narrow" href="#/conversations">Back</a>
-          <h2 class="clip"><${Title} conversation=${conversation} /></h2>
+          <h2 class="clip" dir="auto"><${Title} conversation=${conversation} /></h2>
           <div class="actions">
             <a class="button small primary" href=${href("chat", id)}><${Icon} name="chat" /><span>Open</span></a>
             <${Button} icon="fork" onClick=${() => fork()}>Fork<//>
