@@ -59,12 +59,27 @@ export const refused = watched(null);
 /** What the latest reply with such headers said of limits, by the headers' names. */
 export const limits = watched({});
 
+/** Use another key, or none. What this tab has of the owner before goes: what is shown and read, and what is kept. */
 export function useKey(value) {
+  const former = key.get();
+  if (!former || value === former) {
+    keep(value);
+    refused.set(null);
+    limits.set({});
+    return key.set(value);
+  }
+  window.addEventListener("pagehide", () => {
+    // At the very end, behind which nothing of the page is kept any more.
+    for (const name of Object.keys(sessionStorage)) if (name.startsWith("antiphon.")) sessionStorage.removeItem(name);
+    keep(value);
+  });
+  history.replaceState(null, "", /^#\/\w+|$/.exec(location.hash)[0] || "#/chat"); // the same page, of nothing in particular
+  location.reload();
+}
+
+function keep(value) {
   if (value) sessionStorage.setItem(KEY, value);
   else sessionStorage.removeItem(KEY);
-  refused.set(null);
-  limits.set({});
-  key.set(value);
 }
 
 export function url(path, query = {}) {
@@ -103,7 +118,7 @@ export async function request(method, path, { query, body, form, headers, signal
   else connection.set("online");
   note(reply);
   if (!error) return reply;
-  if (reply.status === 401) refused.set(error.message);
+  if (reply.status === 401 && as === undefined) refused.set(error.message);
   throw error;
 }
 

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, list, upload } from "./api.js";
-import { Button, Field, Icon, More, Popover, size } from "./elements.js";
+import { Button, Field, Icon, More, Popover, fileName, size } from "./elements.js";
 import { notify, useKept, useList, useLoaded, useWatched } from "./state.js";
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
@@ -55,7 +55,7 @@ export const isSending = (event) => event.key === "Enter" && !event.shiftKey && 
 
 export function Composer({ id, send, working, waiting, stop, canStop, disabled, settings, keep, draft }) {
   const [text, setText] = useKept(`draft.${id ?? "new"}`, "");
-  const [files, setFiles] = useState([]);
+  const [files, setFiles] = useKept(`attached.${id ?? "new"}`, []);
   const [sending, setSending] = useState(false);
   const [over, setOver] = useState(false);
   const [hinted, hint] = useState(false); // Enter was pressed where nothing can be sent
@@ -65,6 +65,9 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
   const away = useWatched(connection) !== "online";
   const models = useLoaded(async () => (await get("v1/models")).data.filter(generates), [owner], MODELS_MS);
 
+  useEffect(() => {
+    if (files.some((file) => !file.id)) setFiles(files.filter((file) => file.id)); // the page was left while they were uploaded
+  }, []);
   useEffect(() => {
     if (!draft) return;
     setText(draft.text);
@@ -93,7 +96,7 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
         entry.id = (await upload(file)).id;
         setFiles((before) => [...before]);
       } catch (error) {
-        notify(`${file.name}: ${error.message}`, "error");
+        notify(`${fileName(file.name)}: ${error.message}`, "error");
         setFiles((before) => before.filter((each) => each !== entry));
       }
     }
@@ -145,8 +148,8 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
     ${files.length > 0 &&
     html`<ul class="attached" aria-label="Attachments">
       ${files.map((file) => html`<li class="chip">
-        <${Icon} name="file" />${file.name}<small class="faint">${file.id ? size(file.bytes) : "uploading…"}</small>
-        <${Button} icon="close" kind="quiet" label=${`Take ${file.name} away`} onClick=${() => setFiles(files.filter((each) => each !== file))} />
+        <${Icon} name="file" /><span class="clip">${fileName(file.name)}</span><small class="faint">${file.id ? size(file.bytes) : "uploading…"}</small>
+        <${Button} icon="close" kind="quiet" label=${`Take ${fileName(file.name)} away`} onClick=${() => setFiles(files.filter((each) => each !== file))} />
       </li>`)}
     </ul>`}
     <textarea

@@ -3,6 +3,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.module.js";
 import { isTold } from "./api.js";
 import { copyText } from "./markdown.js";
+import { attempt } from "./state.js";
 
 const PATHS = {
   chat: "M3 4.5h10v7H7l-3 2v-2H3z",
@@ -47,7 +48,7 @@ export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" ari
 </svg>`;
 
 /** What stands before the title of a fork, which has its parent's. */
-export const ForkMark = () => html`<span class="fork-mark" title="A fork"><${Icon} name="fork" />
+export const ForkMark = () => html`<span class="fork-mark" dir="ltr" title="A fork"><${Icon} name="fork" />
   <span class="out-of-sight">Fork of</span></span>`;
 
 /** A button. label: what it is called where only its icon is seen. */
@@ -74,6 +75,9 @@ export const STATES = {
 export const State = ({ name }) => html`<span class=${`state ${STATES[name] ?? "calm"}`}>
   <i aria-hidden="true"></i>${String(name).replaceAll("_", " ")}
 </span>`;
+
+/** The name of a file as it can be shown: signs that turn what stands behind them, and so fake its end, are seen. */
+export const fileName = (name) => name?.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
 
 /** An id that is copied by a click. */
 export function Id({ value, short = true }) {
@@ -223,20 +227,22 @@ export function Dialog({ title, close, children, wide, label }) {
   </dialog>`;
 }
 
-/** A button that asks before it does something that cannot be taken back. */
+/** A button that asks before it does something that cannot be taken back. question: a text, or what resolves to one. */
 export function Sure({ icon, label, question, yes = "Delete", onYes, children, kind = "quiet" }) {
-  const [asking, ask] = useState(false);
-  return html`<${Button} icon=${icon} label=${label} kind=${kind} onClick=${() => ask(true)}>${children}<//>
+  const [asking, set] = useState(null);
+  const ask = () => attempt(async () => set(typeof question === "function" ? await question() : question));
+  const close = () => set(null);
+  return html`<${Button} icon=${icon} label=${label} kind=${kind} onClick=${ask}>${children}<//>
     ${asking &&
-    html`<${Dialog} title=${label ?? yes} close=${() => ask(false)}>
-      <p>${question}</p>
+    html`<${Dialog} title=${label ?? yes} close=${close}>
+      <p>${asking}</p>
       <footer>
-        <${Button} small=${false} onClick=${() => ask(false)}>Keep<//>
+        <${Button} small=${false} onClick=${close}>Keep<//>
         <${Button}
           small=${false}
           kind="danger"
           onClick=${() => {
-            ask(false);
+            close();
             onYes();
           }}
           >${yes}<//

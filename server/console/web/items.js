@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "./vendor/standalone.module.js";
 import { download, get } from "./api.js";
 import { Markdown } from "./markdown.js";
-import { Icon, Json, State, pretty } from "./elements.js";
+import { Icon, Json, State, fileName, pretty } from "./elements.js";
 import { Approval, Answer } from "./answers.js";
 import { isOutput, textOf } from "./fold.js";
 import { attempt } from "./state.js";
@@ -98,10 +98,10 @@ function Attached({ part }) {
     if (!files.has(id)) files.set(id, get(path).catch(() => null));
     files.get(id).then((file) => file && setName(file.filename));
   }, [id]);
-  if (!id) return html`<span class="chip"><${Icon} name="file" />${name}</span>`;
+  if (!id) return html`<span class="chip"><${Icon} name="file" /><span class="clip">${fileName(name)}</span></span>`;
   const save = () => attempt(() => download(`${path}/content`, name));
   return html`<button type="button" class="chip" title="Download" onClick=${save}>
-    <${Icon} name="file" />${name}</button>`;
+    <${Icon} name="file" /><span class="clip">${fileName(name)}</span></button>`;
 }
 
 function Sources({ annotations }) {
@@ -111,16 +111,17 @@ function Sources({ annotations }) {
     ${[...seen.values()].map((each) => {
       const name = each.title ?? each.filename ?? each.url ?? each.file_id;
       if (/^https?:\/\//.test(each.url ?? "")) {
-        return html`<li><a class="chip" href=${each.url} target="_blank" rel="noopener noreferrer nofollow">${name}</a>
+        return html`<li><a class="chip" href=${each.url} target="_blank" rel="noopener noreferrer nofollow">
+          <span class="clip">${name}</span></a>
           </li>`;
       }
       if (each.type === "container_file_citation") {
         const [container, file] = [each.container_id, each.file_id].map(encodeURIComponent);
         const path = `v1/containers/${container}/files/${file}/content`;
         return html`<li><button type="button" class="chip" onClick=${() => attempt(() => download(path, name))}>
-          <${Icon} name="save" />${name}</button></li>`;
+          <${Icon} name="save" /><span class="clip">${fileName(name)}</span></button></li>`;
       }
-      return html`<li><span class="chip"><${Icon} name="file" />${name}</span></li>`;
+      return html`<li><span class="chip"><${Icon} name="file" /><span class="clip">${fileName(name)}</span></span></li>`;
     })}
   </ul>`;
 }

@@ -45,6 +45,7 @@ function App() {
   const at = useWatched(route);
   const state = useWatched(connection);
   const denied = useWatched(refused);
+  const owner = useWatched(key);
   const [menu, setMenu] = useState(false);
   const shown = useWatched(dialog);
   const open = dialog.set;
@@ -80,7 +81,7 @@ function App() {
     ${menu && html`<div class="shade" onClick=${() => setMenu(false)}></div>`}
     <main tabindex="-1" id="main">
       ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. Everything goes on by itself when it is back."}</div>`}
-      ${denied && !shown && html`<div class="banner" role="status">${NEEDED} <${Button} icon="key" onClick=${() => open("key")}>Use a key<//></div>`}
+      ${denied && !shown && html`<div class="banner" role="status">${owner ? denied : NEEDED} <${Button} icon="key" onClick=${() => open("key")}>Use a key<//></div>`}
       <${Bounded} key=${page.name} view=${page.view} id=${at.id} query=${at.query} />
     </main>
     <${Notices} />

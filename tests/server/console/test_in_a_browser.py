@@ -463,13 +463,37 @@ def test_a_file_is_attached(visit: Visit, server: Server) -> None:
     content = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"The cellar is dry."}
     page.set_input_files("input[type=file]", content)
     page.wait_for_selector(".attached >> text=18 B")
+    page.reload()
+    page.wait_for_selector(".attached >> text=18 B")  # it stays with the draft
     ask(page, "What is it?")
     until(page, "document.querySelector('.turn.assistant .prose')?.textContent.includes('cellar')")
+    assert page.locator(".attached").count() == 0
     page.wait_for_selector(".turn.user .chip >> text=notes.txt")
     listed = visit.page("#/files", "text=notes.txt")
     with listed.expect_download() as downloading:
         listed.click("[aria-label='Download notes.txt']")
     assert Path(downloading.value.path()).read_bytes() == b"The cellar is dry."
+
+
+def test_names_of_files_fit_and_fake_no_end(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    page.set_viewport_size({"width": 390, "height": 800})
+    name = f"{'long ' * 40}\u202egpj.exe"
+    content = {"name": name, "mimeType": "text/plain", "buffer": b"x"}
+    page.set_input_files("input[type=file]", content)
+    page.wait_for_selector(".attached >> text=1 B")
+    chip, close = (page.locator(f".attached {each}").bounding_box() for each in (".chip", "button"))
+    assert chip is not None and close is not None and close["x"] + close["width"] <= chip["x"] + chip["width"]
+    store = server.post("/v1/vector_stores", {"name": "papers"})["id"]
+    stores = visit.page(f"#/stores/{store}", ".section-head select")
+    stores.wait_for_selector(".section-head option >> nth=1", state="attached")
+    stores.set_viewport_size({"width": 390, "height": 800})
+    head, select = (stores.locator(f".section-head {each}").bounding_box() for each in ("h2", "select"))
+    assert head is not None and head["height"] < 30
+    assert select is not None and select["x"] + select["width"] <= 390
+    assert page.inner_text(".attached .clip").endswith("\ufffdgpj.exe")
+    page.click(".attached button")
+    page.wait_for_selector(".attached", state="detached")
 
 
 WEATHER = {
@@ -515,6 +539,7 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     page.wait_for_selector("form.answer")
     # It waits without anybody, and over the end of the server.
     waiting = visit.page("#/waiting", "form.answer")
+    until(waiting, "/ends in (23|24)h/.test(document.querySelector('.card.waits').innerText)")
     assert waiting.locator(".count").inner_text() == "1"
     waiting.select_option("form.answer select", "grey")
     waiting.fill("form.answer input[type=number]", "-3")
@@ -553,6 +578,36 @@ def test_a_conversation_without_a_title_is_called_by_what_was_said_first(
     page.wait_for_selector("h2 >> text='say of oysters'")
     page.click("text=Open")
     page.wait_for_selector("h1 >> text='say of oysters'")
+
+
+def test_names_are_asked_for_in_sight_and_once(visit: Visit, server: Server) -> None:
+    made = [server.post("/v1/conversations", {})["id"] for _ in range(60)]
+    titled = server.post("/v1/conversations", {"metadata": {"title": "Of metadata"}})["id"]
+    asked: list[str] = []
+    page = visit.page("#/usage")
+    page.on("request", lambda request: asked.extend(re.findall(r"/(conv_\w+)/items", request.url)))
+
+    def see(row: int) -> str:
+        """Have a row of the tree in sight, and its name asked for; its conversation."""
+        here = f".tree li:nth-child({row}) a"
+        found = (page.get_attribute(here, "href") or "").rpartition("/")[2]
+        assert found not in asked
+        with page.expect_request(f"**/{found}/items?*"):
+            page.locator(here).scroll_into_view_if_needed()
+        return found
+
+    page.evaluate("location.hash = '#/conversations'")
+    page.wait_for_selector(f"a[href='#/conversations/{titled}'] >> text='Of metadata'")
+    see(60)
+    seen = list(asked)
+    page.click("nav >> text=Usage")
+    page.wait_for_selector("h1 >> text=Usage")
+    page.evaluate("location.hash = '#/conversations'")
+    page.wait_for_selector(f"a[href='#/conversations/{titled}']")
+    see(30)  # behind all that would be asked for again, since each waits for those before it
+    assert len(asked) == len(set(asked)) > len(seen) > 1 and titled not in asked
+    for each in (*made, titled):
+        httpx.delete(f"{server.url}/v1/conversations/{each}")
 
 
 def test_a_call_is_declined(visit: Visit, server: Server) -> None:
@@ -595,6 +650,7 @@ def test_a_run_is_followed_replayed_and_cancelled(visit: Visit, server: Server) 
     until(runs, TIMED)  # those that come while it is watched
     runs.click("text=Cancel")
     runs.wait_for_selector(".facts >> text=cancelled")
+    until(runs, r"/Lasted\s+(under )?\d+ s/.test(document.querySelector('.facts').innerText)")
     runs.fill("[aria-label='Replay from event']", "7")
     runs.click(".replay button")
     until(runs, "document.querySelector('.event .seq')?.textContent === '7'")
@@ -732,6 +788,83 @@ def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:
     says(usage, "a default")
     usage.click("nav >> text=Usage")
     usage.wait_for_selector("text=5 requests a minute")
+    usage.select_option(".page-head select", "project_id")
+    usage.wait_for_selector("th >> text='owner'")
+
+
+@contextmanager
+def keyed(tmp_path: Path, *owners: str) -> Iterator[tuple[Server, dict[str, str]]]:
+    """A server, and a key with the scopes `all` and `admin` for each of these owners."""
+    with serving(tmp_path) as made:
+        scopes = ("--scope", "all", "--scope", "admin")
+        keys = {}
+        for owner in owners:
+            command = ("keys", "create", "--owner", owner, *scopes, "--data", str(made.data))
+            done = subprocess.run(
+                [sys.executable, "-m", "server.cli", *command], cwd=ROOT, capture_output=True, check=True
+            )
+            keys[owner] = done.stdout.decode().split()[0]
+        yield made, keys
+
+
+def use_key(page: Page, key: str) -> None:
+    """Give a key in the dialog, which is open."""
+    page.fill("dialog input", key)
+    page.click("text=Use it")
+
+
+def test_another_key_sees_nothing_of_the_one_before(browser: Browser, tmp_path: Path) -> None:
+    with keyed(tmp_path, "ann", "bob") as (server, keys), visiting(browser, server) as visitor:
+        page = visitor.page("#/chat", "dialog")
+        page.keyboard.press("Escape")
+        page.fill("#composer", "tick 25\ncount 5000")
+        page.click(".banner >> text=Use a key")
+        use_key(page, keys["ann"])
+        page.wait_for_selector("dialog", state="detached")
+        assert page.input_value("#composer") == "tick 25\ncount 5000"  # a first key takes nothing away
+        page.wait_for_selector(".model option >> text=scripted", state="attached")
+        page.press("#composer", "Enter")
+        begun(page)
+        page.fill("#composer", "a secret draft")
+        page.click("[aria-label='How to answer']")
+        page.fill("[aria-label='How to answer'] textarea", "Be secret.")
+        page.keyboard.press("Escape")
+        with page.expect_event("requestfailed", lambda request: "/v1/responses" in request.url):
+            page.click("nav [aria-label='Another key']")
+            use_key(page, keys["bob"])
+        page.wait_for_selector("#title >> text=New chat")
+        page.wait_for_selector(".side-empty")
+        assert page.locator(".turn").count() == 0 and page.input_value("#composer") == ""
+        kept = page.evaluate("JSON.stringify(sessionStorage)")
+        assert keys["bob"] in kept and "secret" not in kept and "conv_" not in kept
+        page.click("nav [aria-label='Another key']")
+        page.click("text=Forget the key")
+        page.wait_for_selector("dialog >> text=This server needs a key.")
+        assert page.evaluate("sessionStorage.getItem('antiphon.key')") is None
+
+
+def test_it_is_said_whom_a_revoked_key_shuts_out_or_lets_in(browser: Browser, tmp_path: Path) -> None:
+    with keyed(tmp_path, "ann", "bob") as (server, keys), visiting(browser, server) as visitor:
+        page = visitor.page("#/keys", "dialog")
+        use_key(page, keys["ann"])
+        other = visitor.page("#/usage", "dialog")
+        use_key(other, keys["bob"])
+        revoke = "section[aria-label={}] .row-actions > button"
+        page.click(revoke.format("bob"))
+        question = page.inner_text("dialog p")
+        assert question == "Whoever uses this key is refused at once."
+        page.click("dialog >> text=Revoke >> nth=-1")
+        page.wait_for_selector("section[aria-label=bob] >> text=No keys.")
+        other.wait_for_selector("dialog >> text=was revoked")
+        other.keyboard.press("Escape")
+        other.wait_for_selector(".banner >> text=was revoked")
+        page.click(revoke.format("ann"))
+        question = page.inner_text("dialog p")
+        assert "the key that this tab uses" in question and "After this the server needs no key" in question
+        assert page.evaluate("getComputedStyle(document.querySelector('dialog p')).textAlign") == "start"
+        page.click("dialog >> text=Revoke >> nth=-1")
+        page.wait_for_selector(".toast >> text=The server needs no key now.")
+        assert httpx.get(f"{server.url}/v1/models").status_code == 200
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -985,13 +1118,13 @@ def test_what_a_model_writes_can_do_nothing(visit: Visit, server: Server) -> Non
         assert opened.evaluate("window.hit") is None
 
 
-def shows(page: Page, server: Server, *texts: str) -> None:
+def shows(page: Page, server: Server, *texts: str, title: str = "Shown") -> None:
     """Show a conversation that consists of these texts of a model."""
     items = [
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
         for text in texts
     ]
-    conversation = server.post("/v1/conversations", {"items": items})["id"]
+    conversation = server.post("/v1/conversations", {"items": items, "title": title})["id"]
     page.evaluate("(id) => { location.hash = `#/chat/${id}`; }", conversation)
     until(page, "(count) => document.querySelectorAll('.prose').length === count", arg=len(texts))
 
@@ -1026,7 +1159,10 @@ def test_html_and_mathematics_are_shown_as_they_were_written(visit: Visit, serve
 def test_a_text_from_right_to_left_begins_at_the_right(visit: Visit, server: Server) -> None:
     page = visit.page()
     right = "\u05e9\u05dc\u05d5\u05dd"
-    shows(page, server, f"Left\n\n{right}\n\n* {right}\n\n| {right} | {right} |\n|-|-|\n| {right} | Left |")
+    text = (
+        f"Left\n\n{right}\n\n* {right}\n* Beside its mark\n\n| {right} | {right} |\n|-|-|\n| {right} | Left |"
+    )
+    shows(page, server, text, title=right)
     ends = page.evaluate(
         """() => [...document.querySelectorAll('.prose :is(p, li, th, td)')].map((block) => {
           const words = document.createRange();
@@ -1035,7 +1171,10 @@ def test_a_text_from_right_to_left_begins_at_the_right(visit: Visit, server: Ser
           return inner.left - outer.left < outer.right - inner.right ? 'left' : 'right';
         })"""
     )
-    assert ends == ["left", "right", "right", "right", "right", "right", "left"]
+    assert ends == ["left", "right", "right", "right", "right", "right", "right", "left"]
+    title = page.locator(f"#title:has-text('{right}')")
+    style = title.evaluate("(each) => [getComputedStyle(each).direction, getComputedStyle(each).unicodeBidi]")
+    assert style == ["rtl", "isolate"]
     first, second = (page.locator(".prose th").nth(at).bounding_box() for at in (0, 1))
     assert first is not None and second is not None and first["x"] > second["x"]
 

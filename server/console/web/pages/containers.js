@@ -2,7 +2,7 @@
 
 import { html } from "../vendor/standalone.module.js";
 import { download, get, key, list, remove } from "../api.js";
-import { Ago, Button, Id, Loaded, More, Page, State, Sure, size } from "../elements.js";
+import { Ago, Button, Id, Loaded, More, Page, State, Sure, fileName, size } from "../elements.js";
 import { NamedList } from "../named_list.js";
 import { attempt, go, useList, useWatched } from "../state.js";
 
@@ -54,13 +54,13 @@ function Container({ id }) {
                 <th scope="col" class="figure">Size</th><th scope="col" class="figure hide-narrow">Made</th>
                 <th scope="col"><span class="out-of-sight">Actions</span></th></tr></thead>
               <tbody>${files.map((file) => html`<tr key=${file.id}>
-                <td class="main mono"><span class="clip">${file.path}</span></td>
+                <td class="main mono"><span class="clip">${fileName(file.path)}</span></td>
                 <td class="faint hide-narrow">${file.source}</td>
                 <td class="figure">${size(file.bytes)}</td>
                 <td class="figure faint hide-narrow"><${Ago} at=${file.created_at} /></td>
                 <td class="row-actions">
-                  <${Button} icon="save" kind="quiet" label=${`Download ${file.path}`} onClick=${() => attempt(() => download(`v1/containers/${id}/files/${file.id}/content`, file.path))} />
-                  <${Sure} icon="trash" label=${`Delete ${file.path}`} question="The file is deleted." onYes=${() => take(file)} />
+                  <${Button} icon="save" kind="quiet" label=${`Download ${fileName(file.path)}`} onClick=${() => attempt(() => download(`v1/containers/${id}/files/${file.id}/content`, file.path))} />
+                  <${Sure} icon="trash" label=${`Delete ${fileName(file.path)}`} question="The file is deleted." onYes=${() => take(file)} />
                 </td>
               </tr>`)}</tbody>
             </table></div><${More} of=${loaded} />`

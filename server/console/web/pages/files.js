@@ -2,7 +2,7 @@
 
 import { html, useRef, useState } from "../vendor/standalone.module.js";
 import { download, key, list, remove, upload } from "../api.js";
-import { Ago, Button, Empty, Id, Loaded, More, Page, Sure, size } from "../elements.js";
+import { Ago, Button, Empty, Id, Loaded, More, Page, Sure, fileName, size } from "../elements.js";
 import { attempt, useList, useWatched } from "../state.js";
 
 export function Files() {
@@ -14,13 +14,13 @@ export function Files() {
   const bring = async (files) => {
     setBusy(files.length);
     for (const [index, file] of files.entries()) {
-      await attempt(() => upload(file), `${file.name} is uploaded`);
+      await attempt(() => upload(file), `${fileName(file.name)} is uploaded`);
       setBusy(files.length - index - 1);
     }
     loaded.reload();
   };
   const erase = async (file) => {
-    if (await attempt(() => remove(`v1/files/${file.id}`), `${file.filename} is deleted`)) loaded.reload();
+    if (await attempt(() => remove(`v1/files/${file.id}`), `${fileName(file.filename)} is deleted`)) loaded.reload();
   };
   return html`<div
     class=${`drop ${over ? "over" : ""}`}
@@ -39,14 +39,14 @@ export function Files() {
                   <th scope="col" class="figure hide-narrow">Uploaded</th><th scope="col">
                   <span class="out-of-sight">Actions</span></th></tr></thead>
                 <tbody>${data.map((file) => html`<tr key=${file.id}>
-                  <td class="main"><span class="clip">${file.filename}</span></td>
+                  <td class="main"><span class="clip">${fileName(file.filename)}</span></td>
                   <td class="hide-narrow"><${Id} value=${file.id} /></td>
                   <td class="faint hide-narrow">${file.purpose}</td>
                   <td class="figure">${size(file.bytes)}</td>
                   <td class="figure faint hide-narrow"><${Ago} at=${file.created_at} /></td>
                   <td class="row-actions">
-                    <${Button} icon="save" kind="quiet" label=${`Download ${file.filename}`} onClick=${() => attempt(() => download(`v1/files/${file.id}/content`, file.filename))} />
-                    <${Sure} icon="trash" label=${`Delete ${file.filename}`} question="The file is deleted, also from the stores that have it." onYes=${() => erase(file)} />
+                    <${Button} icon="save" kind="quiet" label=${`Download ${fileName(file.filename)}`} onClick=${() => attempt(() => download(`v1/files/${file.id}/content`, file.filename))} />
+                    <${Sure} icon="trash" label=${`Delete ${fileName(file.filename)}`} question="The file is deleted, also from the stores that have it." onYes=${() => erase(file)} />
                   </td>
                 </tr>`)}</tbody>
               </table></div><${More} of=${loaded} />`

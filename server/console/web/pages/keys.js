@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/standalone.module.js";
 import { get, key, list, post, remove } from "../api.js";
 import { Ago, Button, Copy, Dialog, Empty, Failure, Field, Id, Loaded, More, Page, Sure } from "../elements.js";
 import { limitWords } from "../limit_words.js";
-import { attempt, dialog, useList, useWatched } from "../state.js";
+import { attempt, dialog, notify, useList, useWatched } from "../state.js";
 
 const SCOPES = [
   "all", "all.read", "responses", "conversations", "chat", "models", "files", "vector_stores", "containers", "embeddings", "audio",
@@ -54,7 +54,7 @@ export function Keys() {
   };
   if (denied) {
     return html`<${Page} title="Keys">
-      <${Empty} icon="key" title="For administrators">This page needs a key with the scopes all and admin. Where the server runs, <code>antiphon keys create --owner local --scope all --scope admin</code> makes one, with the <code>--data</code> or <code>--db</code> that the server has, if it has any. With <code>--owner local</code> it sees what was made without a key as well.<//>
+      <${Empty} icon="key" title="For administrators">This page needs a key with the scope admin; the other pages need one with the scope all, and one key can have both. Where the server runs, <code>antiphon keys create --owner local --scope all --scope admin</code> makes one, with the <code>--data</code> or <code>--db</code> that the server has, if it has any. With <code>--owner local</code> it sees what was made without a key as well.<//>
       <div class="centre"><${Button} icon="key" kind="primary" onClick=${() => dialog.set("key")}>Use a key<//></div>
       <//>`;
   }
@@ -106,7 +106,11 @@ function Owner({ project, few, begin }) {
   const loaded = useList(load, [project.id, owner, open]);
   const done = () => (open ? loaded.reload() : setOpen(true));
   const revoke = async ({ id }) => {
-    if (await attempt(() => remove(`${pathOf(project)}/api_keys/${id}`), "Revoked")) loaded.reload();
+    const done = async () => {
+      const { opens_server: opens } = await remove(`${pathOf(project)}/api_keys/${id}`);
+      notify(opens ? "Revoked. The server needs no key now." : "Revoked");
+    };
+    if (await attempt(done)) loaded.reload();
   };
   return html`<section aria-label=${project.name}>
     <div class="section-head">
@@ -122,15 +126,22 @@ function Owner({ project, few, begin }) {
                 <th scope="col" class="figure hide-narrow">Ends</th><th scope="col" class="figure hide-narrow">Used</th>
                 <th scope="col" class="figure hide-narrow">Made</th><th scope="col">
                 <span class="out-of-sight">Actions</span></th></tr></thead>
-              <tbody>${data.map((each) => html`<${Row} key=${each.id} of=${each} revoke=${() => revoke(each)} />`)}</tbody>
+              <tbody>${data.map((each) => html`<${Row} key=${each.id} of=${each} path=${`${pathOf(project)}/api_keys/${each.id}`} revoke=${() => revoke(each)} />`)}</tbody>
             </table></div><${More} of=${loaded} />`
           : html`<p class="faint">No keys.</p>`}`}
     <//>`}
   </section>`;
 }
 
-function Row({ of, revoke }) {
+function Row({ of, path, revoke }) {
   const limits = limitWords(of.limits);
+  const question = async () => {
+    const { opens_server: opens } = await get(path);
+    const said = ["Whoever uses this key is refused at once."];
+    if (key.get() && of.redacted_value.endsWith(key.get().slice(-4))) said.push("It is the key that this tab uses.");
+    if (opens) said.push("It is the last key. After this the server needs no key: whoever reaches it may use it.");
+    return said.join(" ");
+  };
   const ends = of.expires_at && html`<${Ago} at=${of.expires_at} />`;
   return html`<tr>
     <td class="main"><span class="clip">${of.name || html`<span class="faint">Unnamed</span>`}</span>
@@ -142,7 +153,7 @@ function Row({ of, revoke }) {
     <td class="figure faint hide-narrow"><${Ago} at=${of.last_used_at} /></td>
     <td class="figure faint hide-narrow"><${Ago} at=${of.created_at} /></td>
     <td class="row-actions">
-      <${Sure} icon="trash" label=${`Revoke ${of.name}`} yes="Revoke" question="Whoever uses this key is refused at once." onYes=${revoke} />
+      <${Sure} icon="trash" label=${`Revoke ${of.name}`} yes="Revoke" question=${question} onYes=${revoke} />
       </td>
   </tr>`;
 }

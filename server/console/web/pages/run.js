@@ -82,7 +82,9 @@ function Facts({ response, state, events }) {
     return () => clearInterval(timer);
   }, [ended]);
   const ran = !response.forked_from; // else it has the items of another run, and nothing was computed for it
-  const lasted = (response.completed_at ?? (ended ? NaN : Date.now() / 1000)) - response.created_at;
+  // A response says of its end only where it has completed; of any other its last event does.
+  const end = ended ? events.done && events.rows.at(-1)?.at : Date.now() / 1000;
+  const lasted = (response.completed_at ?? (end || NaN)) - response.created_at;
   const waiting = waited(events, state === "waiting");
   const facts = [
     ["State", html`<${State} name=${state} /> ${cancelledFor(response) && html`<span class="faint">${cancelledFor(response)}</span>`} ${survived(response) && html`<span class="faint" title=${OUTLIVED}>${survived(response)}</span>`}`],

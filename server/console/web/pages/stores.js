@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/standalone.module.js";
 import { get, key, list, post, remove } from "../api.js";
-import { Ago, Icon, Id, Loaded, More, Page, State, Sure, number, size } from "../elements.js";
+import { Ago, Icon, Id, Loaded, More, Page, State, Sure, fileName, number, size } from "../elements.js";
 import { NamedList } from "../named_list.js";
 import { attempt, go, useList, useLoaded, useWatched } from "../state.js";
 
@@ -34,7 +34,7 @@ function Store({ id }) {
   const known = useList((most) => list("v1/files", { order: "desc" }, most), [owner], 0, KNOWN);
   const [hits, setHits] = useState(null);
   const [busy, setBusy] = useState(false);
-  const names = Object.fromEntries((known.value?.data ?? []).map((file) => [file.id, file.filename]));
+  const names = Object.fromEntries((known.value?.data ?? []).map((file) => [file.id, fileName(file.filename)]));
   const there = new Set((files.value?.data ?? []).map((file) => file.id));
   const add = async (event) => {
     const chosen = event.target.value;
@@ -72,14 +72,14 @@ function Store({ id }) {
         </button>
     </form>
     ${hits && html`<section aria-label="Results" aria-live="polite">
-      ${hits.map((hit) => html`<article class="hit"><header><strong class="clip">${hit.filename}</strong>
+      ${hits.map((hit) => html`<article class="hit"><header><strong class="clip">${fileName(hit.filename)}</strong>
         <span class="faint">${hit.score.toFixed(3)}</span></header>
         <p>${hit.content.map((part) => part.text).join("\n").slice(0, 800)}</p></article>`)}
       ${!hits.length && html`<p class="faint">Nothing was found.</p>`}
     </section>`}
     <div class="section-head"><h2>Files</h2>
       <label><span class="out-of-sight">Add a file</span><select onChange=${add}><option value="">Add a file…</option>
-        ${(known.value?.data ?? []).filter((file) => !there.has(file.id)).map((file) => html`<option value=${file.id}>${file.filename}</option>`)}
+        ${(known.value?.data ?? []).filter((file) => !there.has(file.id)).map((file) => html`<option value=${file.id}>${fileName(file.filename)}</option>`)}
         ${known.value?.has_more && html`<option value=${MORE}>Have older files listed…</option>`}
       </select></label></div>
     <${Loaded} of=${files}>

@@ -12,6 +12,7 @@ const RANGES = {
   "7 days": { seconds: 7 * 86_400, width: "1d", bucket: 86_400, limit: 7 },
   "30 days": { seconds: 30 * 86_400, width: "1d", bucket: 86_400, limit: 30 },
 };
+const APART = { model: "model", project_id: "owner", api_key_id: "key", service_tier: "tier" };
 const KINDS = { Requests: "num_model_requests", Input: "input_tokens", Cached: "input_cached_tokens", Output: "output_tokens", Reasoning: "output_reasoning_tokens" };
 
 export function Usage() {
@@ -34,7 +35,7 @@ export function Usage() {
   return html`<${Page} title="Usage" note="Tokens and requests, counted once each, also over a crash."
     actions=${html`
       <label><span class="out-of-sight">Told apart by</span><select onChange=${(event) => setBy(event.target.value)}>
-        ${[["model", "by model"], ["project_id", "by owner"], ["api_key_id", "by key"], ["service_tier", "by tier"]].map(([value, text]) => html`<option value=${value} selected=${value === by}>${text}</option>`)}
+        ${Object.entries(APART).map(([value, text]) => html`<option value=${value} selected=${value === by}>by ${text}</option>`)}
       </select></label>
       <div class="filters" role="group" aria-label="Range">${Object.keys(RANGES).map((each) => html`<button type="button" class="filter" aria-pressed=${each === name} onClick=${() => setName(each)}>${each}</button>`)}</div>`}>
     <${Loaded} of=${loaded}>${(found) => html`<${Figures} found=${found} by=${by} width=${range.width} />`}<//>
@@ -81,7 +82,7 @@ function Figures({ found, by, width }) {
     </div>
     <div class="table-frame"><table class="list">
       <thead><tr>
-        <th scope="col">${by.replace("_id", "").replace("_", " ")}</th>${Object.keys(KINDS).map((name) => html`<th scope="col" class="figure">${name}</th>`)}</tr>
+        <th scope="col">${APART[by]}</th>${Object.keys(KINDS).map((name) => html`<th scope="col" class="figure">${name}</th>`)}</tr>
         </thead>
       <tbody>${names.map((name) => html`<tr><td class="main"><span class="clip">${name}</span>
         </td>${Object.values(KINDS).map((field) => html`<td class="figure">${number(total(results.filter((result) => nameOf(result) === name), field))}</td>`)}</tr>`)}</tbody>

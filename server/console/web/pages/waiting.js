@@ -15,7 +15,7 @@ export function Waiting() {
   const owner = useWatched(key);
   const load = (most) => list("v1/responses", { status: "waiting", order: "asc" }, most);
   const loaded = useList(load, [owner], EVERY_MS, PAGE);
-  return html`<${Page} title="Waiting" note="Answers that need somebody: the output of a tool, or a yes or no. They wait without a connection, also over a restart.">
+  return html`<${Page} title="Waiting" note="Answers that need somebody: the output of a tool, or a yes or no. They wait without a connection, also over a restart. A response that gets no answer in time fails: after its tool_timeout_s, 600 seconds unless the request or the server says otherwise.">
     <${Loaded} of=${loaded}>
       ${({ data }) => (data.length
         ? html`<ul class="cards" aria-label="What waits">${data.map((each) => html`<${Waits} key=${each.id} response=${each} reload=${loaded.reload} />`)}</ul>
@@ -40,7 +40,7 @@ function Waits({ response, reload }) {
   };
   return html`<li class="card waits">
     <div class="row">
-      <${State} name="waiting" /><span class="faint">${response.model} · <${Ago} at=${response.created_at} /></span>
+      <${State} name="waiting" /><span class="faint">${response.model} · <${Ago} at=${response.created_at} />${response.tool_timeout_at && html` · ends <${Ago} at=${response.tool_timeout_at} />`}</span>
         <span class="grow"></span>
       ${response.conversation && html`<a class="chip" href=${href("chat", response.conversation.id)}>
         <${Icon} name="chat" />chat</a>`}
