@@ -226,6 +226,20 @@ async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(went.numbers, dict) and went.numbers["responses_total"] >= 1
 
 
+async def test_each_sweep_looks_at_the_clocks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retention, "EVERY_S", 0.001)
+    monkeypatch.setattr("server.telemetry.clock_watch.ahead_s", lambda: 3600.0)
+    storage = Troubled()
+    sweeper = Retention(storage, Config())
+    await sweeper.start(storage.forget)
+    async with asyncio.timeout(10):
+        await storage.swept.wait()
+    await sweeper.close()
+    assert caplog.text.count("the wall clock is 3600 s ahead") == 1
+
+
 async def test_a_sweep_that_lasts_rests_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 15 responses a second, and steps of 16 that each wait half a second for their turn, what is left to
     go stays bounded; with rests that stay as long as they are at first it would grow by 8 a second."""
