@@ -182,7 +182,7 @@ async def test_outputs_that_come_from_two_sides(a: Storage, b: Storage) -> None:
         waiting.add_tool_outputs, owner=OWNER, response_id="r1", outputs=[output("x")], now=now()
     )
     first, second = await meet(a, posting, b.add_tool_outputs(OWNER, "r1", [output("x"), output("y")], now()))
-    assert first == WaitingInputs({"y": "look_up"}, False) and second == WaitingInputs({}, True)
+    assert (first.pending, first.runnable) == ({"y": "look_up"}, False) and second == WaitingInputs({}, True)
     assert [item.call_id for item in await a.waiting_inputs("r1")] == ["x", "y"]
 
 
