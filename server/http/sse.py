@@ -110,9 +110,10 @@ class EventStream(EventSourceResponse):
         assert self.ping_message_factory is not None
         try:
             while self.active:
-                body = ensure_bytes(self.ping_message_factory(), self.sep)
                 async with self._send_lock:
                     if self.active:
+                        # Made only now, because it names the last event, which may just have been sent.
+                        body = ensure_bytes(self.ping_message_factory(), self.sep)
                         message = {"type": "http.response.body", "body": body, "more_body": True}
                         await self._send_with_timeout(send, message)
                 await asyncio.sleep(self.ping_interval)
