@@ -36,6 +36,7 @@ from server.http.query_params import (
     texts,
     timestamp,
 )
+from server.http.refusal import POLICY_VIOLATION
 from server.http.replies import (
     container_file_json,
     container_json,
@@ -67,6 +68,7 @@ __all__ = [
     "INSIDE",
     "MAX_PAGE",
     "OPEN_PATHS",
+    "POLICY_VIOLATION",
     "RUN_ROUTES",
     "SCOPE",
     "Admission",

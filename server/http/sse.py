@@ -13,14 +13,12 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sse_starlette.event import ServerSentEvent, ensure_bytes
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import ClientDisconnect, Request
 
-from server.errors import ApiError
 from server.event_profiles import PING_S
 from server.http.departure import Eager, Interrupt, connected
 from server.http.request import principal
@@ -36,11 +34,6 @@ PING = "response.ping"
 
 class StreamCut(Exception):
     """Raised by a stream's frames to drop the connection, so that the client sees that the end is missing."""
-
-
-def _cut(interrupt: Interrupt, _: ApiError) -> None:
-    """End a stream whose key is good no more: whoever comes back is told so."""
-    interrupt(StreamCut())
 
 
 class EventStream(EventSourceResponse):
@@ -81,8 +74,12 @@ class EventStream(EventSourceResponse):
         try:
             with suppress(ClientDisconnect):
                 async with connected(receive) as interrupt:
-                    cut = partial(_cut, interrupt)
-                    with self._pinging(send, interrupt), life.held_open.by(principal(Request(scope)), cut):
+                    who = principal(Request(scope))
+                    # Whoever comes back with a key that is good no more is told so.
+                    with (
+                        self._pinging(send, interrupt),
+                        life.held_open.by(who, lambda _: interrupt(StreamCut())),
+                    ):
                         await self._stream_response(send)
         except SendTimeoutError:
             raise StreamCut from None

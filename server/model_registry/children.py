@@ -116,7 +116,7 @@ class AskedHere(InChild):
             return
         await self._require_files()
         engine = await asyncio.to_thread(self._build)
-        await super().load()
+        await self.child.start()
         try:
             await engine.start()
         except Exception:  # its process would hold memory for nobody

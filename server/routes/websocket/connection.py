@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.config import THREADED_BYTES
 from server.errors import ApiError
-from server.http import parse_object, principal
+from server.http import POLICY_VIOLATION, parse_object, principal
 from server.routes.websocket.chains import Chains
 from server.routes.websocket.frames import error_frame, own_frame, stream_id_of
 from server.routes.websocket.injecting import inject
@@ -42,8 +42,8 @@ OWNER_WAITING = 4
 LAST_TURNS_S = 300.0
 """How long a connection that has lasted long enough goes on for the sake of what is under way."""
 
-GOING_AWAY, POLICY_VIOLATION, SERVICE_RESTART = 1001, 1008, 1012
-"""Codes of closes; a client connects again after the first and the last."""
+GOING_AWAY, SERVICE_RESTART = 1001, 1012
+"""Codes of closes after which a client connects again."""
 
 MAX_REASON = 123
 """Bytes of a close's reason (RFC 6455, 5.5)."""

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from server.access import Principal
 from server.errors import ApiError, to_api_error
-from server.http import presented_key, principal
+from server.http import POLICY_VIOLATION, presented_key, principal
 from server.limits import Standing
 from server.routes.websocket.session import Session
 from server.telemetry import RequestRecord, current
@@ -37,7 +37,7 @@ async def asked_by(connection: Session) -> HTTPConnection:
     try:
         who = await _principal(connection)
     except ApiError as error:
-        connection.leave(1008, error.code or error.type)
+        connection.leave(POLICY_VIOLATION, error.code or error.type)
         raise
     who.require(SCOPE)
     record = current.get()

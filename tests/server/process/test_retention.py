@@ -214,7 +214,8 @@ class Troubled:
         """Nothing is remembered."""
 
 
-async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+async def swept(monkeypatch: pytest.MonkeyPatch) -> Retention:
+    """What has swept again and again, until a sweep had no trouble."""
     monkeypatch.setattr(retention, "EVERY_S", 0.001)
     storage = Troubled()
     sweeper = Retention(storage, Config())
@@ -222,6 +223,11 @@ async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None
     async with asyncio.timeout(10):
         await storage.swept.wait()
     await sweeper.close()
+    return sweeper
+
+
+async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeper = await swept(monkeypatch)
     [went] = sweeper.readings()
     assert isinstance(went.numbers, dict) and went.numbers["responses_total"] >= 1
 
@@ -229,14 +235,8 @@ async def test_no_failure_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_each_sweep_looks_at_the_clocks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(retention, "EVERY_S", 0.001)
     monkeypatch.setattr("server.telemetry.clock_watch.ahead_s", lambda: 3600.0)
-    storage = Troubled()
-    sweeper = Retention(storage, Config())
-    await sweeper.start(storage.forget)
-    async with asyncio.timeout(10):
-        await storage.swept.wait()
-    await sweeper.close()
+    await swept(monkeypatch)
     assert caplog.text.count("the wall clock is 3600 s ahead") == 1
 
 
