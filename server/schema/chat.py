@@ -47,7 +47,8 @@ from server.schema.tools import (
 )
 from server.shapes import MAX_INT32, Within, array, from_pydantic, mapping, missing, refuse
 
-MAX_CHOICES = 16
+MAX_CHOICES = 128
+MAX_SCORED_CHOICES = 16  # whose tokens have log probabilities, which are up to a KiB each
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_DOCUMENTS = 1000
 
@@ -225,6 +226,12 @@ def _tools(values: Mapping[str, Any], unsupported: Unsupported, on: Messages) ->
     return found
 
 
+def check_choices(n: int, *, scored: bool) -> None:
+    """Raise ApiError 400 for more choices than can be held with the log probabilities of their tokens."""
+    if scored and n > MAX_SCORED_CHOICES:
+        refuse("n", f"At most {MAX_SCORED_CHOICES} choices can have 'logprobs', but 'n' is {n}.")
+
+
 def _require_names(tools: Sequence[Tool]) -> None:
     """Raise ApiError 400 for two functions or custom tools of one name: nobody could tell which is called."""
     taken: set[str] = set()
@@ -246,6 +253,7 @@ def _check_rules(request: ChatRequest, body: Mapping[str, Any]) -> None:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
     if request.top_logprobs is not None and not request.logprobs:
         refuse("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
+    check_choices(request.n, scored=request.logprobs)
     request.stream_options.name_ignored(body)
     if request.max_tool_calls is not None and not any(map(is_server_run, request.tools)):
         ignore("max_tool_calls")

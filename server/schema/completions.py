@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from engine import Shape
 from server.ignored import ignore
-from server.schema.chat import MAX_CHOICES, ChatStreamOptions, Name
+from server.schema.chat import MAX_CHOICES, ChatStreamOptions, Name, check_choices
 from server.schema.fields import (
     UNKNOWN_TIER,
     Priority,
@@ -78,6 +78,7 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
         _check_beams(request)
     if body.get("stream_options") is not None and not request.stream:
         refuse("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+    check_choices(request.n, scored=request.logprobs is not None)
     request.stream_options.name_ignored(values)
     check_plain(request, values, stream=request.stream, logprobs=request.logprobs is not None)
     if request.service_tier == UNKNOWN_TIER:

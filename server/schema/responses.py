@@ -138,7 +138,8 @@ def check_metadata(value: Any, param: str = "metadata") -> dict[str, str]:
         if not isinstance(element, str):
             mistyped(path, "a string", element)
         if len(key) > 64:
-            refuse(path, f"Invalid '{path}': a key has at most 64 characters, and this one {len(key)}.")
+            message = f"Invalid '{path}': a key has at most 64 characters, and this one {len(key)}."
+            refuse(path, message, "string_above_max_length")
         check_length(path, len(element), "string", most=512)
     return dict(value)
 

@@ -159,7 +159,7 @@ def test_the_echo_has_everything_at_its_effective_value() -> None:
             "metadata",
             "object_above_max_properties",
         ),
-        ({"input": "x", "metadata": {"k" * 65: ""}}, None, "invalid_value"),
+        ({"input": "x", "metadata": {"k" * 65: ""}}, None, "string_above_max_length"),
         ({"input": "x", "metadata": {"k": "v" * 513}}, "metadata.k", "string_above_max_length"),
         ({"input": "x", "seed": 2**64}, "seed", "integer_above_max_value"),
         ({"input": "x", "seed": float(2**64)}, "seed", "integer_above_max_value"),
