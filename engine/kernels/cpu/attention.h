@@ -1,37 +1,13 @@
 // Attention over a paged cache.
 //
 // One query reads the cache in place. Many queries of a sequence pack its keys and values in panels first, and
-// are two products with those.
+// are two products with those. So are single queries of several sequences with the keys that these have in common:
+// each query puts what it found there together with what it finds among its own keys.
 
 #pragma once
 
+#include "common_keys.h"
 #include "products.h"
-
-extern "C" {
-
-// A paged cache of one layer: block b's head h begins at b * block_stride + h * head_stride, and has
-// [block_size, head_dim].
-struct Cache {
-    void *keys, *values;
-    int64_t block_stride, head_stride, block_size, kv_heads, head_dim;
-};
-
-// A step's sequences: `query_start` [sequences + 1], `positions` and `slot_offsets` of each token. The tokens of a
-// sequence follow each other, and are its last.
-struct Batch {
-    const int64_t *query_start, *positions, *slot_offsets;
-    int64_t sequences, tokens;
-};
-
-// What layers with one window share: `tables` [sequences, width], the block of each token, and the
-// window, a token itself counted (0: all is seen).
-struct Group {
-    const int32_t* tables;
-    const int64_t* slot_blocks;
-    int64_t width, window;
-};
-
-}  // extern "C"
 
 namespace {
 
@@ -40,6 +16,7 @@ constexpr int64_t MOST_HEADS = 64;  // of a query at once
 constexpr int QUERIES = 512;     // of one piece of attention, each of which packs all keys
 constexpr int LEAST_QUERIES = 64;   // of one piece, where larger ones would be too few for the threads
 constexpr int SOON = 4;          // blocks of the cache that are fetched before their turn
+constexpr int FETCHED = 64;      // keys before those that are packed
 
 // Queries `first..first + count` of a sequence.
 struct Piece {
@@ -58,9 +35,8 @@ inline std::vector<Piece> cut(const Batch& batch, bool alone, int64_t kv_heads, 
     return pieces;
 }
 
-// Raw scores [count] of one row, of which `from..to` are seen -> weights, unscaled, and zeros elsewhere; returns
-// what they sum to.
-inline float weigh(float* scores, int64_t from, int64_t to, int64_t count, float scale) {
+// Raw scores [count] of one row, of which `from..to` are seen -> weights, unscaled, and zeros elsewhere.
+inline Sum weigh(float* scores, int64_t from, int64_t to, int64_t count, float scale) {
     Floats peaks = Floats{} - INFINITY, totals{};
     int64_t i = from;
     for (; i + WIDE <= to; i += WIDE) peaks = greater(read(scores + i), peaks);
@@ -75,8 +51,20 @@ inline float weigh(float* scores, int64_t from, int64_t to, int64_t count, float
     for (int64_t j = i; j < to; j++) scores[j] = weight[j - i], totals[j - i] += weight[j - i];
     std::fill(scores, scores + from, 0.0f);
     std::fill(scores + to, scores + count, 0.0f);
-    return sum(totals);
+    return {peak, sum(totals)};
 }
+
+// What queries found among common keys: of each a row of `width` numbers for each head, [dim] weighed values and their
+// `Sum`.
+struct Found {
+    float* at;
+    int64_t heads, dim, most;  // stretches of a sequence
+
+    int64_t width() const { return dim + WIDE; }
+    float* of(int64_t sequence, int64_t number, int64_t head) const {
+        return at + ((sequence * most + number) * heads + head) * width();
+    }
+};
 
 // The product of 2 * WIDE inputs with as many, on top of `total`.
 inline Floats along(Floats total, const bf16* a, const bf16* b) {
@@ -110,6 +98,22 @@ inline void narrow(bf16* to, Floats first, Floats second) {
 }
 
 inline void narrow(float* to, Floats first, Floats second) { store(to, first), store(to + WIDE, second); }
+
+// Adds weighed values of `found` to those that are `mixed` [dim] as `widen` has them, of which `sum` is known.
+template <class T> inline void join(float* mixed, Sum& sum, const float* found, int64_t dim, float scale) {
+    const float peak = std::max(sum.peak, found[dim]);
+    const float own = std::exp((sum.peak - peak) * scale), other = std::exp((found[dim] - peak) * scale);
+    sum = {peak, sum.total * own + found[dim + 1] * other};
+    constexpr int STEP = Pairs<T>::SIZE;  // between the numbers of a vector
+    for (int64_t d = 0; d < dim; d += 2 * WIDE)
+        for (int half = 0; half < 2; half++) {
+            const float* from = found + d + half * (STEP > 1 ? 1 : WIDE);
+            Floats more;
+            for (int i = 0; i < WIDE; i++) more[i] = from[i * STEP];
+            float* to = mixed + d + half * WIDE;
+            write(to, read(to) * own + more * other);
+        }
+}
 
 // Scores of N queries q [N, D] with one block's keys `begin..end`, `coming` being fetched meanwhile.
 template <class T, int N>
@@ -152,10 +156,12 @@ inline void mix(const float* weights, int64_t stride, const T* values, const T* 
 }
 
 // One query of `count` heads of keys from `kv_head` on, each with `shared` of its own, against the keys `low..high` of
-// its sequence: q [count * shared, D] -> out [heads * D]. A block's heads lie side by side, and are read so.
+// its sequence: q [count * shared, D] -> out [heads * D], together with what it found `before`, which are `stretches`
+// of its sequence. A block's heads lie side by side, and are read so.
 template <class T>
 void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t count, int64_t shared,
-                int64_t low, int64_t high, float scale, const Row<T>& out) {
+                int64_t low, int64_t high, float scale, const Found& before, int64_t sequence, int64_t stretches,
+                const Row<T>& out) {
     const int64_t size = cache.block_size, dim = cache.head_dim, num = high - low, heads = count * shared;
     const int64_t first = low / size, pieces = ((high - 1) / size + 1 - first) * count;
     Scratch& own = scratch();
@@ -183,8 +189,8 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
             else
                 score<T, 1>(q + g * dim, at, coming, dim, from, to, scores + g * num + key, num);
     });
-    float totals[MOST_HEADS];
-    for (int64_t g = 0; g < heads; g++) totals[g] = weigh(scores + g * num, 0, num, num, scale);
+    Sum sums[MOST_HEADS];
+    for (int64_t g = 0; g < heads; g++) sums[g] = weigh(scores + g * num, 0, num, num, scale);
     each(pieces, [&](const T* at, const T* coming, int64_t head, int64_t from, int64_t to, int64_t key) {
         for (int64_t g = head; g < head + shared; g += 2)
             if (g + 1 < head + shared)
@@ -192,9 +198,13 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
             else
                 mix<T, 1>(scores + g * num + key, num, at, coming, dim, from, to, mixed + g * dim);
     });
-    for (int64_t g = 0; g < heads; g++)
+    for (int64_t g = 0; g < heads; g++) {
+        for (int64_t i = 0; i < stretches; i++)
+            join<T>(mixed + g * dim, sums[g], before.of(sequence, i, kv_head * shared + g), dim, scale);
         for (int64_t d = g * dim; d < (g + 1) * dim; d += 2 * WIDE)
-            narrow(out.of(kv_head * shared * dim + d), read(mixed + d) / totals[g], read(mixed + d + WIDE) / totals[g]);
+            narrow(out.of(kv_head * shared * dim + d), read(mixed + d) / sums[g].total,
+                   read(mixed + d + WIDE) / sums[g].total);
+    }
 }
 
 // Numbers of one key, in pairs, each pair to its place of a panel: `to` is the first's, of PANEL keys a step.
@@ -226,43 +236,112 @@ inline void interleave(const float* from, const float*, float* to, int64_t count
 }
 
 inline void interleave(const bf16* from, const bf16* next, bf16* to, int64_t count) {
+#if defined(__AVX512BW__)
+    typedef uint16_t Lanes __attribute__((vector_size(4 * WIDE)));
+    Lanes lower, upper;
+    for (int i = 0; i < 2 * WIDE; i++) lower[i] = i / 2 + i % 2 * 2 * WIDE, upper[i] = lower[i] + WIDE;
+    for (int64_t d = 0; d < count; d += 2 * WIDE) {
+        const __m512i first = load<__m512i>(from + d), second = load<__m512i>(next + d);
+        store(to + 2 * d, _mm512_permutex2var_epi16(first, __m512i(lower), second));
+        store(to + 2 * d + 2 * WIDE, _mm512_permutex2var_epi16(first, __m512i(upper), second));
+    }
+#else
     for (int64_t d = 0; d < count; d += WIDE) {
         const Words low = __builtin_convertvector(load<Halves>(from + d), Words);
         const Words high = __builtin_convertvector(load<Halves>(next + d), Words);
         store(to + 2 * d, low | high << 16);
     }
+#endif
 }
 
 // Keys `low..high` of a sequence in panels of PANEL keys, and values in panels of PANEL of their dimensions. Behind
-// the last, it is repeated.
+// the last, it is repeated. What comes soon is fetched meanwhile, up to `end`.
 template <class T>
-void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high, T* keys,
-                T* values) {
+void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high, int64_t end,
+                T* keys, T* values) {
     constexpr int PAIR = Pairs<T>::SIZE;
     const int64_t size = cache.block_size, dim = cache.head_dim;
     const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL;
-    const auto place = [&](int64_t i) {
-        const int64_t at = std::min(low + i, high - 1);
+    const auto place = [&](int64_t at) {
         return table[at / size] * cache.block_stride + kv_head * cache.head_stride + at % size * dim;
     };
     const T* all_keys = static_cast<const T*>(cache.keys);
     const T* all_values = static_cast<const T*>(cache.values);
-    for (int64_t i = 0; i < padded; i += WIDE) {
-        const int64_t last = low + i + WIDE - 1;
-        T* to = keys + i / PANEL * dim * PANEL + i % PANEL * PAIR;
-        if (last < high && (low + i) / size == last / size)
-            scatter_many(all_keys + place(i), dim, to);
-        else
-            for (int64_t j = 0; j < WIDE; j++) scatter(all_keys + place(i + j), dim, to + j * PAIR);
-    }
-    for (int64_t i = 0; i < padded; i += PAIR) {
-        const T* value = all_values + place(i);
-        const T* next = all_values + place(i + PAIR - 1);
+    // Calls `many` or `each` for the next WIDE keys, as they lie in one block or not.
+    const auto walk = [&](const T* all, auto many, auto each) {
+        for (int64_t i = 0; i < padded; i += WIDE) {
+            const int64_t at = low + i, last = at + WIDE - 1;
+            if (at + FETCHED < end) {
+                const T* coming = all + place(at + FETCHED);
+                for (int64_t d = 0; d < WIDE * dim; d += LINE / int64_t(sizeof(T))) __builtin_prefetch(coming + d, 0, 2);
+            }
+            if (last < high && at / size == last / size)
+                many(i, all + place(at));
+            else
+                each(i, [&](int64_t j) { return all + place(std::min(at + j, high - 1)); });
+        }
+    };
+    const auto panel = [&](int64_t i) { return keys + i / PANEL * dim * PANEL + i % PANEL * PAIR; };
+    walk(
+        all_keys, [&](int64_t i, const T* from) { scatter_many(from, dim, panel(i)); },
+        [&](int64_t i, auto key) {
+            for (int64_t j = 0; j < WIDE; j++) scatter(key(j), dim, panel(i) + j * PAIR);
+        });
+    const auto put_values = [&](int64_t i, const T* value, const T* next) {
         for (int64_t first = 0; first < dim; first += PANEL)
             interleave(value + first, next + first, values + first * padded + i * PANEL,
                        std::min<int64_t>(PANEL, dim - first));
-    }
+    };
+    walk(
+        all_values,
+        [&](int64_t i, const T* from) {
+            for (int64_t j = 0; j < WIDE; j += PAIR) put_values(i + j, from + j * dim, from + (j + PAIR - 1) * dim);
+        },
+        [&](int64_t i, auto value) {
+            for (int64_t j = 0; j < WIDE; j += PAIR) put_values(i + j, value(j), value(j + PAIR - 1));
+        });
 }
+
+// Queries q [tokens, heads, D] of a piece, which are tokens `token` and on; the first has this position. Each sees the
+// keys up to itself, of which `window` (0: all).
+template <class T> struct OfPiece {
+    const T* q;
+    int64_t token, position, count, window, heads, dim;
+    const Rows<T>& out;
+
+    int64_t low() const { return std::max<int64_t>(0, from(0)); }
+    int64_t high() const { return to(count - 1); }
+    int64_t from(int64_t i) const { return window ? position + i - window + 1 : 0; }
+    int64_t to(int64_t i) const { return position + i + 1; }
+    const T* query(int64_t i, int64_t head) const { return q + ((token + i) * heads + head) * dim; }
+
+    // What query i's head mixed, from dimension d on.
+    void take(int64_t i, int64_t head, int64_t d, Floats mixed, const Sum& sum) const {
+        write(out[token + i].of(head * dim + d), mixed / sum.total);
+    }
+};
+
+// The queries of a stretch's sequences, each of which sees all of its keys.
+template <class T> struct OfStretch {
+    const T* q;
+    const Stretch& stretch;
+    const int64_t *order, *query_start;
+    int64_t count, heads, dim;
+    const Found& found;
+
+    int64_t low() const { return stretch.low; }
+    int64_t high() const { return stretch.high; }
+    int64_t from(int64_t) const { return stretch.low; }
+    int64_t to(int64_t) const { return stretch.high; }
+    int64_t sequence(int64_t i) const { return order[stretch.first + i]; }
+    const T* query(int64_t i, int64_t head) const { return q + (query_start[sequence(i)] * heads + head) * dim; }
+
+    void take(int64_t i, int64_t head, int64_t d, Floats mixed, const Sum& sum) const {
+        float* to = found.of(sequence(i), stretch.number, head);
+        write(to + d, mixed);
+        to[dim] = sum.peak, to[dim + 1] = sum.total;
+    }
+};
 
 #if defined(HAS_TILES)
 
@@ -316,11 +395,11 @@ template <bool WHOLE> inline float weigh_by(const Scores& scores, float steep, f
 
 // A row's weights [count] of a block of keys, relative to the score `peak`. That is the highest one of an earlier
 // block, since a search of every block costs half as much as its weights. It becomes this block's own where its weights
-// sum to FAR or more. Changes `peak` and `total`, which is of all weights; returns the factor for what was summed
-// before.
-inline float weigh_block(const Scores& scores, float scale, float& peak, float& total, bf16* weights) {
+// sum to FAR or more. Changes `sum`, which is of all weights; returns the factor for what was summed before.
+inline float weigh_block(const Scores& scores, float scale, Sum& sum, bf16* weights) {
     constexpr float FAR = 1e12f;  // times a value, it is still far from the largest number
-    const float before = peak, steep = scale * 1.44269504f;
+    const float before = sum.peak, steep = scale * 1.44269504f;
+    float& peak = sum.peak;
     const auto weigh = [&] {
         return scores.whole() ? weigh_by<true>(scores, steep, peak * steep, weights)
                               : weigh_by<false>(scores, steep, peak * steep, weights);
@@ -336,141 +415,139 @@ inline float weigh_block(const Scores& scores, float scale, float& peak, float& 
         added = weigh();
     }
     const float factor = peak == before ? 1 : std::exp2((before - peak) * steep);
-    total = total * factor + added;
+    sum.total = sum.total * factor + added;
     return factor;
 }
 
 // `attend_many` of bfloat16 in tiles: block by block of keys, which all queries pass while it is near.
-inline void attend_in_tiles(const bf16* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t position,
-                            int64_t count, int64_t window, int64_t num_heads, float scale, const Rows<bf16>& out,
-                            int64_t token) {
+template <class Queries>
+void attend_in_tiles(const Queries& queries, const Cache& cache, const int32_t* table, int64_t kv_head, float scale) {
     constexpr int64_t KEYS = 256;
-    const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, all = count * group;
-    const int64_t high = position + count;
-    const int64_t low = window ? std::max<int64_t>(0, position - window + 1) : 0;
+    const int64_t dim = cache.head_dim, group = queries.heads / cache.kv_heads, all = queries.count * group;
     const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, whole = (all + HEIGHT - 1) / HEIGHT * HEIGHT;
     Scratch& own = scratch();
     bf16* keys = reinterpret_cast<bf16*>(room(own.packed, (KEYS * (dim + wide + HEIGHT) + all * dim) * sizeof(bf16)));
     bf16* values = keys + KEYS * dim;
     bf16* weights = values + KEYS * wide;
-    bf16* queries = weights + KEYS * HEIGHT;
-    float* scores = room(own.scores, HEIGHT * KEYS + 2 * whole);
-    float* peaks = scores + HEIGHT * KEYS;
-    float* totals = peaks + whole;
+    bf16* asked = weights + KEYS * HEIGHT;
+    float* scores = room(own.scores, HEIGHT * KEYS);
+    Sum* sums = room(own.totals, whole);
     float* mixed = room(own.sums, whole * wide);  // of HEIGHT queries after the other, by panels of dimensions
-    for (int64_t i = 0; i < count; i++)
-        std::memcpy(queries + i * group * dim, q + (i * num_heads + kv_head * group) * dim, group * dim * 2);
-    std::fill(peaks, peaks + whole, -INFINITY);
-    std::fill(totals, totals + whole, 0.0f);
+    for (int64_t i = 0; i < queries.count; i++)
+        std::memcpy(asked + i * group * dim, queries.query(i, kv_head * group), group * dim * sizeof(bf16));
+    std::fill(sums, sums + whole, Sum{-INFINITY, 0});
     std::fill(mixed, mixed + whole * wide, 0.0f);
     Tiles tiles;
     const auto nothing = [] {};
-    for (int64_t first = low; first < high; first += KEYS) {
-        const int64_t held = std::min(KEYS, high - first), padded = (held + PANEL - 1) / PANEL * PANEL;
-        pack_cache(cache, table, kv_head, first, first + held, keys, values);
+    for (int64_t first = queries.low(); first < queries.high(); first += KEYS) {
+        const int64_t held = std::min(KEYS, queries.high() - first), padded = (held + PANEL - 1) / PANEL * PANEL;
+        pack_cache(cache, table, kv_head, first, first + held, queries.high(), keys, values);
         for (int64_t begin = 0; begin < all; begin += HEIGHT) {
             const int64_t rows = std::min(HEIGHT, all - begin);
             // what of the block any of these queries sees
-            const int64_t to = std::min(held, position + (begin + rows - 1) / group + 1 - first);
-            const int64_t from = window ? position + begin / group - window + 1 - first : 0;
-            if (to <= 0 || from >= held) continue;
+            const int64_t to = std::min(held, queries.to((begin + rows - 1) / group) - first);
+            if (to <= 0 || queries.from(begin / group) - first >= held) continue;
             const int64_t num = (to + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
             for (int64_t key = 0; key < num; key += PANEL)
-                tiles.multiply(apart(queries + begin * dim, dim), rows, keys + key * dim, dim, scores + key * HEIGHT,
+                tiles.multiply(apart(asked + begin * dim, dim), rows, keys + key * dim, dim, scores + key * HEIGHT,
                                true, nothing);
-            float* sums = mixed + begin * wide;
+            float* so_far = mixed + begin * wide;
             for (int64_t r = 0; r < rows; r++) {
-                const int64_t at = position + (begin + r) / group - first;
-                const Scores row{scores + r * PANEL, HEIGHT * PANEL, window ? at - window + 1 : 0, at + 1, num};
-                const float factor = weigh_block(row, scale, peaks[begin + r], totals[begin + r], weights + r * KEYS);
+                const int64_t i = (begin + r) / group;
+                const Scores row{scores + r * PANEL, HEIGHT * PANEL, queries.from(i) - first, queries.to(i) - first,
+                                 num};
+                const float factor = weigh_block(row, scale, sums[begin + r], weights + r * KEYS);
                 if (factor != 1)
                     for (int64_t d = 0; d < wide; d += WIDE) {
-                        float* sum = sums + d / PANEL * HEIGHT * PANEL + r * PANEL + d % PANEL;
+                        float* sum = so_far + d / PANEL * HEIGHT * PANEL + r * PANEL + d % PANEL;
                         write(sum, read(sum) * factor);
                     }
             }
             for (int64_t d = 0; d < dim; d += PANEL)
-                tiles.multiply(apart(weights, KEYS), rows, values + d * padded, num, sums + d * HEIGHT, false, nothing);
+                tiles.multiply(apart(weights, KEYS), rows, values + d * padded, num, so_far + d * HEIGHT, false,
+                               nothing);
         }
     }
     for (int64_t r = 0; r < all; r++) {
-        const float* sums = mixed + r / HEIGHT * HEIGHT * wide + r % HEIGHT * PANEL;
-        const Row<bf16> to = out[token + r / group];
-        for (int64_t d = 0, first = (kv_head * group + r % group) * dim; d < dim; d += WIDE)
-            write(to.of(first + d), read(sums + d / PANEL * HEIGHT * PANEL + d % PANEL) / totals[r]);
+        const float* from = mixed + r / HEIGHT * HEIGHT * wide + r % HEIGHT * PANEL;
+        for (int64_t d = 0; d < dim; d += WIDE)
+            queries.take(r / group, kv_head * group + r % group, d,
+                         read(from + d / PANEL * HEIGHT * PANEL + d % PANEL), sums[r]);
     }
 }
 
 #endif
 
-// All queries of a piece against one head of keys; q [tokens, heads, D] at the piece's first token, which is `token` of
-// out [tokens, heads * D].
-template <class T>
-void attend_many(const T* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t position,
-                 int64_t count, int64_t window, int64_t num_heads, float scale, const Rows<T>& out, int64_t token) {
+// All of these queries against one head of keys, which lie in the blocks of `table`.
+template <class T, template <class> class Queries>
+void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* table, int64_t kv_head, float scale) {
     constexpr int PAIR = Pairs<T>::SIZE;
 #if defined(HAS_TILES)
     if constexpr (std::is_same<T, bf16>::value)
-        if (has_tiles())
-            return attend_in_tiles(q, cache, table, kv_head, position, count, window, num_heads, scale, out, token);
+        if (has_tiles()) return attend_in_tiles(queries, cache, table, kv_head, scale);
 #endif
-    const int64_t dim = cache.head_dim, group = num_heads / cache.kv_heads, high = position + count;
-    const int64_t low = window ? std::max<int64_t>(0, position - window + 1) : 0;
+    const int64_t dim = cache.head_dim, group = queries.heads / cache.kv_heads;
+    const int64_t low = queries.low(), high = queries.high();
     const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL, wide = (dim + PANEL - 1) / PANEL * PANEL;
     Scratch& own = scratch();
     T* keys = reinterpret_cast<T*>(room(own.packed, padded * (dim + wide + MOST) * sizeof(T)));
     T* values = keys + padded * dim;
     [[maybe_unused]] T* weights = values + padded * wide;
-    float* queries = room(own.inputs, MOST * dim);
+    float* asked = room(own.inputs, MOST * dim);
     float* scores = room(own.scores, MOST * padded);
     float* mixed = room(own.sums, MOST * PANEL);
-    pack_cache(cache, table, kv_head, low, high, keys, values);
-    const int64_t all = count * group, tiles = (all + MOST - 1) / MOST;
+    pack_cache(cache, table, kv_head, low, high, high, keys, values);
+    const int64_t all = queries.count * group, tiles = (all + MOST - 1) / MOST;
     Ahead ahead{};
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t begin = tile * all / tiles, rows = (tile + 1) * all / tiles - begin;
         const Input<T>* of_queries[MOST];
         const Input<T>* of_weights[MOST];
-        float totals[MOST];
+        Sum sums[MOST];
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t i = (begin + r) / group, g = (begin + r) % group;
-            of_queries[r] = as_input(q + (i * num_heads + kv_head * group + g) * dim, dim, queries + r * dim);
+            const T* query = queries.query((begin + r) / group, kv_head * group + (begin + r) % group);
+            of_queries[r] = as_input(query, dim, asked + r * dim);
         }
-        const int64_t seen = position + (begin + rows - 1) / group + 1 - low;
+        const int64_t seen = queries.to((begin + rows - 1) / group) - low;
         const int64_t panels = (seen + PANEL - 1) / PANEL;
         for (int64_t p = 0; p < panels; p++)
             dot(rows, of_queries, keys + p * dim * PANEL, dim / PAIR, scores + p * PANEL, padded, true, ahead);
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t at = position + (begin + r) / group - low;
-            const int64_t from = window ? std::max<int64_t>(0, at - window + 1) : 0;
+            const int64_t i = (begin + r) / group, from = std::max<int64_t>(0, queries.from(i) - low);
             float* row = scores + r * padded;
-            totals[r] = weigh(row, from, at + 1, panels * PANEL, scale);
+            sums[r] = weigh(row, from, queries.to(i) - low, panels * PANEL, scale);
             if constexpr (std::is_same<Input<T>, float>::value) {
                 of_weights[r] = row;
             } else {
                 of_weights[r] = weights + r * padded;
-                for (int64_t i = 0; i < panels * PANEL; i += WIDE) write(weights + r * padded + i, read(row + i));
+                for (int64_t j = 0; j < panels * PANEL; j += WIDE) write(weights + r * padded + j, read(row + j));
             }
         }
         for (int64_t first = 0; first < dim; first += PANEL) {
             dot(rows, of_weights, values + first * padded, (seen + PAIR - 1) / PAIR, mixed, PANEL, true, ahead);
-            for (int64_t r = 0; r < rows; r++) {
-                const int64_t i = (begin + r) / group, g = (begin + r) % group;
-                const Row<T> to = out[token + i];
-                const int64_t at = (kv_head * group + g) * dim + first;
-                for (int64_t d = 0; d < std::min<int64_t>(PANEL, dim - first); d += WIDE)
-                    write(to.of(at + d), read(mixed + r * PANEL + d) / totals[r]);
-            }
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t d = first; d < std::min<int64_t>(first + PANEL, dim); d += WIDE)
+                    queries.take((begin + r) / group, kv_head * group + (begin + r) % group, d,
+                                 read(mixed + r * PANEL + d - first), sums[r]);
         }
     }
 }
 
 // A group's queries q [tokens, heads, D] against the cache -> out [tokens, heads * D]. Called by every thread of a
-// team.
+// team; `found` has room for what is found among `common` keys.
 template <class T>
 void attend(const T* q, const Cache& cache, const Batch& batch, const Group& group, const std::vector<Piece>& pieces,
-            int64_t num_heads, float scale, Member& member, const Rows<T>& out) {
+            const CommonKeys& common, const Found& found, int64_t num_heads, float scale, Member& member,
+            const Rows<T>& out) {
     const int64_t shared = num_heads / cache.kv_heads, dim = cache.head_dim;
+    if (!common.stretches.empty())
+        member.deal(int64_t(common.stretches.size()) * cache.kv_heads, [&](int64_t task) {
+            const Stretch& stretch = common.stretches[task / cache.kv_heads];
+            const int32_t* table = group.tables + common.order[stretch.first] * group.width;
+            const OfStretch<T> queries{q,         stretch, common.order.data(), batch.query_start, stretch.count,
+                                       num_heads, dim,     found};
+            attend_many(queries, cache, table, task % cache.kv_heads, scale);
+        });
     // as many heads together as leave every thread some tasks
     int64_t together = std::max<int64_t>(1, std::min(cache.kv_heads, MOST_HEADS / shared));
     while (together > 1 && int64_t(pieces.size()) * (cache.kv_heads / together) < 4 * member.threads) together /= 2;
@@ -479,15 +556,15 @@ void attend(const T* q, const Cache& cache, const Batch& batch, const Group& gro
         const Piece& piece = pieces[task / parts];
         const int64_t first = task % parts * together, count = std::min(together, cache.kv_heads - first);
         const int64_t token = batch.query_start[piece.sequence] + piece.first, position = batch.positions[token];
-        const int64_t at = token * num_heads * dim, own = at + first * shared * dim;
         const int32_t* table = group.tables + piece.sequence * group.width;
+        const OfPiece<T> queries{q, token, position, piece.count, group.window, num_heads, dim, out};
         if (piece.count == 1) {
-            const int64_t low = group.window ? std::max<int64_t>(0, position - group.window + 1) : 0;
-            attend_one(q + own, cache, table, first, count, shared, low, position + 1, scale, out[token]);
+            const int64_t low = std::max(queries.low(), common.ends[piece.sequence]);
+            attend_one(queries.query(0, first * shared), cache, table, first, count, shared, low, position + 1, scale,
+                       found, piece.sequence, common.counts[piece.sequence], out[token]);
             return;
         }
-        for (int64_t head = first; head < first + count; head++)
-            attend_many(q + at, cache, table, head, position, piece.count, group.window, num_heads, scale, out, token);
+        for (int64_t head = first; head < first + count; head++) attend_many(queries, cache, table, head, scale);
     });
 }
 

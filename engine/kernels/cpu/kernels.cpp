@@ -144,7 +144,7 @@ template <class T> void read_row(const Map& map, int64_t row, const Row<T>& out)
 // What a forward keeps between its operations.
 template <class T> struct Buffers {
     Room<T> residual, normed, heads, queries, mixed, middle, last;
-    Room<float> sums, ranks;
+    Room<float> sums, ranks, found;
 };
 
 template <class T> void forward(const Decoder& decoder, const Batch& batch, const Step& step, int threads) {
@@ -168,6 +168,15 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
     const Beside beside{room(buffers.sums, tokens * widest / GROUP), room(buffers.ranks, tokens * decoder.most_ranks),
                         step.adapters};
     const std::vector<Piece> pieces = cut(batch, step.alone, shape.kv_heads, threads);
+    std::vector<CommonKeys> common;  // of each group
+    int64_t most = 0;
+    for (int64_t i = 0; i < decoder.num_layers; i++)
+        for (int64_t g = common.size(); g <= decoder.layers[i].group; g++) {
+            common.emplace_back(batch, step.groups[g], step.alone, shape, threads);
+            most = std::max(most, common[g].most);
+        }
+    Found found{nullptr, num_q, dim, most};
+    found.at = room(buffers.found, batch.sequences * most * num_q * found.width());
     Team team;
 #pragma omp parallel num_threads(threads)
     {
@@ -213,7 +222,7 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
                     if (h >= num_q) keep(own, cache.keys, cache, batch, group, t, h - num_q);
                 }
             });
-            attend(queries, cache, batch, group, pieces, num_q, decoder.scale, member, mixed);
+            attend(queries, cache, batch, group, pieces, common[layer.group], found, num_q, decoder.scale, member, mixed);
             by(layer.o, mixed, residual, residual);
             norm(layer.mlp_norm, nullptr, tokens, normed);
             by(layer.gate_up, normed, none, middle);

@@ -226,9 +226,15 @@ void multiply_block(const Map& map, int64_t p, int64_t from, int64_t count, int6
     }
 }
 
+// What the weights of attention are relative to, which is a raw score, and what they sum to.
+struct Sum {
+    float peak, total;
+};
+
 struct Scratch {
     Room<bf16> unpacked;
     Room<float> sums, part, scores, inputs;
+    Room<Sum> totals;
     Room<char> packed;
 };
 

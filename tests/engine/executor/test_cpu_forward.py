@@ -448,6 +448,51 @@ def test_later_keys_may_score_far_higher_than_all_before(checkpoint: Find, tmp_p
     need_the_scores_of_torch(steep, "bfloat16", (480, 90), max_num_batched_tokens=300)
 
 
+def likely_next(folder: Path, count: int, *, by_torch: bool, dtype: str, **settings: Any) -> list[Tensor]:
+    """The log probabilities of all tokens at the first `count` places behind prompts that go on by one token
+    each: three behind 128 tokens, and as many behind other 128, behind these and 128 more, behind 288, and
+    behind 480 that begin with those 288. They are computed in one step."""
+    driver = Driver(folder, dtype=dtype, cpu_kernels=not by_torch, num_blocks=300, **settings)
+    assert (driver.loop.runner.fused is None) is by_torch
+    long = [(3 * i + i * i // 7) % 290 for i in range(480)]
+    other = [(5 * i + 1) % 290 for i in range(128)]
+    begins = [other, long[:128], [*long[:128], *other], long[:288], long]
+    for begin in begins:
+        driver.generate(begin, greedy(1))
+    sampling = greedy(count, logprobs=driver.loop.runner.vocab_size)
+    handles = [driver.submit([*begin, last], sampling) for begin in begins for last in (5, 100, 250)]
+    assert driver.step() and all(len(driver.tokens(handle)) == 1 for handle in handles)
+    driver.run()
+    rows = [row for handle in handles for out in driver.outputs[handle] for row in out.logprobs]
+    assert len(rows) == count * len(handles)
+    scores = [dict(zip(row.top_ids, row.top_logprobs, strict=True)) for row in rows]
+    return [torch.tensor([values[token] for token in sorted(values)]) for values in scores]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", ["llama-32", "qwen2-windows-32", "qwen3-64", "qwen3-strips"])
+@pytest.mark.parametrize("march", ["native", "cooperlake", "haswell"])
+def test_keys_that_sequences_have_in_common_are_read_for_each(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, name: str, march: str
+) -> None:
+    need_kernels(march)
+    monkeypatch.setattr("engine.models.loader.open_library", lambda: library.build(march))
+    folder = checkpoint(name)
+    exact = torch.stack(likely_next(folder, 3, by_torch=True, dtype="float32"))
+    found = torch.stack(likely_next(folder, 3, by_torch=False, dtype="float32"))
+    assert (found - exact).abs().max() < 1e-3
+    apart = torch.stack(likely_next(folder, 3, by_torch=False, dtype="float32", deterministic=True))
+    assert (apart - exact).abs().max() < 1e-3 and not torch.equal(
+        found, apart
+    )  # they are read together, then
+    exact = exact[::3]  # tokens may differ where numbers are rounded, but for the first
+    errors = [
+        (torch.stack(likely_next(folder, 1, by_torch=by_torch, dtype="bfloat16")) - exact).abs().mean()
+        for by_torch in (False, True)
+    ]
+    assert errors[0] < 1.25 * errors[1]
+
+
 def test_the_shipped_model_runs_by_them_and_holds_its_embedding_once() -> None:
     driver = Driver(CHECKPOINT, vocab_size=3072, kv_cache_bytes=16 << 20)
     need_kernels()
