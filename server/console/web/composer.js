@@ -3,7 +3,8 @@
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, list, upload } from "./api.js";
 import { Button, Field, Icon, More, Popover, fileName, size } from "./elements.js";
-import { notify, useKept, useList, useLoaded, useWatched } from "./state.js";
+import { draftOf } from "./outbox.js";
+import { kept, notify, useChanged, useList, useLoaded, useWatched } from "./state.js";
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
 
@@ -12,9 +13,11 @@ const MARKS = { unloaded: " (not loaded)", waiting: " (loading)", loading: " (lo
 
 const NAMES = { web_search: "Web search", file_search: "File search", code_interpreter: "Python", image_generation: "Images" };
 
+const chosen = kept("settings", {});
+
 /** How the next turn is to be made: {value, body()}, and what changes it. Kept for this tab. */
 export function useSettings() {
-  const [value, keep] = useKept("settings", {});
+  const [value, keep] = useChanged(chosen);
   const settings = useMemo(() => ({ value, body: () => bodyOf(value) }), [value]);
   return [settings, keep];
 }
@@ -53,9 +56,11 @@ function functionsOf(text) {
 /** Whether a key that was pressed where one writes sends what stands there: Enter, without Shift. */
 export const isSending = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
 
-export function Composer({ id, send, working, waiting, stop, canStop, disabled, settings, keep, draft }) {
-  const [text, setText] = useKept(`draft.${id ?? "new"}`, "");
-  const [files, setFiles] = useKept(`attached.${id ?? "new"}`, []);
+/** unsent: whether what was said last is still on its way. send: takes what is written. */
+export function Composer({ id, send, unsent, working, waiting, stop, canStop, disabled, settings, keep }) {
+  const draft = draftOf(id);
+  const [text, setText] = useChanged(draft.text);
+  const [files, setFiles] = useChanged(draft.files);
   const [sending, setSending] = useState(false);
   const [over, setOver] = useState(false);
   const [hinted, hint] = useState(false); // Enter was pressed where nothing can be sent
@@ -68,11 +73,6 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
   useEffect(() => {
     if (files.some((file) => !file.id)) setFiles(files.filter((file) => file.id)); // the page was left while they were uploaded
   }, []);
-  useEffect(() => {
-    if (!draft) return;
-    setText(draft.text);
-    area.current.focus();
-  }, [draft]);
   useEffect(() => {
     const names = models.value?.map((each) => each.id);
     if (names?.length && !names.includes(settings.value.model)) keep((before) => ({ ...before, model: names[0] }));
@@ -104,26 +104,16 @@ export function Composer({ id, send, working, waiting, stop, canStop, disabled, 
   const broken = functionsOf(settings.value.functions).error;
   let why = null; // nothing can be sent now
   if (waiting) why = "The answer waits for you, above. Send this when it has ended.";
-  else if (sending && away) why = "This is sent as soon as the server can be reached.";
+  else if ((sending || unsent) && away) why = "This is sent as soon as the server can be reached.";
   else if (working || sending) why = "An answer is being made. Send this when it has ended, or stop it.";
   else if (files.some((file) => !file.id)) why = "A file is still being uploaded.";
   const ready = (text.trim() || files.length) && !why && !broken && !disabled;
-  useEffect(() => hint(sending && away), [why, text]);
+  useEffect(() => hint((sending || unsent) && away), [why, text]);
   const submit = async (event) => {
     event?.preventDefault();
     if (!ready) return hint(true);
-    const parts = files.map((file) => ({ type: file.image ? "input_image" : "input_file", file_id: file.id }));
-    const content = [...parts, ...(text.trim() ? [{ type: "input_text", text }] : [])];
     setSending(true);
-    const empty = () => (setText(""), setFiles([]));
-    if (id) empty(); // it is shown above; a first message stays here until it has a place
-    try {
-      await send(content);
-      if (!id) empty();
-    } catch {
-      setText((now) => now || text);
-      setFiles((now) => (now.length ? now : files));
-    }
+    await send({ text, files });
     setSending(false);
     if (document.activeElement === document.body) area.current?.focus();
   };

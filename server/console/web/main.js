@@ -3,6 +3,7 @@
 import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, refused, request, useKey } from "./api.js";
 import { Button, Dialog, Field, Icon, Page } from "./elements.js";
+import { sendAgain } from "./outbox.js";
 import { dialog, dismiss, go, href, notices, route, useLoaded, useWatched } from "./state.js";
 import { Palette, useShortcuts } from "./palette.js";
 import { Chat } from "./pages/chat.js";
@@ -228,4 +229,5 @@ function Notices() {
 }
 
 applyTheme(themeOf());
+sendAgain();
 render(html`<${App} />`, document.getElementById("app"));

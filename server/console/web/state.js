@@ -152,25 +152,28 @@ export async function attempt(doing, done) {
   }
 }
 
-/** A value that this browser remembers for this tab. */
-export function useKept(name, initial) {
-  const [value, set] = useState(() => {
+/** A watched value that this browser remembers for this tab. */
+export function kept(name, initial) {
+  const place = `antiphon.${name}`;
+  let value = initial;
+  try {
+    value = JSON.parse(sessionStorage.getItem(place)) ?? initial;
+  } catch {
+    // Nothing that can be read is kept.
+  }
+  const made = watched(value);
+  made.watch((next) => {
     try {
-      return JSON.parse(sessionStorage.getItem(`antiphon.${name}`)) ?? initial;
+      sessionStorage.setItem(place, JSON.stringify(next));
     } catch {
-      return initial;
+      // It is larger than the browser keeps, and lasts as long as this page.
     }
   });
-  const keep = useCallback((next) => {
-    set((before) => {
-      const made = typeof next === "function" ? next(before) : next;
-      try {
-        sessionStorage.setItem(`antiphon.${name}`, JSON.stringify(made));
-      } catch {
-        // It is larger than the browser keeps, and lasts as long as it is shown.
-      }
-      return made;
-    });
-  }, [name]);
-  return [value, keep];
+  return made;
+}
+
+/** The value of something watched, and a function that sets it: to a value, or to what a function makes of it. */
+export function useChanged(source) {
+  const change = useCallback((next) => source.set(typeof next === "function" ? next(source.get()) : next), [source]);
+  return [useWatched(source), change];
 }

@@ -36,10 +36,10 @@ export async function* events(reply) {
  * server that ends in between carries it out once.
  *
  * handlers: see `follow`; besides, `onStart(id)`, as soon as the response has an id. path: where to, if not to the
- * responses.
+ * responses. key: the idempotency key, of a body that may have been sent before.
  */
-export async function start(body, handlers, path = "v1/responses") {
-  const headers = { "idempotency-key": idempotencyKey(), accept: "text/event-stream" };
+export async function start(body, handlers, { path = "v1/responses", key = idempotencyKey() } = {}) {
+  const headers = { "idempotency-key": key, accept: "text/event-stream" };
   const seen = { after: -1 };
   for (;;) {
     try {

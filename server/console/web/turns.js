@@ -131,8 +131,8 @@ document.addEventListener("visibilitychange", () => {
   else hiding = setTimeout(() => all.forEach((turn) => turn.pause()), HIDDEN_MS);
 });
 
-/** Begin a turn. body: of the request, without what is said here. */
-export function begin(conversation, body, input) {
+/** Begin a turn. body: of the request, without what is said here. key: its idempotency key, if it may have been sent. */
+export function begin(conversation, body, input, key) {
   const turn = new Turn(conversation, input, body.model);
   const whole = {
     ...body,
@@ -142,14 +142,15 @@ export function begin(conversation, body, input) {
     stream: true,
     store: true,
   };
-  turn.run(start(whole, turn.handlers()));
+  turn.run(start(whole, turn.handlers(), { key }));
   return turn;
 }
 
 /** Answer the calls of a response that has ended with them: the response that goes on from it is the next turn. */
 export function goOn(conversation, id, outputs) {
   const turn = new Turn(conversation, []);
-  turn.run(start({ tool_outputs: outputs, stream: true }, turn.handlers(), `v1/responses/${id}/tool_outputs`));
+  const path = `v1/responses/${id}/tool_outputs`;
+  turn.run(start({ tool_outputs: outputs, stream: true }, turn.handlers(), { path }));
   return turn;
 }
 

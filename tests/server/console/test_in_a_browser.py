@@ -242,6 +242,16 @@ def begun(page: Page) -> None:
 # Answers
 
 
+REFUSAL = {
+    "error": {
+        "message": "Too many requests.",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "rate_limited",
+    }
+}
+
+
 def test_an_answer_is_streamed_and_goes_on_after_a_reload_and_in_another_tab(visit: Visit) -> None:
     page = visit.page()
     ask(page, "tick 25\ncount 60")
@@ -324,16 +334,10 @@ def test_the_side_shows_what_is_being_answered_without_asking_for_responses(
 
 def test_what_is_refused_stays_where_it_was_written(visit: Visit, server: Server) -> None:
     page = visit.page()
-    refusal = {
-        "message": "Too many requests.",
-        "type": "rate_limit_error",
-        "param": None,
-        "code": "rate_limited",
-    }
 
     def refuse(route: Route) -> None:
         if route.request.method == "POST":
-            route.fulfill(status=429, json={"error": refusal})
+            route.fulfill(status=429, json=REFUSAL)
         else:
             route.continue_()
 
@@ -352,6 +356,107 @@ def test_what_is_refused_stays_where_it_was_written(visit: Visit, server: Server
         page.press("#composer", "Enter")
         says(page, words.removeprefix("say "))
     assert page.input_value("#composer") == ""
+
+
+class Held:
+    """Keeps single requests of a page for a response from the server."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._wanted = False
+        self._held: Route | None = None
+        page.route("**/v1/responses", self._hold)
+
+    def _hold(self, route: Route) -> None:
+        if self._wanted and route.request.method == "POST":
+            self._wanted, self._held = False, route
+        else:
+            route.continue_()
+
+    def say(self, text: str) -> Route:
+        """Send a message, of which the server hears nothing until the route that is returned is continued."""
+        self._wanted, self._held = True, None
+        self._page.fill("#composer", text)
+        self._page.press("#composer", "Enter")
+        while self._held is None:
+            self._page.wait_for_timeout(20)
+        return self._held
+
+
+def wrote(page: Page, text: str) -> None:
+    """Wait until this stands in the box of the message."""
+    until(page, "(text) => document.getElementById('composer')?.value === text", arg=text)
+
+
+SENT = "Object.keys(sessionStorage).filter((name) => name.startsWith('antiphon.sent.')).length"
+"""How many messages are on their way."""
+
+
+def test_a_message_on_its_way_outlives_a_reload_and_is_said_once(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    held = Held(page)
+    ask(page, "say first")
+    says(page, "first")
+    held.say("say second")
+    page.wait_for_selector(".turn.assistant >> text=Not sent yet")
+    assert page.input_value("#composer") == ""
+    page.reload()
+    says(page, "second")
+    held.say("say third").fetch()  # the server has taken it, of which the page hears nothing
+    for _ in range(2):
+        page.reload()
+        says(page, "third")
+        was_asked(page, "say first", "say second", "say third")
+    assert page.evaluate(SENT) == 0
+    # One that is much older is not sent by itself.
+    held.say("say fourth")
+    page.evaluate(
+        """for (const name of Object.keys(sessionStorage)) {
+             if (!name.startsWith('antiphon.sent.')) continue;
+             const sent = JSON.parse(sessionStorage[name]);
+             sessionStorage[name] = JSON.stringify({ ...sent, at: sent.at - 2 * 3600 * 1000 });
+           }"""
+    )
+    page.reload()
+    wrote(page, "say fourth")
+    was_asked(page, "say first", "say second", "say third")
+
+
+def test_what_is_refused_later_or_unseen_goes_back_to_where_it_was_written(
+    visit: Visit, server: Server
+) -> None:
+    page = visit.page()
+    held = Held(page)
+    content = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"The attic is dry."}
+    page.set_input_files("input[type=file]", content)
+    page.wait_for_selector(".attached >> text=17 B")
+    route = held.say("say what is in it")
+    page.wait_for_selector(".turn.user >> text=say what is in it")  # shown, as it takes long
+    conversation = page.url.rpartition("/")[2]
+    assert server.get(f"/v1/conversations/{conversation}")["title"] == "say what is in it"
+    route.fulfill(status=429, json=REFUSAL)
+    page.wait_for_selector("text=Too many requests.")
+    for _ in range(2):
+        page.wait_for_selector("#title >> text=New chat")
+        wrote(page, "say what is in it")
+        page.wait_for_selector(".attached >> text=17 B")
+        page.reload()
+    assert httpx.get(f"{server.url}/v1/conversations/{conversation}").status_code == 404
+    page.click(".attached button")
+    ask(page, "say begun")
+    says(page, "begun")
+    where = page.evaluate("location.hash")
+    route = held.say("say it elsewhere")
+    page.click("nav >> text=Usage")
+    page.wait_for_selector("h1 >> text=Usage")
+    route.fulfill(status=429, json=REFUSAL)
+    until(page, f"{SENT} === 0")
+    page.evaluate("(where) => { location.hash = where; }", where)
+    page.wait_for_selector("text=Too many requests.")
+    for _ in range(2):
+        wrote(page, "say it elsewhere")
+        was_asked(page, "say begun")
+        page.reload()
 
 
 def test_a_first_message_is_sent_when_there_is_a_server(visit: Visit, server: Server) -> None:
@@ -961,18 +1066,12 @@ def test_a_list_goes_on_behind_its_first_page(visit: Visit, where: str, path: st
 
 def test_keys_are_asked_for_owner_by_owner(visit: Visit) -> None:
     asked: list[str] = []
-    limits = {
-        "message": "Too many requests.",
-        "type": "rate_limit_error",
-        "param": None,
-        "code": "rate_limited",
-    }
 
     def answer(route: Route) -> None:
         path = urlsplit(route.request.url).path
         asked.append(path)
         if "/proj_4/" in path:
-            route.fulfill(status=429, json={"error": limits})
+            route.fulfill(status=429, json=REFUSAL)
         elif path.endswith("/limits"):
             route.fulfill(json={"in_force": {}})
         else:

@@ -1,11 +1,12 @@
 // Chat: conversations, the turns of one of them, and what is said next.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { get, idempotencyKey, key, list, online, post, remove, sleep } from "../api.js";
+import { connection, get, idempotencyKey, key, list, online, post, remove, sleep } from "../api.js";
 import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, More, Popover, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { textOf } from "../fold.js";
 import { Item, outputsOf, withCards } from "../items.js";
 import { attempt, go, href, useList, useLoaded, useRedraw, useWatched } from "../state.js";
+import { contentOf, draftOf, send } from "../outbox.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { canTryAgain } from "../stream.js";
 import { Composer, isSending, useSettings } from "../composer.js";
@@ -15,7 +16,6 @@ const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
 const LOCKED = "conversation_locked";
 const LOADING_MS = 1000; // between two looks whether a model is loaded
-const REFUSED_MS = 1000; // in which the first turn of a conversation is told that it is refused, before it is shown
 const WATCH_MS = 3000; // between two looks for what other tabs and clients did
 
 export function Chat({ id }) {
@@ -114,8 +114,7 @@ function Thread({ id, showList }) {
   const [settings, keep] = useSettings();
   const [most, setMost] = useState(PAGE);
   const [editing, edit] = useState(null);
-  const [error, setError] = useState(null);
-  const [draft, setDraft] = useState(null);
+  const refusal = useWatched(draftOf(id).refusal);
   const loaded = useLoaded(() => (id ? history(id, most) : null), [id, owner, most]);
   const found = loaded.value;
   const turn = id ? turnOf(id) : null;
@@ -161,22 +160,19 @@ function Thread({ id, showList }) {
     };
   }, [ended]);
 
-  const send = async (content) => {
-    setError(null);
-    const input = [{ type: "message", role: "user", content }];
+  // What was refused is back in its box, and it may be that somebody else was first, whose turn is shown.
+  useEffect(() => {
+    if (refusal && found) loaded.reload();
+  }, [refusal]);
+
+  const say = async (written) => {
+    const { refusal } = draftOf(id);
+    refusal.set(null);
     try {
-      const where = id ?? (await opened(titleOf(content)));
-      const made = begin(where, settings.body(), input);
-      const problem = await (id ? made.begun : Promise.race([made.begun, sleep(REFUSED_MS)]));
-      if (!problem) return id ? null : go("chat", where);
-      // What was written stays in its box: it was refused, or somebody else was first, whose turn is shown.
-      forget(made);
-      if (id) loaded.reload();
-      else remove(`v1/conversations/${where}`).catch(() => {});
-      throw problem;
+      const where = id ?? (await opened(titleOf(contentOf(written)))); // until then it stands where it was written
+      await send(where, settings.body(), written, { from: id });
     } catch (problem) {
-      setError(problem);
-      throw problem;
+      refusal.set(problem);
     }
   };
 
@@ -190,7 +186,8 @@ function Thread({ id, showList }) {
     if (!before) await remove(`v1/conversations/${made.id}/items/${encodeURIComponent(item.id)}`);
     // A title that the console has made of the first message is made of the new one.
     if (!before && found.conversation.title === titleOf(item.content)) await post(`v1/conversations/${made.id}`, { title: titleOf(content) });
-    begin(made.id, settings.body(), content ? [{ type: "message", role: "user", content }] : []);
+    if (content) send(made.id, settings.body(), { text: textOf({ content }), files: filesOf(content) }, { content });
+    else begin(made.id, settings.body(), []);
     go("chat", made.id);
   };
 
@@ -198,6 +195,11 @@ function Thread({ id, showList }) {
     if (turn) forget(turn);
     begin(id, settings.body(), input.map(({ id: _, status: __, ...item }) => item));
     redraw();
+  };
+
+  const pick = (idea) => {
+    draftOf(null).text.set(idea);
+    document.getElementById("composer").focus();
   };
 
   const working = turn && !turn.ended;
@@ -217,18 +219,18 @@ function Thread({ id, showList }) {
       </div>
     </header>
     <${Scroller} key=${id} watch=${[found, turn?.state, turn?.state.items.length]} working=${working}>
-      ${!id && html`<${Welcome} pick=${setDraft} />`}
+      ${!id && html`<${Welcome} pick=${pick} />`}
       ${id && html`<${Loaded} of=${loaded}>${() => null}<//>`}
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
       ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} live=${live} again=${again} />`}
       ${live.map((each) => html`<${Live} key=${each} turn=${each} redraw=${redraw} again=${again} />`)}
-      ${error && (error.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${error} />`)}
+      ${refusal && (refusal.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${refusal} />`)}
     <//>
     <${Composer}
       id=${id}
-      send=${send}
-      draft=${draft}
+      send=${say}
+      unsent=${working && !turn.id}
       working=${working}
       waiting=${turn?.pending.size > 0}
       stop=${() => attempt(() => stop(turn))}
@@ -264,7 +266,7 @@ function Welcome({ pick }) {
   return html`<div class="welcome">
     <h2>What shall we talk about?</h2>
     <p class="faint">The server keeps what is said. Close this tab, end the server, come back: the answer goes on.</p>
-    <div class="ideas">${ideas.map((idea) => html`<button type="button" class="idea" onClick=${() => pick({ text: idea })}>${idea}</button>`)}</div>
+    <div class="ideas">${ideas.map((idea) => html`<button type="button" class="idea" onClick=${() => pick(idea)}>${idea}</button>`)}</div>
   </div>`;
 }
 
@@ -446,6 +448,12 @@ function Said({ item, editing, edit, branch, disabled }) {
   </article>`;
 }
 
+/** The files of a message as they are attached. */
+const filesOf = (content) =>
+  content
+    .filter((part) => part.file_id)
+    .map((part) => ({ id: part.file_id, name: part.filename ?? part.file_id, image: part.type === "input_image" }));
+
 /** A part of a message as it is sent again: by the file's id alone where it has one. */
 const again = (part) => (part.file_id ? { type: part.type, file_id: part.file_id } : part);
 
@@ -463,7 +471,7 @@ function Live({ turn, redraw, again: retry }) {
   return html`${turn.input.map((item, index) => item.type === "message" && html`<${Said} key=${`in${index}`} item=${item} />`)}
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
       ${shown.map((item, index) => html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
-      ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
+      ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} unsent=${!turn.id} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
       ${turn.error && html`${turn.error.code === LOCKED ? html`<${Locked} />` : html`<${Failure} error=${turn.error} />`}
         <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
       <${Outcome} response=${turn.ended ? state.response : null} />
@@ -472,12 +480,15 @@ function Live({ turn, redraw, again: retry }) {
 
 const Locked = () => html`<div class="notice ask" role="status">Another answer of this conversation is being made.</div>`;
 
-/** Nothing has been written yet. model: the one that has not begun; it may have to be loaded first. */
-function Quiet({ model, said }) {
+/** Nothing has been written yet. model: the one that has not begun; it may have to be loaded first. unsent: whether the
+ * server has not taken it yet. */
+function Quiet({ model, unsent, said }) {
+  const away = useWatched(connection) !== "online";
   const of = useLoaded(() => (model ? get(`v1/models/${model}`) : null), [model], model ? LOADING_MS : 0);
   const loading = model && of.value?.state && of.value.state !== "loaded";
+  const word = unsent ? "Not sent yet" : said;
   return html`<div class="dots" role="status"><i></i><i></i><i></i>
-    <span class=${loading ? "faint" : "out-of-sight"}>${loading ? `Loading ${of.value.root}…` : said}</span></div>`;
+    <span class=${loading || (unsent && away) ? "faint" : "out-of-sight"}>${loading && !away ? `Loading ${of.value.root}…` : word}</span></div>`;
 }
 
 function Outcome({ response }) {
