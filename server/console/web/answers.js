@@ -60,7 +60,7 @@ export function Answer({ item, answer, tool }) {
   };
   const swap = () => {
     setText(!text);
-    setValue(text ? parsed(value, schema) : JSON.stringify(value, null, 2));
+    setValue(text ? parsed(value, schema) : JSON.stringify(value, null, 2) ?? "");
   };
   return html`<form class="answer" onSubmit=${submit} aria-label=${`Output of ${item.name ?? item.type}`}>
     ${text

@@ -1,5 +1,6 @@
 // A form made of a JSON Schema: objects, lists, choices, texts, numbers and booleans; anything else is written as
-// JSON. The value is always one that JSON can hold.
+// JSON. Nothing is filled in that the schema does not say: what has no value yet is undefined, and its field is required,
+// so that a form can be sent when its value is one that JSON can hold.
 
 import { html, useState } from "./vendor/standalone.module.js";
 import { Button } from "./elements.js";
@@ -12,30 +13,15 @@ const kindOf = (schema) => {
   return schema.properties ? "object" : "any";
 };
 
-/** A value that a schema's form begins with. */
+/** A value that a schema's form begins with: its default, or nothing. */
 export function initial(schema) {
   if (schema.default !== undefined) return schema.default;
-  switch (kindOf(schema)) {
-    case "choice":
-      return schema.const ?? schema.enum[0];
-    case "object":
-      return Object.fromEntries(
-        Object.entries(schema.properties ?? {})
-          .filter(([name]) => schema.required?.includes(name))
-          .map(([name, each]) => [name, initial(each)]),
-      );
-    case "array":
-      return [];
-    case "boolean":
-      return false;
-    case "integer":
-    case "number":
-      return schema.minimum ?? 0;
-    case "string":
-      return "";
-    default:
-      return null;
-  }
+  if (kindOf(schema) !== "object") return schema.const;
+  return Object.fromEntries(
+    Object.entries(schema.properties ?? {})
+      .filter(([name]) => schema.required?.includes(name))
+      .map(([name, each]) => [name, initial(each)]),
+  );
 }
 
 /** The form. change(value) is called with every change. */
@@ -47,38 +33,15 @@ export function SchemaForm({ schema, value, change, name }) {
       return html`<${ObjectForm} schema=${schema} value=${value} change=${change} label=${label} />`;
     case "array":
       return html`<${ListForm} schema=${schema} value=${value} change=${change} label=${label} />`;
-    case "choice": {
-      const choices = schema.enum ?? [schema.const];
-      const pick = (event) => change(choices[event.target.selectedIndex]);
-      return html`<${Row} label=${label} hint=${hint}>
-        <select onChange=${pick}>${choices.map((each) => html`<option selected=${each === value}>${String(each)}</option>`)}</select>
-      <//>`;
-    }
+    case "choice":
+      return html`<${Choice} choices=${schema.enum ?? [schema.const]} value=${value} change=${change} label=${label} hint=${hint} />`;
     case "boolean":
-      return html`<label class="check">
-        <input type="checkbox" checked=${value === true} onChange=${(event) => change(event.target.checked)} />
-          <span>${label}</span>
-      </label>`;
+      return html`<${Choice} choices=${[true, false]} value=${value} change=${change} label=${label} hint=${hint} />`;
     case "integer":
     case "number":
-      return html`<${Row} label=${label} hint=${hint}>
-        <input
-          type="number"
-          required
-          step=${kindOf(schema) === "integer" ? 1 : "any"}
-          min=${schema.minimum}
-          max=${schema.maximum}
-          value=${value}
-          onInput=${(event) => event.target.value !== "" && change(Number(event.target.value))}
-        />
-      <//>`;
+      return html`<${NumberForm} schema=${schema} value=${value} change=${change} label=${label} hint=${hint} />`;
     case "string":
-      return html`<${Row} label=${label} hint=${hint}>
-        ${(schema.maxLength ?? 1000) > 200 && !schema.pattern && !schema.format
-          ? html`<textarea rows="2" value=${value ?? ""} minlength=${schema.minLength} maxlength=${schema.maxLength} onInput=${(event) => change(event.target.value)}>
-            </textarea>`
-          : html`<input value=${value ?? ""} pattern=${schema.pattern} maxlength=${schema.maxLength} onInput=${(event) => change(event.target.value)} />`}
-      <//>`;
+      return html`<${TextForm} schema=${schema} value=${value} change=${change} label=${label} hint=${hint} />`;
     default:
       return html`<${RawForm} value=${value} change=${change} label=${label} hint=${hint} />`;
   }
@@ -86,6 +49,57 @@ export function SchemaForm({ schema, value, change, name }) {
 
 const Row = ({ label, hint, children }) => html`<label class="field">
   <span>${label}</span>${children}${hint && html`<small class="faint">${hint}</small>`}
+</label>`;
+
+function Choice({ choices, value, change, label, hint }) {
+  const chosen = choices.findIndex((each) => JSON.stringify(each) === JSON.stringify(value));
+  return html`<${Row} label=${label} hint=${hint}>
+    <select required onChange=${(event) => change(choices[event.target.selectedIndex - 1])}>
+      <option value="" selected=${chosen < 0}>Choose…</option>
+      ${choices.map((each, index) => html`<option value=${index} selected=${index === chosen}>${typeof each === "string" ? each : JSON.stringify(each)}</option>`)}
+    </select>
+  <//>`;
+}
+
+function NumberForm({ schema, value, change, label, hint }) {
+  const [text, setText] = useState(""); // as it was typed: on the way to 1.05 stands 1.0
+  const write = (event) => {
+    setText(event.target.value);
+    change(event.target.value === "" ? undefined : Number(event.target.value));
+  };
+  return html`<${Row} label=${label} hint=${hint}>
+    <input
+      type="number"
+      required=${value === undefined}
+      step=${kindOf(schema) === "integer" ? 1 : "any"}
+      min=${schema.minimum}
+      max=${schema.maximum}
+      value=${text !== "" && Number(text) === value ? text : value ?? ""}
+      onInput=${write}
+    />
+  <//>`;
+}
+
+function TextForm({ schema, value, change, label, hint }) {
+  const isLong = (schema.maxLength ?? 1000) > 200 && !schema.pattern && !schema.format;
+  const given = {
+    value: value ?? "",
+    required: value === undefined,
+    minlength: schema.minLength,
+    maxlength: schema.maxLength,
+    onInput: (event) => change(event.target.value || undefined),
+  };
+  return html`<div>
+    <${Row} label=${label} hint=${hint}>
+      ${isLong ? html`<textarea rows="2" ...${given}></textarea>` : html`<input pattern=${schema.pattern} ...${given} />`}
+    <//>
+    ${!value && !schema.minLength && html`<${Nothing} what=${`${label} is an empty text`} meant=${value === ""} mean=${(is) => change(is ? "" : undefined)} />`}
+  </div>`;
+}
+
+/** That an empty text or list is meant, and has not just been left out. */
+const Nothing = ({ what, meant, mean, required }) => html`<label class="check">
+  <input type="checkbox" required=${required} checked=${meant} onChange=${(event) => mean(event.target.checked)} /><span>${what}</span>
 </label>`;
 
 function ObjectForm({ schema, value, change, label }) {
@@ -115,24 +129,25 @@ function ListForm({ schema, value, change, label }) {
     ${given.map(
       (each, index) => html`<div key=${index} class="with-action">
         <${SchemaForm} schema=${of} name=${`${index + 1}`} value=${each} change=${(next) => change(given.map((old, at) => (at === index ? next : old)))} />
-        <${Button} icon="close" kind="quiet" label=${`Remove ${index + 1}`} onClick=${() => change(given.filter((_, at) => at !== index))} />
+        <${Button} icon="close" kind="quiet" label=${`Remove ${index + 1}`} onClick=${() => change(given.length > 1 ? given.filter((_, at) => at !== index) : undefined)} />
       </div>`,
     )}
     <${Button} kind="quiet" icon="plus" onClick=${() => change([...given, initial(of)])}>Add<//>
+    ${!given.length && html`<${Nothing} what=${`${label} is an empty list`} meant=${Array.isArray(value)} mean=${(is) => change(is ? [] : undefined)} required />`}
   </fieldset>`;
 }
 
 function RawForm({ value, change, label, hint }) {
-  const [text, setText] = useState(() => JSON.stringify(value));
+  const [text, setText] = useState(() => JSON.stringify(value) ?? "");
   const write = (event) => {
     setText(event.target.value);
     try {
-      change(JSON.parse(event.target.value));
+      change(event.target.value.trim() ? JSON.parse(event.target.value) : undefined);
       event.target.setCustomValidity("");
     } catch {
       event.target.setCustomValidity("This is no JSON.");
     }
   };
-  return html`<${Row} label=${`${label} (JSON)`} hint=${hint}><textarea rows="2" value=${text} onInput=${write}>
+  return html`<${Row} label=${`${label} (JSON)`} hint=${hint}><textarea rows="2" required value=${text} onInput=${write}>
     </textarea><//>`;
 }

@@ -653,6 +653,50 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     says(page, 'The tool said: {"sky":"grey","degrees":-3}')
 
 
+def test_a_form_invents_no_value(visit: Visit, server: Server) -> None:
+    kinds: dict[str, Any] = {
+        "temp": {"type": "number"},
+        "sky": {"type": "string"},
+        "note": {"type": "string"},
+        "ok": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "more": {},
+        "unit": {"enum": ["C", "F"], "default": "C"},
+    }
+    schema = {"type": "object", "properties": kinds, "required": [*kinds]}
+    asked: dict[str, Any] = {"input": "call get_weather {}", "tools": [{**WEATHER, "output_schema": schema}]}
+    run = server.post("/v1/responses", {**asked, "background": True, "await_tool_outputs": True})["id"]
+    page = visit.page("#/waiting", "form.answer")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.method))
+    wanting = "document.querySelectorAll('form.answer :is(input, select, textarea):invalid').length"
+    for number, fill in (
+        (6, lambda: page.locator("input[type=number]").press_sequentially("-1.05")),
+        (5, lambda: page.get_by_label("sky", exact=True).fill("grey")),
+        (4, lambda: page.get_by_label("note is an empty text").check()),
+        (3, lambda: page.get_by_label("ok").select_option("false")),
+        (2, lambda: page.get_by_label("tags is an empty list").check()),
+        (1, lambda: page.get_by_label("more (JSON)").fill("null")),
+    ):
+        assert page.evaluate(wanting) == number
+        page.click("text=Send output")
+        fill()
+    assert "POST" not in sent and page.evaluate(wanting) == 0
+    page.click("text=Send output")
+    page.wait_for_selector("text=Nothing waits")
+    output = server.get(f"/v1/responses/{run}?wait=20")["output"]
+    (said,) = [item["output"] for item in output if item["type"] == "function_call_output"]
+    assert json.loads(said) == {
+        "temp": -1.05,
+        "sky": "grey",
+        "note": "",
+        "ok": False,
+        "tags": [],
+        "more": None,
+        "unit": "C",
+    }
+
+
 def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server) -> None:
     conversation = server.post("/v1/conversations", {})["id"]
     tool = {"type": "mcp", "server_label": "here", "server_url": "builtin:", "require_approval": "always"}
@@ -816,6 +860,7 @@ def test_older_names_of_events_and_models_on_demand(visit_other: Visit, other: S
     conversation = other.post("/v1/conversations", {})["id"]
     other.post("/v1/responses", {**asked, "await_tool_outputs": True, "conversation": conversation})
     page = visit_other.page(f"#/chat/{conversation}", "form.answer")
+    page.select_option("form.answer select", "clear")
     page.fill("form.answer input[type=number]", "-3")
     page.click("text=Send output")
     says(page, 'The tool said: {"sky":"clear","degrees":-3}')
