@@ -918,7 +918,7 @@ def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:
     use(keys, made.stdout.split()[0])
     keys.click("text=New key")
     keys.fill("[name=name]", "small")
-    keys.uncheck("text='all'")
+    keys.check("text=Only what is chosen here")
     for scope in ("responses", "conversations", "usage"):
         keys.check(f"text='{scope}'")
     keys.fill("[name=requests_per_minute]", "5")
@@ -930,6 +930,7 @@ def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:
     keys.click("text=Make it")
     row = keys.wait_for_selector("tr:has-text('small')")
     assert row is not None and "5 requests a minute" in row.inner_text() and "in 3d" in row.inner_text()
+    assert "responses, conversations, usage, model:*" in row.inner_text()
     # A key that may not list models can be used all the same, and the selector says why it is empty.
     use(usage, keys.inner_text(".secret"))
     usage.click("nav >> text=Chat")

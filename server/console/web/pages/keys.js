@@ -7,8 +7,8 @@ import { limitWords } from "../limit_words.js";
 import { attempt, dialog, notify, useList, useWatched } from "../state.js";
 
 const SCOPES = [
-  "all", "all.read", "responses", "conversations", "chat", "models", "files", "vector_stores", "containers", "embeddings", "audio",
-  "batches", "prompts", "usage", "metrics", "admin",
+  "all.read", "responses", "conversations", "chat", "models", "files", "vector_stores", "containers", "embeddings", "audio",
+  "batches", "prompts", "usage", "metrics",
 ];
 const LIMITS = {
   requests_per_minute: "Requests a minute", requests_per_day: "Requests a day", tokens_per_minute: "Tokens a minute",
@@ -33,7 +33,7 @@ export function Keys() {
     const form = new FormData(event.target);
     const days = Number(form.get("days"));
     const some = (form.get("more") ?? "").split(/[\s,]+/).filter(Boolean);
-    const body = { name: form.get("name").trim(), scopes: [...form.getAll("scope"), ...some] };
+    const body = { name: form.get("name").trim(), scopes: [form.get("whole"), ...form.getAll("scope"), ...some].filter(Boolean) };
     const limits = Object.keys(LIMITS).filter((name) => form.get(name)).map((name) => [name, Number(form.get(name))]);
     if (limits.length) body.limits = Object.fromEntries(limits);
     if (days > 0) body.expires_in_seconds = days * 86_400;
@@ -70,9 +70,7 @@ export function Keys() {
       <form onSubmit=${create}>
         <${Field} label="Name"><input name="name" required maxlength="256" /><//>
         <fieldset><legend>What it may do</legend>
-          <div class="choices">${SCOPES.map((scope) => html`<label class="check">
-          <input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === "all"} /><span>${scope}</span>
-          </label>`)}</div>
+          <${Reach} />
           <${Field} label="Only these models and tools" hint="Such as model:antiphon-* or tool:function. Empty: all of them.">
             <input name="more" autocomplete="off" spellcheck="false" /><//></fieldset>
         <fieldset><legend>At most</legend>
@@ -90,6 +88,21 @@ export function Keys() {
         : html`<${Empty} icon="key" title="No owners yet">On a server without keys everybody on this machine is the owner local.<//>`)}
     <//>
   <//>`;
+}
+
+/** Everything, or some of it; and the administration besides. */
+function Reach() {
+  const [whole, setWhole] = useState(true);
+  const one = (value, is, words) => html`<label class="check">
+    <input type="radio" name="whole" value=${value} checked=${is} onChange=${() => setWhole(value === "all")} /><span>${words}</span>
+  </label>`;
+  const box = (scope, words = scope) => html`<label class="check">
+    <input type="checkbox" name="scope" value=${scope} /><span>${words}</span>
+  </label>`;
+  return html`${one("all", whole, "Everything but administration (all)")}
+    ${one("", !whole, "Only what is chosen here")}
+    ${!whole && html`<div class="choices" role="group" aria-label="Scopes">${SCOPES.map((scope) => box(scope))}</div>`}
+    ${box("admin", "Administration, too (admin)")}`;
 }
 
 const pathOf = ({ id }) => `v1/organization/projects/${id}`;
