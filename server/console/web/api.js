@@ -2,6 +2,7 @@
 // limits. Nothing here knows of pages.
 
 const KEY = "antiphon.key";
+const OWNER = "antiphon.owner"; // whose key it is, as the server has said
 const PROFILE = { "x-antiphon-profile": "openai" }; // official names of events, also where a server has older ones
 
 /** Where the server's paths begin, also behind a proxy that shows it under a path of its own. */
@@ -59,11 +60,12 @@ export const refused = watched(null);
 /** What the latest reply with such headers said of limits, by the headers' names. */
 export const limits = watched({});
 
-/** Use another key, or none. What this tab has of the owner before goes: what is shown and read, and what is kept. */
-export function useKey(value) {
+/** Use another key, or none. owner: whose it is, if that is known. What this tab has of another owner goes: what is shown
+ * and read, and what is kept. */
+export function useKey(value, owner = null) {
   const former = key.get();
-  if (!former || value === former) {
-    keep(value);
+  if (!former || value === former || (owner && owner === sessionStorage.getItem(OWNER))) {
+    keep(value, owner);
     refused.set(null);
     limits.set({});
     return key.set(value);
@@ -71,15 +73,17 @@ export function useKey(value) {
   window.addEventListener("pagehide", () => {
     // At the very end, behind which nothing of the page is kept any more.
     for (const name of Object.keys(sessionStorage)) if (name.startsWith("antiphon.")) sessionStorage.removeItem(name);
-    keep(value);
+    keep(value, owner);
   });
   history.replaceState(null, "", /^#\/\w+|$/.exec(location.hash)[0] || "#/chat"); // the same page, of nothing in particular
   location.reload();
 }
 
-function keep(value) {
-  if (value) sessionStorage.setItem(KEY, value);
-  else sessionStorage.removeItem(KEY);
+function keep(value, owner) {
+  for (const [name, kept] of [[KEY, value], [OWNER, owner]]) {
+    if (kept) sessionStorage.setItem(name, kept);
+    else sessionStorage.removeItem(name);
+  }
 }
 
 export function url(path, query = {}) {

@@ -1,7 +1,7 @@
 // The frame around all pages: navigation, the state of the connection, the key, shortcuts, notices.
 
 import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/standalone.module.js";
-import { connection, get, key, refused, request, useKey } from "./api.js";
+import { connection, get, key, refused, useKey } from "./api.js";
 import { Button, Dialog, Field, Icon, Page } from "./elements.js";
 import { sendAgain } from "./outbox.js";
 import { dialog, dismiss, go, href, notices, route, useLoaded, useWatched } from "./state.js";
@@ -177,21 +177,21 @@ function KeyDialog({ close, why }) {
   const [problem, setProblem] = useState(key.get() ? why : null);
   const submit = async (event) => {
     event.preventDefault();
+    let owner = null;
     try {
-      if (value) await request("GET", "v1/models", { as: value.trim() });
-      useKey(value.trim());
-      close();
+      ({ owner } = await get("v1/tools", {}, { as: value.trim() }));
     } catch (error) {
-      // A key that may not list models is a good key all the same.
+      // A key that may not make responses is a good key all the same.
       if (error.status !== 403) return setProblem(error.message);
-      useKey(value.trim());
-      close();
     }
+    useKey(value.trim(), owner);
+    close();
   };
+  const hint = "Kept in this tab alone, until it is closed.";
   return html`<${Dialog} title="Key" close=${close}>
     <form onSubmit=${submit}>
       ${problem ? html`<p class="notice bad" role="alert">${problem}</p>` : why && html`<p>${NEEDED}</p>`}
-      <${Field} label="API key" hint="Kept in this tab alone, until it is closed.">
+      <${Field} label="API key" hint=${key.get() ? `${hint} Drafts and open pages stay if it is of the same owner, and go otherwise.` : hint}>
         <input type="password" autocomplete="off" spellcheck="false" value=${value} onInput=${(event) => setValue(event.target.value)} />
       <//>
       <footer>

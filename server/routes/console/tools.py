@@ -27,7 +27,8 @@ HOSTED: tuple[Mapping[str, Any], ...] = (
 
 @router.get("/tools", **documented("OfferedTools", "responses.read"))
 async def list_tools(request: Request) -> Response:
-    """The tools that this server carries out, as a request with this key would write them (extension)."""
+    """The tools that this server carries out, as a request with this key would write them, and whose key it
+    is: the `owner`, of whom all that a request with it makes is (extension)."""
     runs, who = context(request).runs, principal(request)
     servers = ({"type": "mcp", **each} for each in runs.intake.servers_of(owner(request)))
     tools: list[Mapping[str, Any]] = [*servers, *HOSTED]
@@ -39,4 +40,4 @@ async def list_tools(request: Request) -> Response:
         if why is None and not who.scopes.allow(scope):
             why = f"The key lacks the scope {scope}."
         data.append({"object": "tool", "tool": tool, "available": why is None, "reason": why})
-    return json_reply(orjson.dumps({"object": "list", "data": data}))
+    return json_reply(orjson.dumps({"object": "list", "owner": who.owner, "data": data}))

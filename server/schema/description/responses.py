@@ -535,6 +535,7 @@ _REPLIES: Mapping[str, Schema] = {
     "OfferedTools": of(
         {
             "object": {"const": "list"},
+            "owner": {**STRING, "description": "Whose key the request came with."},
             "data": listed(
                 of(
                     {

@@ -994,6 +994,35 @@ def test_another_key_sees_nothing_of_the_one_before(browser: Browser, tmp_path: 
         assert page.evaluate("sessionStorage.getItem('antiphon.key')") is None
 
 
+def test_another_key_of_the_same_owner_goes_on(browser: Browser, tmp_path: Path) -> None:
+    with (
+        keyed(tmp_path, "ann") as (server, keys),
+        visiting(browser, server) as visitor,
+        httpx.Client(
+            base_url=server.url, headers={"authorization": f"Bearer {keys['ann']}"}, timeout=30
+        ) as client,
+    ):
+        projects = client.get("/v1/organization/projects").json()["data"]
+        (project,) = [each["id"] for each in projects if each["name"] == "ann"]
+        path = f"/v1/organization/projects/{project}/api_keys"
+        lost = client.post(path, json={"name": "lost", "scopes": ["all"]}).json()
+        page = visitor.page("#/chat", "dialog")
+        use_key(page, lost["value"])
+        page.wait_for_selector("dialog", state="detached")
+        page.wait_for_selector(".model option >> text=scripted", state="attached")
+        ask(page, "tick 30\ncount 200")
+        begun(page)
+        page.fill("#composer", "my draft")
+        assert client.delete(f"{path}/{lost['id']}").status_code == 200
+        page.wait_for_selector("dialog >> text=was revoked")
+        page.wait_for_selector(".turn.assistant >> text=The server goes on with this answer.")
+        assert page.locator("text=Try again").count() == 0
+        where = page.url
+        use_key(page, keys["ann"])
+        says(page, counted(200))
+        assert (page.url, page.input_value("#composer")) == (where, "my draft")
+
+
 def test_it_is_said_whom_a_revoked_key_shuts_out_or_lets_in(browser: Browser, tmp_path: Path) -> None:
     with keyed(tmp_path, "ann", "bob") as (server, keys), visiting(browser, server) as visitor:
         page = visitor.page("#/keys", "dialog")

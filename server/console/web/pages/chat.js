@@ -122,6 +122,11 @@ function Thread({ id, showList }) {
   useEffect(() => watchTurns((each) => each.conversation === id && redraw()), [id]);
   useEffect(() => () => id && leave(id), [id]);
 
+  // What was cut because a key was refused is found again with another key.
+  useEffect(() => {
+    if (isCut(turn)) forget(turn);
+  }, [owner]);
+
   // What is being made, be it after a reload or by another client, is read from its beginning on.
   useEffect(() => {
     const newest = found?.newest;
@@ -457,6 +462,9 @@ const filesOf = (content) =>
 /** A part of a message as it is sent again: by the file's id alone where it has one. */
 const again = (part) => (part.file_id ? { type: part.type, file_id: part.file_id } : part);
 
+/** Whether the server goes on with a turn of which this tab may read no more. */
+const isCut = (turn) => Boolean(turn?.id) && turn.error?.status === 401;
+
 /** A turn that is being made, or that has just ended. */
 function Live({ turn, redraw, again: retry }) {
   const { state } = turn;
@@ -472,7 +480,8 @@ function Live({ turn, redraw, again: retry }) {
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
       ${shown.map((item, index) => html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
       ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} unsent=${!turn.id} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
-      ${turn.error && html`${turn.error.code === LOCKED ? html`<${Locked} />` : html`<${Failure} error=${turn.error} />`}
+      ${isCut(turn) && html`<div class="notice ask" role="status">The server goes on with this answer. It is shown again with another key of the same owner.</div>`}
+      ${turn.error && !isCut(turn) && html`${turn.error.code === LOCKED ? html`<${Locked} />` : html`<${Failure} error=${turn.error} />`}
         <${Button} icon="again" onClick=${() => retry(turn.input)}>Try again<//>`}
       <${Outcome} response=${turn.ended ? state.response : null} />
     </article>`;

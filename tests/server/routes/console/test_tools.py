@@ -53,7 +53,9 @@ async def test_servers_and_scopes_are_those_of_the_key(tmp_path: Path) -> None:
             )
             return {"authorization": f"Bearer {reply.json()['key']}"}
 
-        ann = by_name((await client.get("/v1/tools", headers=await key("ann", "responses"))).json())
+        of_ann = (await client.get("/v1/tools", headers=await key("ann", "responses"))).json()
+        ann = by_name(of_ann)
+        assert of_ann["owner"] == "ann"
         assert "builtin:desk" in ann and "builtin:shop" not in ann
         assert ann["builtin:desk"]["available"] and ann["file_search"]["available"]
         narrow = await key("bob", "responses", "tool:mcp:builtin:shop")
