@@ -62,7 +62,7 @@ export function Answer({ item, answer, tool }) {
     setText(!text);
     setValue(text ? parsed(value, schema) : JSON.stringify(value, null, 2) ?? "");
   };
-  return html`<form class="answer" onSubmit=${submit} aria-label=${`Output of ${item.name ?? item.type}`}>
+  return html`<form class="answer" onSubmit=${submit}>
     ${text
       ? html`<label class="field"><span>Output of the tool</span>
           <textarea rows="3" required value=${value} onInput=${(event) => setValue(event.target.value)}></textarea>

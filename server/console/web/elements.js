@@ -295,6 +295,9 @@ export function Popover({ icon, label, text, children, up = false, kind = "quiet
   </div>`;
 }
 
+/** A table without anything that the keyboard reaches: it can be scrolled by it, where the screen is narrow. */
+export const Scrolled = ({ label, children }) => html`<div class="table-frame" tabindex="0" role="region" aria-label=${label}>${children}</div>`;
+
 export const Field = ({ label, hint, children }) => html`<label class="field">
   <span>${label}</span>${children}${hint && html`<small class="faint">${hint}</small>`}
 </label>`;

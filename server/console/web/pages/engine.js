@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/standalone.module.js";
 import { isTold, key, request } from "../api.js";
 import { Line } from "../chart.js";
-import { Failure, Page, State, number, short, size } from "../elements.js";
+import { Failure, Page, Scrolled, State, number, short, size } from "../elements.js";
 import { useWatched } from "../state.js";
 
 const EVERY_MS = 2000;
@@ -163,10 +163,10 @@ function Models({ last }) {
       <td class="figure">${number(of("antiphon_engine_running"))}</td><td class="figure hide-narrow">${number(of("antiphon_model_load_failures_total"))}</td></tr>`;
   });
   if (!rows.length) return null;
-  return html`<div class="table-frame"><table class="list">
+  return html`<${Scrolled} label="Models"><table class="list">
     <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col" class="figure">Memory</th>
       <th scope="col" class="figure">Running</th><th scope="col" class="figure hide-narrow">Failed loads</th></tr></thead>
-    <tbody>${rows}</tbody></table></div>`;
+    <tbody>${rows}</tbody></table><//>`;
 }
 
 function Shares({ parts, label }) {

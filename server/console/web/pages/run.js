@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useState } from "../vendor/standalone.module.js";
 import { get, key, list, post, remove } from "../api.js";
-import { Ago, Button, Failure, Id, Json, Loaded, More, Page, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
+import { Ago, Button, Failure, Id, Json, Loaded, More, Page, Scrolled, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { Item, outputsOf } from "../items.js";
 import { useEvents, waited } from "../run_events.js";
 import { attempt, go, href, useList, useLoaded, useRedraw, useWatched } from "../state.js";
@@ -129,7 +129,7 @@ function Used({ usage }) {
       <div><dt>of it reasoning</dt><dd>${number(usage.output_tokens_details?.reasoning_tokens)}</dd></div>
       <div><dt>Total</dt><dd>${number(usage.total_tokens)}</dd></div>
     </dl>
-    ${turns.length > 0 && html`<div class="table-frame"><table class="list">
+    ${turns.length > 0 && html`<${Scrolled} label="Generations"><table class="list">
       <thead><tr><th scope="col">Generation</th><th scope="col" class="figure">Input</th>
         <th scope="col" class="figure">Cached</th><th scope="col" class="figure">Output</th>
         <th scope="col" class="figure">Tool outputs</th></tr></thead>
@@ -140,5 +140,5 @@ function Used({ usage }) {
         <td class="figure">${number(usage.output_tokens_per_turn?.[index])}</td>
         <td class="figure">${number(usage.tool_output_tokens_per_turn?.[index])}</td>
       </tr>`)}</tbody>
-    </table></div>`}`;
+    </table><//>`}`;
 }

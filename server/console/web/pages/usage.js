@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/standalone.module.js";
 import { get, key, limits } from "../api.js";
 import { Bars } from "../chart.js";
-import { Empty, Loaded, Page, number, short } from "../elements.js";
+import { Empty, Loaded, Page, Scrolled, number, short } from "../elements.js";
 import { periodWords } from "../limit_words.js";
 import { useLoaded, useWatched } from "../state.js";
 
@@ -80,13 +80,13 @@ function Figures({ found, by, width }) {
         <${Bars} columns=${columns((result) => result.num_model_requests ?? 0)} names=${names} label="Requests over time" shown=${number} />
         </section>
     </div>
-    <div class="table-frame"><table class="list">
+    <${Scrolled} label=${`By ${APART[by]}`}><table class="list">
       <thead><tr>
         <th scope="col">${APART[by]}</th>${Object.keys(KINDS).map((name) => html`<th scope="col" class="figure">${name}</th>`)}</tr>
         </thead>
       <tbody>${names.map((name) => html`<tr><td class="main"><span class="clip">${name}</span>
         </td>${Object.values(KINDS).map((field) => html`<td class="figure">${number(total(results.filter((result) => nameOf(result) === name), field))}</td>`)}</tr>`)}</tbody>
-    </table></div>`;
+    </table><//>`;
 }
 
 /** What the headers of replies say: of all limits on requests, and of all on tokens, the one that is the nearest. */
