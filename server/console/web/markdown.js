@@ -144,6 +144,7 @@ function toNodes(text) {
   } catch {
     return null;
   }
+  for (const link of nodes.querySelectorAll("a:not([href])")) link.replaceWith(...link.childNodes); // it leads nowhere
   for (const block of nodes.children) block.dir = "auto"; // what stands within has its place by it, and its lines by their own
   for (const pre of nodes.querySelectorAll("pre")) frame(pre);
   for (const table of nodes.querySelectorAll("table")) {

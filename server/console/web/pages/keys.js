@@ -1,7 +1,7 @@
 // Keys: those of every owner, for administrators.
 
 import { html, useState } from "../vendor/standalone.module.js";
-import { get, key, list, post, remove } from "../api.js";
+import { get, key, list, post, remove, watched } from "../api.js";
 import { Ago, Button, Copy, Dialog, Empty, Failure, Field, Id, Loaded, More, Page, Sure } from "../elements.js";
 import { limitWords } from "../limit_words.js";
 import { attempt, dialog, notify, useList, useWatched } from "../state.js";
@@ -17,9 +17,11 @@ const LIMITS = {
 
 const FEW = 5; // owners that are shown with their keys at once: those of each are two requests
 
+const fresh = watched(null); // a key that was just made: it is shown only now, and stays until it is put away
+
 export function Keys() {
   const owner = useWatched(key);
-  const [made, setMade] = useState(null);
+  const made = useWatched(fresh);
   const [making, make] = useState(null); // "owner", or the owner of the key and what is done when there is one
   const [refused, refuse] = useState(null);
   const begin = (what) => {
@@ -40,7 +42,7 @@ export function Keys() {
     try {
       const found = await post(`${pathOf(making.project)}/api_keys`, body);
       begin(null);
-      setMade(found.value ?? found.key);
+      fresh.set(found.value ?? found.key);
       making.done();
     } catch (error) {
       refuse(error);
@@ -60,9 +62,9 @@ export function Keys() {
   }
   return html`<${Page} title="Keys" note="Who may use this server, and for what."
     actions=${html`<${Button} icon="plus" onClick=${() => begin("owner")}>New owner<//>`}>
-    ${made && html`<div class="notice good" role="status"><p>This is the only time that the key is shown.</p>
+    ${made && html`<div class="notice good" role="status"><p>Copy the key now: it is shown until you press Done or reload this page, and never again.</p>
       <div class="row"><code class="secret">${made}</code><${Copy} text=${made} label="Copy the key" />
-      <${Button} kind="quiet" onClick=${() => setMade(null)}>Done<//></div></div>`}
+      <${Button} kind="quiet" onClick=${() => fresh.set(null)}>Done<//></div></div>`}
     ${making === "owner" && html`<${Dialog} title="New owner" close=${() => begin(null)}>
       <form onSubmit=${createOwner}><${Field} label="Name"><input name="name" required maxlength="256" /><//><footer>
         <button type="submit" class="button primary">Make it</button></footer></form><//>`}
