@@ -364,23 +364,25 @@ class Held:
     def __init__(self, page: Page) -> None:
         self._page = page
         self._wanted = False
-        self._held: Route | None = None
+        self._held: list[Route] = []
         page.route("**/v1/responses", self._hold)
 
     def _hold(self, route: Route) -> None:
         if self._wanted and route.request.method == "POST":
-            self._wanted, self._held = False, route
+            self._wanted = False
+            self._held.append(route)
         else:
             route.continue_()
 
     def say(self, text: str) -> Route:
         """Send a message, of which the server hears nothing until the route that is returned is continued."""
-        self._wanted, self._held = True, None
+        self._wanted = True
+        self._held.clear()
         self._page.fill("#composer", text)
         self._page.press("#composer", "Enter")
-        while self._held is None:
+        while not self._held:
             self._page.wait_for_timeout(20)
-        return self._held
+        return self._held[0]
 
 
 def wrote(page: Page, text: str) -> None:
