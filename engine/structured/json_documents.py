@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.references import pointed
 from engine.structured.json_schema import written
+from engine.structured.keyword_rules import LEAST_STEP, drop_steps
 from engine.structured.keywords import NAMED, PLAIN
 from engine.structured.schema_algebra import Schema, kinds
 
@@ -23,7 +24,7 @@ NUMBER = (
     f"/-?(0|[1-9][0-9]{{0,{DIGITS - 1}}})(\\.[0-9]{{1,{DIGITS - 1}}})?([eE][+-]?[0-9]{{1,3}})?/"
     f" & /-?[0-9.]{{1,{DIGITS + 1}}}([eE].*)?/"
 )
-BOUNDS: Schema = {"minimum": -9_999_999_999, "maximum": 9_999_999_999, "multipleOf": 1e-9}
+BOUNDS: Schema = {"minimum": -9_999_999_999, "maximum": 9_999_999_999, "multipleOf": LEAST_STEP}
 MAX_NAME = 128  # characters of a property's name, where an object may have any: more than people write
 MAX_RULES = 2_000  # beyond it llguidance writes the whole document
 MAX_TEXT = 1 << 17  # characters of a schema; the same
@@ -257,6 +258,8 @@ def _bounded(part: Any) -> Any:
             out[key] = _bounded(part[key])
     if "type" in part and _may_be_a_fraction(part) and not part.keys() & {*_NUMBER, "enum", "const"}:
         out |= BOUNDS
+    if "allOf" in out:
+        drop_steps(out)
     return out
 
 

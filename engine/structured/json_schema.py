@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
+from math import inf, isnan
 from typing import Any
 
 from engine.parsing import MAX_DEPTH
@@ -36,6 +38,7 @@ MAX_OPTIONAL = 450
 MAX_PARTS = 4_000
 MAX_COUNT = 1 << 31  # of characters, items or properties
 MAX_STEPS = 10_000  # of comparing schemas
+MAX_INT64 = (1 << 63) - 1
 
 _FORMS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*NAMED, "dependentRequired"), (dict,)),
@@ -176,7 +179,7 @@ def _rewrite(schema: Any, place: Place) -> Any:
                     raise
                 # An annotation says nothing of what fits, so it need not be a schema: only a reference to it
                 # would, and finds nothing.
-    for keyword, rule in RULES.items():
+    for keyword, rule in RULES:
         if keyword in out and rule(out, place) is False:
             return False
     return out
@@ -221,6 +224,20 @@ def _check_fixed(schema: Schema, place: Place) -> None:
             check_fixed(value if isinstance(value, str) else json.dumps(value))
         except ConstraintError as error:
             raise refuse(keyword, place, str(error)) from None
+        if (lost := _lost(value)) is not None:
+            raise refuse(keyword, place, f"{str(lost)[:32]} is not written exactly")
+
+
+def _lost(value: Any) -> int | None:
+    """An integer in a value of which llguidance would write other digits: it reads numbers as floats."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return next((lost for part in parts if (lost := _lost(part)) is not None), None)
+    if not isinstance(value, int) or value == MAX_INT64:  # where its integers end, too large a float ends
+        return None
+    near = float(value) if abs(value) < 10**300 else inf
+    kept = int(near) if abs(near) < MAX_INT64 else Decimal(repr(near))
+    return None if kept == value else value
 
 
 def _fits(keyword: str, value: Any) -> bool:
@@ -229,6 +246,8 @@ def _fits(keyword: str, value: Any) -> bool:
         return 0 <= int(value) < MAX_COUNT
     if keyword == "multipleOf":
         return bool(value > 0)
+    if isinstance(value, float):
+        return not isnan(value)
     if keyword in NAMED or keyword == "dependentRequired":
         lists = keyword in ("dependentRequired", "dependencies")
         schemas = (dict, bool) if keyword in NAMED else ()

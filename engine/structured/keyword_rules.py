@@ -7,9 +7,11 @@ semantics are those of JSON Schema 2020-12, and of drafts 4 to 7 where these dif
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from decimal import ROUND_CEILING, Decimal
+from functools import partial
 from itertools import combinations, permutations
-from math import comb, perm
+from math import ceil, comb, inf, nextafter, perm, ulp
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -32,10 +34,13 @@ MAX_BRANCHES = 64  # that one keyword may be written as
 MAX_ARRAYS = 2_000  # of items that do not repeat, written out
 PLACES = 8  # of an array's first items, where one that it must contain may stand
 LEAST_STEP = 1e-9  # between numbers that have bounds
-MAX_FINE = 99_999_999_999  # of a number that has such steps: twenty digits in all
-MAX_INTEGER = 9 * 10**18  # of an integer without bounds: readers refuse, or lose, longer ones
+MAX_FINE = 99_999_999_999  # of a number that has such steps, unless a bound lies further out
+MAX_INTEGER = 9 * 10**18  # of an integer, and of a number with bounds: readers refuse, or lose, longer ones
+MAX_STEP = 2**32 - 1  # of `multipleOf`, without its point
+MAX_PLACES = 9  # of `multipleOf`, behind its point
+EXACT_DIGITS, EXACT_PLACES = 15, 22  # of a fraction: of others llguidance does not read the nearest float
 
-_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_SIDES = {1: ("minimum", "exclusiveMinimum"), -1: ("maximum", "exclusiveMaximum")}
 _LISTING = frozenset({"enum", "const", "type", "minimum", "maximum", "title", "description", "default"})
 _LISTED = frozenset({"enum", "const", "title", "description"})
 _NARROWING = frozenset({"pattern", "allOf", "$ref"})  # llguidance may fail to combine them with a long bound
@@ -213,49 +218,151 @@ def _counts(schema: Schema, place: Place) -> None:
         schema.pop(key, None)
 
 
-def _exclusive(bound: str, exclusive: str) -> Callable[[Schema, Place], None]:
+def _flag(inclusive: str, exclusive: str) -> Callable[[Schema, Place], None]:
     def rule(schema: Schema, place: Place) -> None:
         """Draft 4 wrote a flag beside the bound."""
         flag = schema[exclusive]
         if isinstance(flag, bool):
             del schema[exclusive]
-            if flag and bound in schema:
-                schema[exclusive] = schema.pop(bound)
+            if flag and inclusive in schema:
+                schema[exclusive] = schema.pop(inclusive)
 
     return rule
 
 
+def _multiple_of(schema: Schema, place: Place) -> None:
+    step, places = schema["multipleOf"], 0
+    while step <= MAX_STEP and step % 1:  # as llguidance looks for a step's digits, with the same floats
+        step, places = step * 10.0, places + 1
+    if step > MAX_STEP or places > MAX_PLACES:
+        raise refuse("multipleOf", place, "it has too many digits")
+
+
 def _type(schema: Schema, place: Place) -> None:
-    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     if schema.keys() & {"enum", "const"}:
         return
-    if "number" in kinds:
+    if _whole(schema):
+        _fill(schema, MAX_INTEGER)
+    elif "number" in kinds(schema):
         _end_fractions(schema)
-        return
-    if "integer" not in kinds:
-        return
-    if "minimum" not in schema and "exclusiveMinimum" not in schema:
-        schema["minimum"] = -MAX_INTEGER
-    if "maximum" not in schema and "exclusiveMaximum" not in schema:
-        schema["maximum"] = MAX_INTEGER
 
 
 def _end_fractions(schema: Schema) -> None:
     """A number with some bounds gets those that it lacks: within bounds llguidance writes no exponent, but
     digits without end."""
-    bounds = [schema[key] for key in _BOUNDS if isinstance(schema.get(key), int | float)]
+    bounds = _bounds(schema)
     if not bounds and "multipleOf" not in schema:
         return  # written otherwise (`documents`)
-    largest = max(map(abs, bounds), default=0)
-    if "multipleOf" not in schema and all(not each or abs(each) > 1e-6 for each in bounds):
-        # What lies far out needs no billionths: there a float has none.
-        schema["multipleOf"] = LEAST_STEP if largest < MAX_FINE else 1
+    sizes = [abs(each.least) for each in bounds]
+    if "multipleOf" not in schema and all(not size or size > 1e-6 for size in sizes):
+        # Where all of it lies far out it needs no billionths: there a float has none.
+        schema["multipleOf"] = 1 if any(each.least >= MAX_FINE for each in bounds) else LEAST_STEP
     limit = MAX_INTEGER if schema.get("multipleOf", 0) >= 1 else MAX_FINE
-    most = limit if largest < limit else 10 * largest
-    if "minimum" not in schema and "exclusiveMinimum" not in schema:
-        schema["minimum"] = -most
-    if "maximum" not in schema and "exclusiveMaximum" not in schema:
-        schema["maximum"] = most
+    most = limit if all(size < limit for size in sizes) else MAX_INTEGER
+    _fill(schema, most)
+
+
+def _fill(schema: Schema, most: int) -> None:
+    """Bounds where there are none."""
+    for side, (inclusive, exclusive) in _SIDES.items():
+        if inclusive not in schema and exclusive not in schema:
+            schema[inclusive] = -side * most
+
+
+class _Bound(NamedTuple):
+    """A bound that a schema has. least: turned so that numbers lie above it; side: -1 where it was turned."""
+
+    least: int | float
+    is_open: bool
+    keyword: str
+    side: int
+
+
+def _bounds(schema: Schema) -> list[_Bound]:
+    """One for each side that has any."""
+    found = []
+    for side, keywords in _SIDES.items():
+        given = [
+            _Bound(side * schema[key], key == keywords[1], key, side) for key in keywords if key in schema
+        ]
+        found += [max(given)] if given else []
+    return found
+
+
+def _narrow(schema: Schema, place: Place) -> None:
+    """Bounds are written as inclusive ones of which llguidance loses nothing: it reads them as floats, not
+    always the nearest ones, takes 0 to be above an exclusive 0, and fails at more digits than an integer of
+    64 bits has."""
+    if schema.keys() & {"enum", "const"} or "number" not in kinds(schema):
+        return
+    bounds = _bounds(schema)
+    for each in bounds:
+        if each.least > MAX_INTEGER:
+            raise refuse(each.keyword, place, f"numbers beyond {each.side * MAX_INTEGER} are not written")
+    if len(bounds) > 1:
+        low, high = bounds[0].least, -bounds[1].least
+        if low > high or (low == high and any(each.is_open for each in bounds)):
+            return  # llguidance tells that nothing fits
+    near = [abs(each.least) / 1000 for each in bounds if 0 < abs(each.least) < 1]
+    step = LEAST_STEP if "multipleOf" in schema else min([LEAST_STEP, *near])
+    least = _least_whole if _whole(schema) else partial(_least, step=step)
+    for each in bounds:
+        inclusive, exclusive = _SIDES[each.side]
+        schema.pop(exclusive, None)
+        schema[inclusive] = each.side * _as_read(
+            least(_as_meant(max(each.least, -MAX_INTEGER)), each.is_open)
+        )
+    if len(bounds) > 1 and schema["minimum"] > schema["maximum"]:
+        one, other = (each.keyword for each in bounds)
+        raise refuse(one, place, f"no number that can be written lies between it and {other!r}")
+
+
+def _whole(schema: Schema) -> bool:
+    """Whether the numbers of a schema are integers."""
+    named = schema.get("type")
+    return "integer" in (listed := named if isinstance(named, list) else [named]) and "number" not in listed
+
+
+def _least_whole(bound: Decimal, is_open: bool) -> Decimal:
+    """The least integer above a bound."""
+    least = ceil(bound)
+    return Decimal(least + (is_open and least == bound))
+
+
+def _least(bound: Decimal, is_open: bool, step: float) -> Decimal:
+    """A bound, or where it is open a number above it that is another one as a float too."""
+    return bound + Decimal(max(step, 4 * ulp(bound))) if is_open else bound
+
+
+def _as_meant(bound: int | float) -> Decimal:
+    """A bound as it is written; a float without a fraction as what it stands for, where that is more."""
+    written = Decimal(repr(bound))
+    return written if bound % 1 else max(written, Decimal(bound))
+
+
+def _as_read(least: Decimal) -> int | float:
+    """The least number from a given one on that llguidance reads as it is written."""
+    if least != int(least):
+        places = min(EXACT_PLACES, EXACT_DIGITS - 1 - least.adjusted())
+        return float(least.quantize(Decimal(1).scaleb(-places), ROUND_CEILING)) or 0
+    near = float(least)
+    while min(Decimal(near), Decimal(repr(near))) < least:  # as an integer, and as another number
+        near = nextafter(near, inf)
+    return int(near)
+
+
+def _all_of(schema: Schema, place: Place) -> None:
+    drop_steps(schema)
+
+
+def drop_steps(schema: Schema) -> None:
+    """Take our own steps out of the parts of an `allOf` where a client has given one: it ends fractions too,
+    and llguidance loses count of what two very different ones have in common."""
+    parts = [part for part in (schema, *schema["allOf"]) if isinstance(part, dict) and "multipleOf" in part]
+    if any(part["multipleOf"] != LEAST_STEP for part in parts):
+        for part in parts:
+            if part["multipleOf"] == LEAST_STEP:
+                del part["multipleOf"]
 
 
 def _min_properties(schema: Schema, place: Place) -> None:
@@ -383,29 +490,33 @@ def _unevaluated(keyword: str, plain: str) -> Callable[[Schema, Place], None]:
     return rule
 
 
-RULES: Mapping[str, Callable[[Schema, Place], bool | None]] = {
-    "$ref": _ref,
-    "oneOf": _one_of,
-    "pattern": _pattern,  # the client's own, so before what a format is written as
-    "format": _format,
-    "uniqueItems": _unique,
-    "contains": _contains,
-    "minContains": _counts,
-    "maxContains": _counts,
-    "exclusiveMinimum": _exclusive("minimum", "exclusiveMinimum"),
-    "exclusiveMaximum": _exclusive("maximum", "exclusiveMaximum"),
-    "type": _type,
-    "minProperties": _min_properties,
-    "maxProperties": _max_properties,
-    "unevaluatedProperties": _unevaluated("unevaluatedProperties", "additionalProperties"),
-    "unevaluatedItems": _unevaluated("unevaluatedItems", "items"),
-    "propertyNames": _property_names,
-    "not": _not,
-    "if": _if,
-    "then": _orphans,
-    "else": _orphans,
-    "dependentRequired": _dependent("dependentRequired"),
-    "dependentSchemas": _dependent("dependentSchemas"),
-    "dependencies": _dependent("dependencies"),
-}
-"""They change a schema in place, in this order; False where nothing can fit."""
+RULES: Sequence[tuple[str, Callable[[Schema, Place], bool | None]]] = (
+    ("$ref", _ref),
+    ("oneOf", _one_of),
+    ("pattern", _pattern),  # the client's own, so before what a format is written as
+    ("format", _format),
+    ("uniqueItems", _unique),
+    ("contains", _contains),
+    ("minContains", _counts),
+    ("maxContains", _counts),
+    ("exclusiveMinimum", _flag("minimum", "exclusiveMinimum")),
+    ("exclusiveMaximum", _flag("maximum", "exclusiveMaximum")),
+    ("multipleOf", _multiple_of),
+    ("type", _type),
+    *((bound, _narrow) for keywords in _SIDES.values() for bound in keywords),
+    ("minProperties", _min_properties),
+    ("maxProperties", _max_properties),
+    ("unevaluatedProperties", _unevaluated("unevaluatedProperties", "additionalProperties")),
+    ("unevaluatedItems", _unevaluated("unevaluatedItems", "items")),
+    ("propertyNames", _property_names),
+    ("not", _not),
+    ("if", _if),
+    ("then", _orphans),
+    ("else", _orphans),
+    ("dependentRequired", _dependent("dependentRequired")),
+    ("dependentSchemas", _dependent("dependentSchemas")),
+    ("dependencies", _dependent("dependencies")),
+    ("allOf", _all_of),
+)
+"""Each keyword and what is done where it stands. They change a schema in place, in this order; False where
+nothing can fit."""

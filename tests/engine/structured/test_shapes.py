@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import re
+import sys
 import time
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
 from functools import lru_cache
 from typing import Any
 
@@ -263,6 +267,16 @@ def test_keywords_that_are_refused_by_name(schema: Any, keyword: str) -> None:
         ({"$defs": {"b": [1]}}, "$defs", "its value has another form"),
         ({"dependencies": {"b": [1]}}, "dependencies", "its value has another form"),
         ({"multipleOf": 0}, "multipleOf", "its value has another form"),
+        ({"type": "integer", "multipleOf": 5_000_000_000}, "multipleOf", "it has too many digits"),
+        ({"type": "number", "multipleOf": 1e-12}, "multipleOf", "it has too many digits"),
+        ({"minimum": 1e19}, "minimum", "numbers beyond 9000000000000000000 are not written"),
+        ({"type": "integer", "exclusiveMaximum": -(10**400)}, "exclusiveMaximum",
+         "numbers beyond -9000000000000000000 are not written"),
+        ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}, "exclusiveMinimum",
+         "no number that can be written lies between it and 'exclusiveMaximum'"),
+        ({"minimum": math.nan}, "minimum", "its value has another form"),
+        ({"const": [(1 << 53) + 1]}, "const", "9007199254740993 is not written exactly"),
+        ({"enum": ["a", -(1 << 63)]}, "enum", "-9223372036854775808 is not written exactly"),
         ({"type": "string", "pattern": "(["}, "pattern", "unclosed character class"),
         ({"pattern": "(a)\\1"}, "pattern", "backreferences are not supported"),
         ({"pattern": "a^b"}, "pattern", "it has an anchor, or the edge of a word, in its middle"),
@@ -270,7 +284,7 @@ def test_keywords_that_are_refused_by_name(schema: Any, keyword: str) -> None:
         ({"pattern": "[a&&b]"}, "pattern", "nothing matches it"),
         ({"$ref": "#/$defs/a/items"}, "$ref", "what stands at '#/$defs/a/items' never ends"),
     ],
-)
+)  # fmt: skip
 def test_a_refusal_says_where(schema: Any, keyword: str, why: str) -> None:
     whole = {
         "type": "object",
@@ -471,6 +485,109 @@ def test_integers_stay_readable() -> None:
     constraint = Constraint(answer=Shape("json", '{"type": "integer"}'))
     assert accepts("bytes", constraint, "-" + "8" * 18)
     assert not accepts("bytes", constraint, "8" * 30)
+
+
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+
+def bounded(rng: random.Random) -> dict[str, Any]:
+    """A schema of numbers with bounds of any magnitude."""
+
+    def bound() -> int | float:
+        near: list[int] = [0, 1, 10 ** rng.randint(0, 30), 1 << rng.randint(0, 70), (1 << 63) - 1, 1 << 53]
+        size: int | float = rng.choice(near) + rng.randint(-3, 3)
+        if rng.random() < 0.4:
+            size = rng.choice(
+                [size * rng.random(), 10 ** -rng.uniform(0, 12), 3.4028235e38, sys.float_info.max]
+            )
+        return size * rng.choice([-1, 1])
+
+    low, high = sorted([bound(), bound()])
+    schema: dict[str, Any] = {"type": rng.choice(["integer", "number"])}
+    if rng.random() < 0.8:
+        schema[rng.choice(BOUNDS[:2])] = low
+    if rng.random() < 0.8:
+        schema[rng.choice(BOUNDS[2:])] = high
+    if rng.random() < 0.15:
+        schema["multipleOf"] = rng.choice([1, 3, 1000])
+    return schema
+
+
+def at_the_edges(schema: dict[str, Any]) -> Iterator[str]:
+    """Numbers at a schema's bounds, and on both sides of them."""
+    for bound in (schema[key] for key in BOUNDS if key in schema):
+        if abs(bound) < 10**40:
+            for far in ("0", "1", "1e-9", "1e-20", "1024", repr(math.ulp(bound))):
+                with localcontext(prec=100):
+                    yield from (f"{Decimal(repr(bound)) + side * Decimal(far):f}" for side in (-1, 1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_numbers_stay_within_their_bounds(seed: int) -> None:
+    """Whatever the bounds, and wherever they stand: what is written lies within them as it stands, and as the
+    float that it is read as; what cannot be written so is refused, by the keyword's path."""
+    enforced = 0
+    for number in range(NUM_SCHEMAS // 8):
+        rng = random.Random(1000 * seed + number)
+        part = bounded(rng)
+        typed = {"type": part["type"]}
+        schema = rng.choice(
+            [
+                part,
+                {"$ref": "#/$defs/n", "$defs": {"n": part}},
+                {"anyOf": [part, {"type": "null"}]},
+                {"allOf": [typed, {key: value for key, value in part.items() if key != "type"}]},
+                {"allOf": [{**typed, key: value} for key, value in part.items()]},
+                {**part, "type": [part["type"], "null"]},
+            ]
+        )
+        constraint = Constraint(answer=Shape("json", json.dumps(schema)))
+        try:
+            matcher("bytes", constraint)
+        except ConstraintError as error:
+            assert re.search("'.*' cannot be enforced: n|nothing fits", str(error)), (schema, error)
+            continue
+        enforced += 1
+        texts = [text for text in at_the_edges(part) if accepts("bytes", constraint, text)]
+        drawn = (walk("bytes", constraint, rng, limit=60) for _ in range(3))
+        texts += [tokenizer("bytes").decode(ids) for ids in drawn if ids is not None]
+        for text in texts:
+            for read in (float, Decimal):
+                value, known = (json.loads(each, parse_float=read) for each in (text, json.dumps(schema)))
+                jsonschema.Draft202012Validator(known).validate(value)
+    assert enforced >= NUM_SCHEMAS // 8 * 6 // 10
+
+
+INT64 = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"type": "integer", **INT64},
+            ["9000000000000000000", "-9000000000000000000", "0"],
+            ["1.5", "1" * 20],
+        ),
+        ({"type": "integer", "minimum": -(1 << 63)}, ["7"], ["1" * 20]),
+        ({"type": "integer", "maximum": 10**400}, ["7"], ["1" * 20]),
+        ({"type": "number", "minimum": 0, "maximum": 1e20}, ["2.5", "8999999999999999999"], ["-1", "1e3"]),
+        ({"type": "number", "maximum": 3.4028235e38}, ["2.5", "-2.5"], ["1" * 20, "1e39"]),
+        ({"maximum": 3.4028235e38}, ["2.5"], ["1" * 20]),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, ["0.1"], ["0", "0.0", "0.5"]),
+        ({"type": "integer", "exclusiveMaximum": 10**18}, ["99999999999"], [str(10**18)]),
+        ({"type": "integer", "minimum": (1 << 53) + 1}, [str((1 << 53) + 2)], [str(1 << 53)]),
+        ({"allOf": [{"type": "number", "minimum": 0}, {"multipleOf": 7}]}, ["14"], ["15", "0.5"]),
+        (
+            {"enum": [(1 << 63) - 1, 10**30, 5], "minimum": -(1 << 63)},
+            [str((1 << 63) - 1), str(10**30), "5"],
+            ["6"],
+        ),
+    ],
+)
+def test_far_bounds(schema: Any, good: list[str], bad: list[str]) -> None:
+    constraint = Constraint(answer=Shape("json", json.dumps(schema)))
+    assert [text for text in good + bad if accepts("bytes", constraint, text)] == good
 
 
 # -- bombs ---------------------------------------------------------------------------------------------------
