@@ -306,6 +306,14 @@ FILES_CITED = "file_citations"
 """Where they have citations of files."""
 
 
+def opening(role: str, first: dict[str, Any]) -> list[dict[str, Any]]:
+    """The first deltas of a message, whose first words are these: a client takes a `content` that is a text,
+    be it empty, for the beginning of one, so a message that begins otherwise has none there."""
+    if not first or "content" in first:
+        return [{"role": role, "content": ""}, first]
+    return [{"role": role, "content": None, **first}]
+
+
 class ChatWriter:
     """One choice: deltas to the parts of chunks, and those to a message.
 
@@ -347,9 +355,6 @@ class ChatWriter:
     def write(self, chunk: Chunk) -> list[Part]:
         """One part for most chunks; a new one where what comes would stand before what the last one has."""
         parts: list[Part] = []
-        if not self._begun:
-            self._begun = True
-            parts.append(self._part({"role": self._role, "content": self._echo or ""}))
         delta: dict[str, Any] = {}
         logprobs: list[Fragment] = []
         done: Done | None = None
@@ -375,7 +380,17 @@ class ChatWriter:
         if done is not None:
             ended = {"finish_reason": self._finish(done), "stop_reason": done.stop}
             parts.append({**self._part({}), **ended})
+        if not self._begun and (parts or self._echo):
+            self._begun = True
+            parts = self._opened(parts)
         return self._with_ids(parts, chunk) if self._shows_ids else parts
+
+    def _opened(self, parts: list[Part]) -> list[Part]:
+        """The first parts of a message, with what begins it."""
+        if self._echo:
+            return [self._part({"role": self._role, "content": self._echo}), *parts]
+        *before, delta = opening(self._role, parts[0]["delta"])
+        return [*map(self._part, before), {**parts[0], "delta": delta}, *parts[1:]]
 
     def _with_ids(self, parts: list[Part], chunk: Chunk) -> list[Part]:
         """The parts of a chunk, the last of which has the ids of its tokens."""
@@ -470,7 +485,7 @@ def folded(parts: Sequence[Part], *, logprobs: bool) -> dict[str, Any]:
     for part in parts:
         delta = part["delta"]
         role = delta.get("role", role)
-        text.append(delta.get("content", ""))
+        text.append(delta.get("content") or "")
         thoughts.append(delta.get("reasoning", ""))
         for call in delta.get("tool_calls", ()):
             if "id" in call:

@@ -24,7 +24,15 @@ from server.runs import Planning, Runs, Started, require_servers
 from server.runs.events import Events, ReaderLagged, terminal_response
 from server.schema import ChatRequest, ChatStreamOptions, Unsupported, lacking, leave_out, refuse
 from server.sse_frame import event_type
-from server.stateless.chat import CONTENT, FILES_CITED, MADE, check_modalities, folded, name_unread_authors
+from server.stateless.chat import (
+    CONTENT,
+    FILES_CITED,
+    MADE,
+    check_modalities,
+    folded,
+    name_unread_authors,
+    opening,
+)
 from server.stateless.choices import Keep, Part, body, check_logprobs, framed, new_head
 from server.stateless.moderated import told_of_response
 from server.threads import aside, in_large_request
@@ -301,11 +309,12 @@ class RunWriter:
         return [*before, {**last, "finish_reason": finish}]
 
     def _part(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Part]:
-        """A part with this delta, behind the one that begins the message where nothing has."""
-        role, self._begun = [] if self._begun else [{"role": self._role, "content": ""}], True
+        """A part with this delta, and with what begins the message where nothing has."""
+        *before, delta = [delta] if self._begun else opening(self._role, delta)
+        self._begun = True
         content = {"content": list(logprobs), "refusal": None} if logprobs else None
         return [
-            *({"index": 0, "delta": each, "logprobs": None, "finish_reason": None} for each in role),
+            *({"index": 0, "delta": each, "logprobs": None, "finish_reason": None} for each in before),
             {"index": 0, "delta": delta, "logprobs": content, "finish_reason": None},
         ]
 

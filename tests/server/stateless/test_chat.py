@@ -106,11 +106,39 @@ async def test_a_stream_folds_to_the_whole(client: httpx.AsyncClient, name: str)
                 assert call.pop("id").startswith("call_")
         extra = {k: choice["message"].pop(k) for k in ("refusal", "annotations")}
         assert extra == {"refusal": None, "annotations": []}
-        if choice["message"]["content"] is None:
-            choice["message"]["content"] = ""
+        for message in (choice["message"], folded["message"]):
+            message["content"] = message["content"] or ""
         if choice["logprobs"] is not None:
             folded["logprobs"] = folded["logprobs"] or {"content": [], "refusal": None}
         assert folded == choice
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("text", []),
+        ("text and call", []),
+        ("reasoning left out", []),
+        ("choices", []),
+        ("logprobs of choices", []),
+        ("empty", []),
+        ("call", ["tool_calls"]),
+        ("forced", ["tool_calls"]),
+        ("reasoning", ["reasoning", "reasoning_content"]),
+        ("think and call", ["reasoning", "reasoning_content"]),
+    ],
+)
+async def test_only_what_begins_with_text_opens_a_text(
+    client: httpx.AsyncClient, name: str, keys: list[str]
+) -> None:
+    """Clients keep an empty text where the first chunk has one."""
+    reply = await client.post("/v1/chat/completions", json={**CASES[name], "stream": True})
+    choices = [choice for chunk in wire.chunks(reply.content) for choice in chunk["choices"]]
+    for index in range(CASES[name].get("n", 1)):
+        first, then, *_ = (choice["delta"] for choice in choices if choice["index"] == index)
+        content = None if keys else ""
+        assert first == {"role": "assistant", "content": content, **{key: first[key] for key in keys}}
+        assert keys or then.keys() <= {"content"}
 
 
 async def test_the_usage_chunk_comes_only_when_asked_for(client: httpx.AsyncClient) -> None:

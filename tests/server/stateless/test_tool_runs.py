@@ -253,6 +253,32 @@ def test_an_index_is_the_place_among_the_calls() -> None:
     assert plain == [{"index": number, **call(number)} for number in range(3)]
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_message_begins_as_a_text_only_with_a_text(logprobs: bool) -> None:
+    def first(event: Json) -> Json:
+        parts = RunWriter(logprobs=logprobs, thoughts=True, role="critic").event(event)
+        delta: Json = parts[0]["delta"]
+        return delta
+
+    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": ""}
+    begun = {"type": "response.output_item.added", "item": call}
+    said = {"type": "response.output_text.delta", "delta": "hi", "logprobs": []}
+    thought = {"type": "response.reasoning_text.delta", "delta": "hm"}
+    assert first(said) == {"role": "critic", "content": ""}
+    assert first(thought) == {
+        "role": "critic", "content": None, "reasoning": "hm", "reasoning_content": "hm"
+    }  # fmt: skip
+    assert first(begun) == {
+        "role": "critic",
+        "content": None,
+        "tool_calls": [
+            {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
+        ],
+    }
+    nothing = RunWriter(logprobs=logprobs, thoughts=True, role="critic").end({"status": "completed"})
+    assert [part["delta"] for part in nothing] == [{"role": "critic", "content": ""}, {}]
+
+
 async def test_calls_are_taken_back_without_such_tools_too(
     server_app: Running, client: httpx.AsyncClient
 ) -> None:
