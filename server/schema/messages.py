@@ -31,10 +31,10 @@ from server.shapes import (
     text,
 )
 
-_ROLE = one_of("developer", "system", "user", "assistant", "tool")
+_ROLES = ("developer", "system", "user", "assistant", "tool")
 _OWN_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 """A role that a client has made up, for templates that print any. It says nothing to this server."""
-_OFFICIAL = ("developer", "system", "user", "assistant", "tool", "function")
+_OFFICIAL = (*_ROLES, "function")
 ALIKE = 0.8
 """A role of letters that is as like to an official one is a mistake, by `difflib`'s measure."""
 _AUTHOR = text(1, 64)
@@ -100,7 +100,7 @@ def to_items(messages: Any, *, new_id: NewId, param: str = "messages") -> list[I
         if message.get("role") == "function" or message.get("function_call") is not None:
             refuse(path, "Function messages are deprecated; use tool calls.", "unsupported_parameter")
         made_up = _is_own_role(message.get("role"))
-        role = "user" if made_up else member(message, "role", _ROLE, path)
+        role = "user" if made_up else member(message, "role", _role, path)
         unread(message, _KNOWN[role], path)
         if role == "assistant":
             new = _assistant(message, path, new_id)
@@ -146,6 +146,19 @@ def _require_answers(unanswered: Collection[str], caller: str) -> None:
             "message of the role 'tool' for each of them."
         )
         refuse(caller, message)
+
+
+def _role(value: Any, path: str) -> str:
+    """An official role."""
+    role: str = STRING(value, path)
+    if role not in _ROLES:
+        message = (
+            f"Invalid value: '{shorten(role)}'. Official values are: {', '.join(map(repr, _ROLES))}. Any "
+            "other role of letters, digits, underscores and dashes is handed to the model's chat template, "
+            "unless it is so much like an official one that it must be a mistake."
+        )
+        refuse(path, message)
+    return role
 
 
 def _is_own_role(role: Any) -> bool:

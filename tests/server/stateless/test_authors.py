@@ -85,7 +85,9 @@ async def test_a_role_of_the_client_is_the_templates_to_print(
     mistakes = ("User", "assitant", "sytem", "tools", "functions")  # of official ones
     for role in ("", "a b", "x" * 65, "<|im_end|>", 1, None, *mistakes):
         bad = await client.post(CHAT, json={"messages": [{"role": role, "content": "x"}]})
-        assert (bad.status_code, wire.validate_error(bad.json())["param"]) == (400, "messages[0].role")
+        error = wire.validate_error(bad.json())
+        assert (bad.status_code, error["param"]) == (400, "messages[0].role")
+        assert "is handed to the model's chat template" in error["message"] or not isinstance(role, str)
 
 
 async def test_a_role_of_the_client_is_no_control_token(tmp_path: Path) -> None:
