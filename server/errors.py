@@ -391,6 +391,8 @@ _TABLE: Mapping[type[BaseException], _Row] = {
             else "The file of the database was removed or replaced: nothing more can be stored until the "
             "operator of the server mends that."
             if e.moved
+            else "The database can be read alone: nothing more can be stored until its operator mends that."
+            if e.read_only
             else "Storage cannot be reached now. Try again shortly."
         ),
         _SOON,

@@ -36,7 +36,7 @@ def _inspect(url: str, blobs: bool, used_before: int | None) -> DatabaseState:
             state = DatabaseState(looked_at.shown, "absent", 0, None, looked_at.shared, None, HEAD)
         else:
             state = look(looked_at, lambda connection: _state(looked_at, connection, blobs, used_before))
-        return replace(state, free=looked_at.free_bytes(), barred=looked_at.barred())
+        return replace(state, free=looked_at.free_bytes(), barred=state.barred or looked_at.barred())
     except Exception as error:
         if isinstance(error, OSError) or looked_at.trouble(error) is not None:
             told = f"{looked_at.shown} cannot be read"
@@ -51,7 +51,8 @@ def _state(
 
     def state(schema: Literal["absent", "older", "current", "newer"], num_keys: int | None) -> DatabaseState:
         shown, holder = looked_at.shown, looked_at.holder()
-        return DatabaseState(shown, schema, num_keys, holder, looked_at.shared, present, HEAD)
+        closed = looked_at.closed(connection)
+        return DatabaseState(shown, schema, num_keys, holder, looked_at.shared, present, HEAD, barred=closed)
 
     if present is None:
         return state("absent", 0)

@@ -954,9 +954,9 @@ class DatabaseState:
     own, JSON objects by their ids; empty where the schema is newer. webhooks: of all owners, where the schema
     is current. missing: the folder of blobs, where it lacks one that a row names. id: what tells it from
     every other; None unless the schema is current. free: bytes on its disk; None where that is not this
-    machine's. barred: why this user cannot read and write its files, of those that are there; None where
-    nothing is in the way. last_used: when anything was last used or stored before the time that was asked
-    about, and at all; None where nothing was, or the schema is not current.
+    machine's. barred: why this user cannot read and write it, by its files, of those that are there, or by
+    what it says itself; None where nothing is in the way. last_used: when anything was last used or stored
+    before the time that was asked about, and at all; None where nothing was, or the schema is not current.
     """
 
     shown: str  # its name for messages, without a password
@@ -1196,12 +1196,16 @@ class StorageUnavailable(StorageError):
     """The database cannot be reached or written now. What only an operator can mend is told apart:
 
     full: there is no room on its disk. moved: its file was removed, or another stands in its place.
+    read_only: it can be read alone.
     """
 
-    def __init__(self, message: str = "", *, full: bool = False, moved: bool = False) -> None:
+    def __init__(
+        self, message: str = "", *, full: bool = False, moved: bool = False, read_only: bool = False
+    ) -> None:
         super().__init__(message)
         self.full = full
         self.moved = moved
+        self.read_only = read_only
 
 
 UNSURE = (CancelledError, StorageUnavailable)

@@ -82,8 +82,8 @@ class Writing(Protocol):
         """Upkeep between two transactions. idle: nobody waits."""
 
     def look(self) -> bool:
-        """Raises the trouble that only an operator can mend, without a transaction. True if there is none,
-        False where a transaction alone can tell. May be called every second."""
+        """Raises the trouble that only an operator can mend. True if there is none, False where only the next
+        transaction can tell. Commits nothing. May be called every second."""
 
     def close(self) -> None:
         """After the last transaction; what is to be done at the end is done first."""
@@ -226,6 +226,9 @@ class Database(Protocol):
         """Why this user cannot read and write the files that it consists of, of those that are there; None
         where nothing is in the way."""
 
+    def closed(self, conn: Connection) -> str | None:
+        """Why nobody can write to it now, by what it says of itself; None where nothing is in the way."""
+
     def cause(self, error: BaseException) -> str | None:
         """What is behind an error of opening it that its own words do not say; None where they do."""
 
@@ -278,16 +281,23 @@ def look(database: Database, work: Work[T]) -> T:
 
 def unavailable(what: str, error: BaseException, cause: str | None = None) -> StorageUnavailable:
     """The error for whoever cannot wait for a trouble to pass. cause: told in the place of its words."""
-    said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    # SQLite's code, and PostgreSQL's `disk_full`.
+    said = error
+    if isinstance(said, DBAPIError) and said.orig is not None:
+        said = said.orig.__cause__ or said.orig  # asyncpg's own, behind the one that Core makes of it
+    # SQLite's code, and PostgreSQL's: `disk_full`, `read_only_sql_transaction`.
     codes = getattr(said, "sqlite_errorcode", None), getattr(said, "sqlstate", None)
     if isinstance(said, OSError):
         full = said.errno in (errno.ENOSPC, errno.EDQUOT)
     else:
         full = sqlite3.SQLITE_FULL in codes or "53100" in codes
-    why = cause or str(said)
+    why = cause or str(said).partition("\n")[0]  # PostgreSQL's hints are lines of their own
     if sqlite3.SQLITE_IOERR_SHMSIZE in codes:
         full, why = True, "there is no room on its disk"  # SQLite calls it an I/O error
-    told = StorageUnavailable(f"{what}: {why}", full=full, moved=sqlite3.SQLITE_READONLY_DBMOVED in codes)
+    told = StorageUnavailable(
+        f"{what}: {why}",
+        full=full,
+        moved=sqlite3.SQLITE_READONLY_DBMOVED in codes,
+        read_only=sqlite3.SQLITE_READONLY in codes or "25006" in codes,
+    )
     told.__cause__ = error
     return told

@@ -53,6 +53,8 @@ RETRY_S = 0.1
 MIGRATION_IDLE_MS = 60_000
 MIGRATION_LOCK = 0x616E_7469_7068_6F6E  # "antiphon"
 FORGET_COMMITS_S = 86_400
+PROBE_ROWS = 2000  # some 150 KB with their index
+READ_ONLY = "25006"  # read_only_sql_transaction
 
 
 class PostgreSQL:
@@ -118,6 +120,15 @@ class PostgreSQL:
 
     def barred(self) -> None:
         """Nothing: its files are its server's."""
+
+    def closed(self, conn: Connection) -> str | None:
+        query = text("SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on'")
+        is_standby, is_read_only = conn.execute(query).one()
+        if is_standby:
+            return "it is a standby, which can be read alone: give --db its primary server"
+        return (
+            "it can be read alone: its setting default_transaction_read_only is on" if is_read_only else None
+        )
 
     def cause(self, error: BaseException) -> None:
         """Nothing: the driver's words say it."""
@@ -192,6 +203,8 @@ class Line:
             raise
         except Exception as error:
             if not self.has_lost(error):
+                if sqlstate(error) == READ_ONLY:
+                    self._drop()  # the next session may be on the server that took this one's place
                 raise
             self._drop()
             raise ConnectionLost(error) from error
@@ -272,6 +285,7 @@ class PostgreSQLWriting:
         self._id = secrets.randbits(62)
         self._number = 0  # of the latest transaction
         self._earlier: int | None = None  # the server process of the latest session
+        self._was_refused = False  # and `look` has not found since that writes go through
         self.num_synced = 0
 
     def _take_name(self) -> None:
@@ -294,9 +308,13 @@ class PostgreSQLWriting:
             line.close()
 
     def transact(self, work: Work[T], *, durable: bool) -> T:
-        value = self._line.run(
-            lambda connection: self._line.transact("BEGIN", work, connection, self._commit)
-        )
+        try:
+            value = self._line.run(
+                lambda connection: self._line.transact("BEGIN", work, connection, self._commit)
+            )
+        except Exception as error:
+            self._was_refused = self._was_refused or trouble(error) is ErrorKind.REFUSED
+            raise
         self.num_synced += 1
         return value
 
@@ -335,7 +353,26 @@ class PostgreSQLWriting:
         """The server looks after itself."""
 
     def look(self) -> bool:
-        return False
+        # Only after a refusal: writes cost, and a server that does its work has written just now.
+        if not self._was_refused:
+            return False
+        self._line.run(
+            lambda connection: self._line.transact(
+                "BEGIN",
+                lambda _: self._line.say(self._probe),
+                connection,
+                lambda _: self._line.say("ROLLBACK"),
+            )
+        )
+        self._was_refused = False
+        return True
+
+    @property
+    def _probe(self) -> str:
+        """A write of rows that nobody looks for and that are never committed. It needs pages of its own: a
+        single row may find a place also where the disk is full."""
+        rows = f"generate_series(1, {PROBE_ROWS}) AS row"
+        return f"INSERT INTO commits (writer, number, at) SELECT -({self._id} + row), 0, 0 FROM {rows}"
 
     def close(self) -> None:
         forget = text(f"DELETE FROM commits WHERE writer = {self._id}")
@@ -434,8 +471,8 @@ def sqlstate(error: BaseException) -> str:
 
 # lock_not_available, deadlock_detected, serialization_failure, query_canceled (by a timeout)
 _CONTENDED = ("55P03", "40P01", "40001", "57014")
-# insufficient_resources; read_only_sql_transaction (a server that gave its place to another); system_error
-_REFUSED = ("53", "25006", "58")
+# insufficient_resources; a server that gave its place to another; system_error
+_REFUSED = ("53", READ_ONLY, "58")
 
 
 def trouble(error: BaseException) -> ErrorKind | None:

@@ -142,6 +142,9 @@ class SQLite:
     def barred(self) -> str | None:
         return why_barred(self._files())
 
+    def closed(self, conn: Connection) -> str | None:
+        return None  # its files say it
+
     def cause(self, error: BaseException) -> str | None:
         if isinstance(error, DBAPIError) and error.orig is not None:
             error = error.orig

@@ -125,7 +125,9 @@ class Writer:
         go through all the same, so this is for whoever begins what will need more of them."""
         obstacle = self._obstacle
         if obstacle is not None:
-            raise StorageUnavailable(str(obstacle), full=obstacle.full, moved=obstacle.moved)
+            raise StorageUnavailable(
+                str(obstacle), full=obstacle.full, moved=obstacle.moved, read_only=obstacle.read_only
+            )
 
     def stats(self) -> CommitStats:
         """Counters since the start."""
@@ -352,8 +354,8 @@ class Writer:
 
     def _note(self, error: Exception) -> None:
         """Where only an operator can mend this: remember it, and tell the log once."""
-        told, before = unavailable(_WHAT, error), self._obstacle
-        if told.full or told.moved:
+        if self._database.trouble(error) is ErrorKind.REFUSED:
+            told, before = unavailable(_WHAT, error), self._obstacle
             if before is None:
                 self._obstacle_since = time.monotonic()
             if before is None or (before.full, before.moved) != (told.full, told.moved):

@@ -40,9 +40,10 @@ async def check_database(config: Config) -> Finding:
         return "FAIL", str(exc)
     verdict, words = await _state_of(config, state)
     file = config.db_file
-    is_free = verdict == "ok" and state.holder is None
-    if is_free and file is not None and (why := unwritable(file.parent) or state.barred) is not None:
-        return "FAIL", why
+    if verdict == "ok" and state.holder is None:
+        why = None if file is None else unwritable(file.parent)
+        if (why := why or state.barred) is not None:
+            return "FAIL", why if file is not None else f"{state.shown} cannot be written: {why}"
     if (doubt := _doubt_of_clock(state, now)) is not None:
         verdict, words = ("note" if verdict == "ok" else verdict), f"{words}; {doubt}"
     if state.free is not None and state.free < LITTLE_ROOM:

@@ -16,6 +16,7 @@ from typing import Any
 import asyncpg
 import pytest
 from sqlalchemy import Connection, select, text
+from sqlalchemy.engine import make_url
 
 from storage import (
     PATIENCE_S,
@@ -502,6 +503,100 @@ async def test_text_that_it_cannot_hold(a: Storage) -> None:
         with pytest.raises(BadText):
             await verb
     await a.add_conversation_items(OWNER, "c1", [message("m1", b"\0")])
+
+
+FULL_DISK = """
+CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full';
+END $$;
+CREATE TRIGGER full_disk BEFORE INSERT ON commits FOR EACH STATEMENT EXECUTE FUNCTION full_disk();
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "says"),
+    [
+        (FULL_DISK, "DROP FUNCTION full_disk CASCADE", "No space left on device"),
+        (
+            "ALTER DATABASE {} SET default_transaction_read_only = on",
+            "ALTER DATABASE {} RESET default_transaction_read_only",
+            "read-only transaction",
+        ),
+    ],
+    ids=["full", "read-only"],
+)
+async def test_a_database_that_takes_no_writes_is_told_and_waited_for(
+    postgres: Postgres,
+    where: str,
+    a: Storage,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: str,
+    end: str,
+    says: str,
+) -> None:
+    """By the beat of a server, too, which is given up at once. What was begun goes on afterwards."""
+    monkeypatch.setattr(writer, "LOOK_S", 0.01)
+    name = make_url(where).database
+    assert name is not None
+    claim = await a.start_response(new("r1"))
+    outside = await postgres.connect(name)
+    try:
+        await outside.execute(begin.format(name))
+        await outside.execute(f"SELECT pg_terminate_backend({session(a)})")  # settings are a session's
+        with pytest.raises(StorageUnavailable, match=says) as refused:
+            await a.touch_keys({"k1": 1})
+        with pytest.raises(StorageUnavailable, match=says) as unready:
+            await a.ready()
+        with pytest.raises(StorageUnavailable, match=says):
+            await a.start_response(new("r2"))
+        for error in (refused.value, unready.value):
+            assert (error.full, error.read_only) == ("space" in says, "read-only" in says)
+        stream = asyncio.create_task(a.append([RunAppend("r1", claim.fence, records=(record(2),))]))
+        assert (await a.get_response(OWNER, "r1")).status == "in_progress"
+        assert is_unready(a) and not stream.done()
+    finally:
+        await outside.execute(end.format(name))
+        await outside.close()
+    async with asyncio.timeout(10):
+        assert await stream == {}
+    await until(lambda: not is_unready(a))
+    await a.start_response(new("r2"))
+    said = [each.message for each in caplog.records if each.name == "antiphon.storage"]
+    assert len(said) == 2 and says in said[0], said
+    assert said[1].startswith("the database can be written again")
+
+
+async def test_a_database_that_is_written_again_is_noticed_without_a_write(
+    postgres: Postgres, where: str, a: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOOK_S", 0.01)
+    outside = await postgres.connect(make_url(where).database or "")
+    try:
+        await outside.execute(FULL_DISK)
+        with pytest.raises(StorageUnavailable):
+            await a.touch_keys({"k1": 1})
+        assert is_unready(a)
+        await outside.execute("DROP FUNCTION full_disk CASCADE")
+    finally:
+        await outside.close()
+    await until(lambda: not is_unready(a))
+    assert query(where, "SELECT writer FROM commits WHERE writer < 0") == []
+
+
+async def test_one_write_that_is_refused_is_no_obstacle_to_others(
+    postgres: Postgres, where: str, a: Storage
+) -> None:
+    outside = await postgres.connect(make_url(where).database or "")
+    try:
+        await outside.execute(FULL_DISK.replace("ON commits", "ON responses"))
+        with pytest.raises(StorageUnavailable, match="No space left on device"):
+            await a.start_response(new("r1"))
+        await a.ready()
+        await outside.execute("DROP FUNCTION full_disk CASCADE")
+    finally:
+        await outside.close()
+    await a.start_response(new("r1"))
 
 
 async def test_a_broken_job_takes_nobody_with_it(a: Storage) -> None:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from engine import EngineStats, ScriptedEngine, TierStats
 from engine.tiers import Folder
@@ -44,6 +45,7 @@ from storage.migrate import HEAD
 from tests.support.making import entry, new
 from tests.support.mcp_servers import stdio_command
 from tests.support.permissions import barred
+from tests.support.postgres import Postgres
 from tests.support.processes import server_process
 from tests.support.running import live_app
 from tools import BUILTIN, Connections, Listing, McpServer, ToolSpec, operator
@@ -639,6 +641,23 @@ async def test_doctor_tells_why_the_server_that_holds_the_database_is_not_ready(
         verdict, words = await CHECKS["database"](server.life.config)
     assert verdict == "FAIL" and "which is not ready: The disk of the server is full" in words
     assert "goes on by itself when the disk has room" in words and "stop it" not in words
+
+
+async def test_doctor_tells_of_a_database_that_can_be_read_alone(tmp_path: Path, postgres: Postgres) -> None:
+    db = await postgres.fresh()
+    config = Config(data=tmp_path, engine="scripted", db=db)
+    assert (await CHECKS["database"](config))[0] == "ok"
+    admin = await postgres.connect(make_url(db).database or "")
+    try:
+        await admin.execute(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on',"
+            " current_database()); END $$"
+        )
+        verdict, words = await CHECKS["database"](config)
+    finally:
+        await admin.close()
+        await postgres.drop(db)
+    assert verdict == "FAIL" and "cannot be written: it can be read alone" in words
 
 
 async def test_doctor_tells_what_a_server_says_whose_data_folder_is_gone(tmp_path: Path) -> None:
