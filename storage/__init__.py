@@ -165,7 +165,7 @@ if TYPE_CHECKING:
         OwnedByAnother,
         Place,
     )
-    from storage.inspection import inspect_database
+    from storage.inspection import inspect_database, unfinished_plans
     from storage.storage import Storage
     from storage.tables import metadata
 
@@ -327,6 +327,7 @@ __all__ = [
     "metadata",
     "open_storage",
     "patience_s",
+    "unfinished_plans",
 ]
 
 
@@ -363,8 +364,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("storage.importing"), name)
     if name in ("back_up", "blobs_beside", "check_backup"):
         return getattr(import_module("storage.backup"), name)
-    if name == "inspect_database":
-        return import_module("storage.inspection").inspect_database
+    if name in ("inspect_database", "unfinished_plans"):
+        return getattr(import_module("storage.inspection"), name)
     if name == "metadata":  # Alembic's
         return import_module("storage.tables").metadata
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,9 +4,10 @@ and what owners may use."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from sqlalchemy import Connection, inspect, select
 
@@ -16,8 +17,10 @@ from storage.migrate import HEAD, is_known, revision
 from storage.queries import retention, webhooks
 from storage.queries.keys import api_keys, owners
 from storage.records import DatabaseState
-from storage.tables import identity
+from storage.tables import identity, responses, runs
 from storage.tables import owners as owner_rows
+
+T = TypeVar("T")
 
 
 async def inspect_database(url: str, *, blobs: bool = False, used_before: int | None = None) -> DatabaseState:
@@ -29,14 +32,32 @@ async def inspect_database(url: str, *, blobs: bool = False, used_before: int | 
     return await asyncio.to_thread(_inspect, url, blobs, used_before)
 
 
+async def unfinished_plans(url: str, limit: int) -> tuple[bytes, ...]:
+    """The plans of the responses that have not ended, of all owners, at most `limit`. It raises what
+    `inspect_database` does; there are none where the schema is newer."""
+
+    def plans(connection: Connection) -> tuple[bytes, ...]:
+        present = revision(looked_at, connection)
+        if present is None or (present != HEAD and not is_known(present)):
+            return ()
+        query = select(responses.c.plan).join(runs, runs.c.response_id == responses.c.id).limit(limit)
+        return tuple(connection.execute(query).scalars())
+
+    looked_at = database(url)
+    return await asyncio.to_thread(_look, looked_at, plans) or ()
+
+
 def _inspect(url: str, blobs: bool, used_before: int | None) -> DatabaseState:
     looked_at = database(url)
+    state = _look(looked_at, lambda connection: _state(looked_at, connection, blobs, used_before))
+    state = state or DatabaseState(looked_at.shown, "absent", 0, None, looked_at.shared, None, HEAD)
+    return replace(state, free=looked_at.free_bytes(), barred=state.barred or looked_at.barred())
+
+
+def _look(looked_at: Database, work: Callable[[Connection], T]) -> T | None:
+    """What `work` finds; None where there is no database."""
     try:
-        if not looked_at.exists():
-            state = DatabaseState(looked_at.shown, "absent", 0, None, looked_at.shared, None, HEAD)
-        else:
-            state = look(looked_at, lambda connection: _state(looked_at, connection, blobs, used_before))
-        return replace(state, free=looked_at.free_bytes(), barred=state.barred or looked_at.barred())
+        return look(looked_at, work) if looked_at.exists() else None
     except Exception as error:
         if isinstance(error, OSError) or looked_at.trouble(error) is not None:
             told = f"{looked_at.shown} cannot be read"

@@ -6,8 +6,9 @@ import asyncio
 import platform
 import sys
 import time
+from collections.abc import Collection
 
-from engine import EngineError
+from engine import EngineError, ModelInfo
 from server import __version__
 from server.cli.doctor.findings import Finding
 from server.config import Config
@@ -20,8 +21,14 @@ from server.model_registry import (
     first_of,
     is_needed,
     lacking,
+    served_names,
 )
+from server.runs.planning import planned_model
+from storage import StorageError, unfinished_plans
 from tools import BUILTIN, ToolsError, operator_tools
+
+MOST_PLANS = 10_000
+"""Responses that have not ended which are looked at: it costs some milliseconds for a thousand."""
 
 
 async def check_python(config: Config) -> Finding:
@@ -45,9 +52,11 @@ async def check_model(config: Config) -> Finding:
     from server.process import unenforced
 
     began = time.perf_counter()
+    names: Collection[str] | None = served_names(config) if len(config.entries) else None
     if not config.serves_own_model:
         texts = [entry for entry in config.entries if entry.use == "text"]
-        config = config.of_entry(next((entry for entry in texts if entry.default), texts[0]))
+        chosen = next((entry for entry in texts if entry.default), texts[0])
+        names, config = {chosen.id}, config.of_entry(chosen)
     try:
         # Without its disk: that may be a running server's.
         engine = await asyncio.to_thread(build_engine, config.model_copy(update={"kv_disk_bytes": 0}))
@@ -66,7 +75,29 @@ async def check_model(config: Config) -> Finding:
     ]
     if info.shortened:
         reasons.append(f"; {info.shortened}")
+    if num := await _num_of_another_model(config, info, names):
+        reasons.append(
+            f"; {num} responses in flight or waiting would fail, because they were begun with another model: "
+            "let them end first, with the version and the settings that they were begun with"
+        )
     return "note" if reasons else "ok", told + "".join(reasons)
+
+
+async def _num_of_another_model(config: Config, info: ModelInfo, names: Collection[str] | None) -> int:
+    """How many runs that have not ended were begun with a model of another fingerprint. names: of the model;
+    None where it is the only one, which then ends the runs of all names."""
+    try:
+        plans = await unfinished_plans(config.db, MOST_PLANS)
+    except (StorageError, ValueError):  # the line of the database has told it
+        return 0
+    adapters = dict(info.adapters)
+    num = 0
+    for plan in plans:
+        model, fingerprint = planned_model(plan) or (None, "")
+        if model is None or not (names is None or model in names or model in adapters):
+            continue
+        num += fingerprint != adapters.get(model, info.fingerprint)
+    return num
 
 
 async def check_models(config: Config) -> Finding:

@@ -14,6 +14,7 @@ from server.runs.planning.plan import (
     fit,
     is_long,
     make_plan,
+    planned_model,
     without_secrets,
 )
 from server.runs.planning.saved_names import SavedNames, kv_folders
@@ -44,6 +45,7 @@ __all__ = [
     "next_part",
     "not_found",
     "pending_calls",
+    "planned_model",
     "read_items",
     "replayable",
     "require_readable",

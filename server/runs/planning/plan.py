@@ -385,6 +385,14 @@ def without_secrets(data: bytes) -> bytes | None:
     return None
 
 
+def planned_model(data: bytes) -> tuple[str, str] | None:
+    """The name and the fingerprint of the model that a stored plan is for; None where it cannot be read."""
+    with suppress(ValueError, KeyError, TypeError):
+        found = orjson.loads(data)
+        return found["model"], found["fingerprint"]
+    return None
+
+
 _DEFAULTS: dict[str, Any] = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(RunPlan)

@@ -47,7 +47,7 @@ from tests.support.mcp_servers import stdio_command
 from tests.support.permissions import barred
 from tests.support.postgres import Postgres
 from tests.support.processes import server_process
-from tests.support.running import live_app
+from tests.support.running import http_client, live_app
 from tools import BUILTIN, Connections, Listing, McpServer, ToolSpec, operator
 
 FIRST_RELEASE = Path(__file__).parents[3] / "storage" / "first_release.sql"
@@ -680,6 +680,23 @@ def test_doctor_tells_of_a_context_that_is_shortened(
     told = capsys.readouterr().out.splitlines()[-1]
     assert told.startswith("note  model") and told.endswith("kv_cache_bytes is 1 MiB")
     assert "; the context is " in told
+
+
+async def test_doctor_counts_the_runs_that_another_model_would_end(tmp_path: Path) -> None:
+    """The model of an upgrade is another one, and so is one with another template."""
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages[0].content }}")
+    async with (
+        live_app(tmp_path / "data", ScriptedEngine(tick_s=60.0)) as server,
+        http_client(server) as http,
+    ):
+        for _ in range(2):
+            body = {"input": "count 9", "background": True}
+            assert (await http.post("/v1/responses", json=body)).status_code == 200
+        config = server.life.config
+        assert (await CHECKS["model"](config))[0] == "ok"
+        verdict, words = await CHECKS["model"](config.model_copy(update={"chat_template": str(template)}))
+        assert verdict == "note" and "; 2 responses in flight or waiting would fail" in words
 
 
 def test_doctor_tells_the_dialect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
