@@ -14,6 +14,10 @@ _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _START_NS = time.time_ns() - time.clock_gettime_ns(_STEADY)
 
 
+APART_S = 30.0
+"""Seconds between two clocks that are told, and seconds of change since."""
+
+
 def now_us() -> int:
     """Microseconds since the epoch; never goes back."""
     return now_ns() // 1000
@@ -22,6 +26,12 @@ def now_us() -> int:
 def ahead_s() -> float:
     """By how many seconds the wall clock, as it is now, is ahead of this one; negative where it is behind."""
     return (time.time_ns() - now_ns()) / 1e9
+
+
+def ahead_of_s(other: int, asked: int, heard: int) -> float:
+    """By how many seconds at least this clock is ahead of another, which said `other` between `asked` and
+    `heard` by this one; negative where it is behind, 0.0 where they may agree."""
+    return (max(asked - other, 0) - max(other - heard, 0)) / 1e6
 
 
 def has_come(at: int) -> bool:

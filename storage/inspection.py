@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from sqlalchemy import Connection, inspect, select
 
-from storage.drivers import Database, blob_folder, database, look, unavailable
+from storage.drivers import Database, blob_folder, database, look, shared_clock, unavailable
 from storage.files import blob_columns
 from storage.migrate import HEAD, is_known, revision
 from storage.queries import retention, webhooks
@@ -91,6 +91,7 @@ def _state(
     return replace(
         found,
         missing=missing,
+        clock=connection.execute(select(shared_clock(connection.dialect.name, 0))).scalar() or None,
         id=database_id(connection),
         last_used=(used[0], used[1]),
         webhooks=webhooks.list_(connection),

@@ -957,6 +957,7 @@ class DatabaseState:
     machine's. barred: why this user cannot read and write it, by its files, of those that are there, or by
     what it says itself; None where nothing is in the way. last_used: when anything was last used or stored
     before the time that was asked about, and at all; None where nothing was, or the schema is not current.
+    clock: the time by its own clock; None where it has none, or the schema is not current.
     """
 
     shown: str  # its name for messages, without a password
@@ -973,6 +974,7 @@ class DatabaseState:
     free: int | None = None
     barred: str | None = None
     last_used: tuple[int | None, int | None] = (None, None)
+    clock: int | None = None
 
 
 LEAST_ROOM = 4 << 20

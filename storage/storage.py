@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 
 from storage.batches import Batches
 from storage.chat_completions import ChatCompletions
 from storage.containers import Containers
-from storage.drivers import Database, Readers, Writer, Writing, database, look, unavailable
+from storage.drivers import Database, Readers, Writer, Writing, database, look, shared_clock, unavailable
 from storage.files import Blobs, Files
 from storage.importing import Imports
 from storage.inspection import database_id, lacking_blobs
@@ -852,6 +852,13 @@ class Storage:
         Whoever iterates sets the pace, and may stop anywhere. owner: of this one's responses alone.
         """
         return retention.sweep(self._read, self._write_late, limits, now, owner)
+
+    async def shared_now(self, now: int) -> int:
+        """The time by the one clock of all that write to the database, in microseconds since the epoch: its
+        own where several may, and elsewhere `now`."""
+        return await self._read(
+            lambda conn: conn.execute(select(shared_clock(conn.dialect.name, now))).scalar_one()
+        )
 
     async def newest(self, before: int) -> int | None:
         """When anything was last used or stored before a time; None where nothing was."""

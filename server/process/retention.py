@@ -13,7 +13,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from itertools import islice
 
-from server.clock import now_us
+from server.clock import ahead_of_s, now_us
 from server.config import Config
 from server.telemetry import ClockWatch, Reading
 from storage import Limits, Storage, StorageUnavailable, Swept, SweptFiles
@@ -76,6 +76,7 @@ class Retention:
         self._forget: Callable[[], Awaitable[None]] = _nothing_to_forget
         self._stored: Mapping[str, int] = {}
         self._ahead, self._ahead_until = 0, 0
+        self._ahead_of_database_s = 0.0
         self._clock_watch = ClockWatch()
         self._task: asyncio.Task[None] | None = None
 
@@ -83,6 +84,7 @@ class Retention:
         """Start the task, which is this object's until `close`. forget: lets go, at the end of each sweep, of
         what this process remembers of responses that are gone; raises StorageUnavailable. So does this."""
         self._forget = forget
+        await self._look_at_database()
         await self._look_at_clock()
         self._task = asyncio.create_task(self._sweeps(), name="retention")
 
@@ -104,6 +106,8 @@ class Retention:
             "chat_completions_total": self._num_completions,
         }
         yield Reading("retention", went)
+        if self._storage.shared:
+            yield Reading("clock", {"ahead_of_database_seconds": self._ahead_of_database_s})
         for owner, num_bytes in self._stored.items():
             yield Reading("stored", {"bytes": num_bytes}, {"owner": owner})
 
@@ -119,12 +123,21 @@ class Retention:
             self._clock_watch.look()
             pace = Pace()
             try:
+                await self._look_at_database()
                 await self.sweep(pace)
             except StorageUnavailable as error:
                 log.warning("the sweep stops here for now: %s", error)
             except Exception:  # a sweeper that dies would be missed only when the disk is full
                 log.exception("the sweep failed; the next one tries again")
             lasted_s = pace.lasted_s
+
+    async def _look_at_database(self) -> None:
+        """Compare this process's clock with that of a database which others write to as well."""
+        if self._storage.shared:
+            asked = now_us()
+            other = await self._storage.shared_now(asked)
+            self._ahead_of_database_s = ahead_of_s(other, asked, now_us())
+            self._clock_watch.heard(self._ahead_of_database_s)
 
     async def _look_at_clock(self) -> None:
         """A clock that is far ahead makes all history look old. Where it may be so, ages are judged for a day
@@ -144,9 +157,10 @@ class Retention:
         )
 
     def _now(self) -> int:
-        """The time by which ages are judged."""
+        """The time by which ages are judged: what others have stored does not go early by this one clock."""
         now = now_us()
-        return now - self._ahead if now < self._ahead_until else now
+        ahead = self._ahead if now < self._ahead_until else 0
+        return now - max(ahead, _us(self._ahead_of_database_s))
 
     async def sweep(self, pace: Pace | None = None) -> Swept:
         """One whole sweep; returns what went. Raises StorageUnavailable."""

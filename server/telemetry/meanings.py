@@ -91,6 +91,7 @@ MEANINGS: Mapping[str, str] = {
     "websocket_kept_bytes": "What WebSockets keep in memory of responses that are not stored.",
     "http_connections": "Open connections.",
     "clock_ahead_seconds": "By how much the wall clock is ahead of the clock of this process.",
+    "clock_ahead_of_database_seconds": "By how much the clock of this process is ahead of the database's.",
     "runs_active": "Runs that this process carries on.",
     "runs_queued": "Stored runs of all servers that wait for their turn; some seconds old.",
     "runs_running": "Stored runs of all servers that are at work; some seconds old.",

@@ -270,6 +270,14 @@ def shared_clock(dialect: str, now: int) -> ColumnElement[int]:
     return cast(func.extract("epoch", func.statement_timestamp()) * 1_000_000, BigInteger)
 
 
+def earlier_clock(dialect: str, now: int) -> ColumnElement[int]:
+    """The earlier of `now`, the time of this process, and the one by the database's clock: for what goes at
+    its age, of which a clock that is ahead must not take anything."""
+    if dialect == "sqlite":
+        return literal(now, BigInteger)
+    return func.least(literal(now, BigInteger), shared_clock(dialect, now))
+
+
 def look(database: Database, work: Work[T]) -> T:
     """What `work` returns of a database that is there; it changes nothing. Raises the database's errors."""
     reading = database.looking()

@@ -35,6 +35,7 @@ from sqlalchemy import (
 )
 
 from storage.claims import claimable
+from storage.drivers import earlier_clock
 from storage.kept_replies import forget_replies
 from storage.tables import (
     vector_chunks,
@@ -117,16 +118,16 @@ def due(conn: Connection, claimant: Claimant) -> Due:
     asked = (
         select(_files.c.number).where(_UNREAD, claimant.may_claim()).exists(),
         select(_stores.c.number).where(*_to_embed(claimant.embedding or "")).exists(),
-        select(_stores.c.number).where(*expired(claimant.now)).exists(),
+        select(_stores.c.number).where(*expired(conn, claimant.now)).exists(),
         or_(select(_files.c.number).where(_files.c.erasing).exists(), deleted.exists()),
         select(_slices.c.batch_id).exists(),
     )
     return Due(*conn.execute(select(*asked)).one())
 
 
-def expired(now: int) -> tuple[ColumnElement[bool], ...]:
+def expired(conn: Connection, now: int) -> tuple[ColumnElement[bool], ...]:
     """Whether a store has expired, and still has files."""
-    over = _stores.c.last_active_at + _stores.c.expires_after <= now
+    over = _stores.c.last_active_at + _stores.c.expires_after <= earlier_clock(conn.dialect.name, now)
     # By the ids of stores goes the index on files that were not let go of: those that were may be many more.
     files = select(_files.c.number).where(_files.c.store_id == _stores.c.id, _files.c.deleted_at.is_(None))
     return (_stores.c.expires_after.is_not(None), over, _stores.c.deleted_at.is_(None), files.exists())

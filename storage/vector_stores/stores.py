@@ -126,7 +126,7 @@ def touch(conn: Connection, numbers: Sequence[int], now: int) -> None:
 def expire(conn: Connection, now: int) -> int:
     """Lets go of some files of a store that has expired; returns how many, 0 where no such store has any. It
     stays, and says that it has expired."""
-    store = conn.execute(select(_stores.c.id).where(*ingestion.expired(now)).limit(1)).scalar()
+    store = conn.execute(select(_stores.c.id).where(*ingestion.expired(conn, now)).limit(1)).scalar()
     return 0 if store is None else ingestion.forget_files(conn, _files.c.store_id == store, now)
 
 

@@ -10,7 +10,7 @@ from server.admin import is_served
 from server.cli.doctor.findings import Finding
 from server.cli.doctor.folders import unwritable
 from server.cli.doctor.running import left_address, running_server, unready
-from server.clock import now_us
+from server.clock import APART_S, ahead_of_s, now_us
 from server.config import Config
 from storage import LEAST_ROOM, DatabaseState, StorageError, inspect_database
 
@@ -44,6 +44,11 @@ async def check_database(config: Config) -> Finding:
         why = None if file is None else unwritable(file.parent)
         if (why := why or state.barred) is not None:
             return "FAIL", why if file is not None else f"{state.shown} cannot be written: {why}"
+    apart_s = 0.0 if state.clock is None else ahead_of_s(state.clock, now, now_us())
+    if abs(apart_s) > APART_S:
+        way = "ahead of" if apart_s > 0 else "behind"
+        told = f"the clock of this machine is {abs(apart_s):.0f} s {way} the database's"
+        verdict, words = ("note" if verdict == "ok" else verdict), f"{words}; {told}"
     if (doubt := _doubt_of_clock(state, now)) is not None:
         verdict, words = ("note" if verdict == "ok" else verdict), f"{words}; {doubt}"
     if state.free is not None and state.free < LITTLE_ROOM:

@@ -31,6 +31,7 @@ from storage import (
     UsageFilter,
 )
 from tests.support.making import rows
+from tests.support.postgres import Postgres
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import WEATHER, Api, Gate, answer, call, calls, gated, text
 
@@ -200,6 +201,7 @@ class Troubled:
     def __init__(self) -> None:
         self.troubles: list[Exception] = [StorageUnavailable("locked"), ValueError("a bug")]
         self.swept = asyncio.Event()
+        self.shared = False
 
     async def sweep(self, limits: Limits, now: int) -> AsyncGenerator[Swept]:
         if self.troubles:
@@ -238,6 +240,44 @@ async def test_each_sweep_looks_at_the_clocks(
     monkeypatch.setattr("server.telemetry.clock_watch.ahead_s", lambda: 3600.0)
     await swept(monkeypatch)
     assert caplog.text.count("the wall clock is 3600 s ahead") == 1
+
+
+@pytest.mark.parametrize(("off_s", "way"), [(7200.0, "behind"), (-7200.0, "ahead of")])
+async def test_a_clock_that_is_apart_from_the_database_s_removes_nothing_early(
+    tmp_path: Path,
+    postgres: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    off_s: float,
+    way: str,
+) -> None:
+    """What expires in an hour stays, what has expired by both clocks goes; and the log says it once."""
+    db = await postgres.fresh()
+    right = now_us()
+
+    def expiring(id: str, in_s: float) -> StoredFile:
+        at = right - 86_400_000_000
+        return StoredFile(id, "local", "a", "user_data", 1, digest, at, right + int(in_s * 1e6))
+
+    try:
+        async with live_app(tmp_path, db=db) as server, http_client(server) as http:
+            storage, sweeper = server.context.storage, server.life._retention
+            assert sweeper is not None
+            digest = (await storage.blobs.put_bytes(b"x")).digest
+            monkeypatch.setattr(retention, "now_us", lambda: now_us() + int(off_s * 1e6))
+            for id, in_s in (("file-hour", 3600.0), ("file-gone", -10_000.0)):
+                await storage.files.create(expiring(id, in_s))
+            for _ in range(2):
+                await sweeper._look_at_database()
+                await sweeper.sweep()
+            left = await storage.files.list("local", limit=9, now=0)
+            assert [file.id for file in left.data] == ["file-hour"]
+            page = (await http.get("/metrics")).text
+    finally:
+        await postgres.drop(db)
+    [line] = [line for line in page.splitlines() if line.startswith("antiphon_clock_ahead_of_database")]
+    assert float(line.split()[1]) == pytest.approx(off_s, abs=20)
+    assert caplog.text.count(f"the database's clock is 7200 s {way} the clock of this process") == 1
 
 
 async def test_a_sweep_that_lasts_rests_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -563,6 +564,15 @@ async def test_what_is_said_once_of_a_batch_waits_once_and_counts_for_each_file(
         patched.setattr(stores, "add_some", nothing)
         await stores.create_batch(OWNER, "vs_1", "vsfb_2", files, now())
     assert [await stores.add_some(now()) for _ in range(5)] == [True] * 4 + [False]
+
+
+async def test_a_clock_that_is_ahead_lets_go_of_no_files_of_others(storage: Storage) -> None:
+    """A store expires by the earlier one of the clocks of a server and of the database that others share."""
+    hour, stores, at = 3_600_000_000, storage.vector_stores, time.time_ns() // 1000
+    await stores.create(replace(new_store(expires_after=hour), created_at=at), [new_file()])
+    went = not storage.shared  # a database of one process has no clock of its own
+    assert (await stores.due(at + 2 * hour)).to_expire is went
+    assert await stores.expire(at + 2 * hour) == went
 
 
 async def test_what_goes_is_let_go_of_in_steps_and_seen_by_nobody_meanwhile(

@@ -660,6 +660,18 @@ async def test_doctor_tells_of_a_database_that_can_be_read_alone(tmp_path: Path,
     assert verdict == "FAIL" and "cannot be written: it can be read alone" in words
 
 
+@pytest.mark.parametrize(("off_s", "way"), [(7200, "ahead of"), (-7200, "behind"), (1, None)])
+async def test_doctor_tells_of_a_clock_that_is_not_the_database_s(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, off_s: int, way: str | None
+) -> None:
+    db = await postgres.fresh()
+    monkeypatch.setattr(database_check, "now_us", lambda: now_us() + off_s * 1_000_000)
+    verdict, words = await CHECKS["database"](Config(data=tmp_path, engine="scripted", db=db))
+    await postgres.give_back(db)
+    assert verdict == ("note" if way else "ok")
+    assert ("; the clock of this machine is 7" in words and f" s {way} the database's" in words) == bool(way)
+
+
 async def test_doctor_tells_what_a_server_says_whose_data_folder_is_gone(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with server_process(data) as server, server.client() as client:
