@@ -72,7 +72,7 @@ def _state(
 
     def state(schema: Literal["absent", "older", "current", "newer"], num_keys: int | None) -> DatabaseState:
         shown, holder = looked_at.shown, looked_at.holder()
-        closed = looked_at.closed(connection)
+        closed = looked_at.closed(connection, complete=schema in ("current", "newer"))
         return DatabaseState(shown, schema, num_keys, holder, looked_at.shared, present, HEAD, barred=closed)
 
     if present is None:

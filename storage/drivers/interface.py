@@ -226,8 +226,9 @@ class Database(Protocol):
         """Why this user cannot read and write the files that it consists of, of those that are there; None
         where nothing is in the way."""
 
-    def closed(self, conn: Connection) -> str | None:
-        """Why nobody can write to it now, by what it says of itself; None where nothing is in the way."""
+    def closed(self, conn: Connection, *, complete: bool) -> str | None:
+        """Why this user cannot write to it, by what it says of itself; None where nothing is in the way.
+        complete: it has all of its tables."""
 
     def cause(self, error: BaseException) -> str | None:
         """What is behind an error of opening it that its own words do not say; None where they do."""

@@ -121,17 +121,27 @@ class PostgreSQL:
     def barred(self) -> None:
         """Nothing: its files are its server's."""
 
-    def closed(self, conn: Connection) -> str | None:
-        query = text("SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on'")
-        is_standby, is_read_only = conn.execute(query).one()
-        if is_standby:
+    def closed(self, conn: Connection, *, complete: bool) -> str | None:
+        found = conn.execute(text(_STANDING)).one()
+        if found.is_standby:
             return "it is a standby, which can be read alone: give --db its primary server"
-        return (
-            "it can be read alone: its setting default_transaction_read_only is on" if is_read_only else None
-        )
+        if found.is_read_only:
+            return "it can be read alone: its setting default_transaction_read_only is on"
+        if not complete and not found.may_create:
+            return _lacking(found.role, found.schema)
+        if not complete and found.owner is not None and not found.has_owner:
+            return (
+                f"its tables belong to {found.owner}, and only that role can alter them: give --db that one"
+            )
+        return None
 
-    def cause(self, error: BaseException) -> None:
-        """Nothing: the driver's words say it."""
+    def cause(self, error: BaseException) -> str | None:
+        if sqlstate(error) not in _DENIED:
+            return None  # the driver's words say it
+        said, role = str(root(error)).partition("\n")[0], self._url.username or "ROLE"
+        if "schema" in said:
+            return f"{said}: {_lacking(role)}"
+        return f"{said}: the role {role} has to own the tables; if another one does, give --db that one"
 
     def _line(self, *, migrates: bool = False) -> Line:
         settings = {
@@ -147,6 +157,30 @@ class PostgreSQL:
             "tcp_keepalives_count": "3",
         }
         return Line(self._url, settings, None if migrates else COMMAND_S)
+
+
+# Whether a role can write, and who owns the tables that are there.
+_STANDING = """
+SELECT
+    pg_is_in_recovery() AS is_standby,
+    current_setting('default_transaction_read_only') = 'on' AS is_read_only,
+    quote_ident(current_user) AS role,
+    quote_ident(current_schema()) AS schema,
+    has_schema_privilege(current_schema(), 'CREATE') AS may_create,
+    quote_ident(tableowner) AS owner,
+    pg_has_role(tableowner, 'USAGE') AS has_owner
+FROM (SELECT current_schema() AS name) AS ours
+LEFT JOIN pg_tables ON schemaname = ours.name AND tablename = 'alembic_version'
+"""
+
+
+def _lacking(role: str, schema: str | None = None) -> str:
+    """What is told of a role that may not make tables in a schema. None: it may use none at all."""
+    schema = schema or "public"
+    return (
+        f"the role {role} may not make tables in the schema {schema}: have its owner run GRANT CREATE, USAGE "
+        f"ON SCHEMA {schema} TO {role}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -471,8 +505,10 @@ def sqlstate(error: BaseException) -> str:
 
 # lock_not_available, deadlock_detected, serialization_failure, query_canceled (by a timeout)
 _CONTENDED = ("55P03", "40P01", "40001", "57014")
+# insufficient_privilege; invalid_schema_name: there is none that the role may use
+_DENIED = ("42501", "3F000")
 # insufficient_resources; a server that gave its place to another; system_error
-_REFUSED = ("53", READ_ONLY, "58")
+_REFUSED = ("53", READ_ONLY, "58", *_DENIED)
 
 
 def trouble(error: BaseException) -> ErrorKind | None:

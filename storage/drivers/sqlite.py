@@ -142,7 +142,7 @@ class SQLite:
     def barred(self) -> str | None:
         return why_barred(self._files())
 
-    def closed(self, conn: Connection) -> str | None:
+    def closed(self, conn: Connection, *, complete: bool) -> str | None:
         return None  # its files say it
 
     def cause(self, error: BaseException) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 import time
@@ -443,6 +444,36 @@ async def test_a_wrong_password(postgres: Postgres) -> None:
         await admin.close()
 
 
+async def test_a_role_without_privileges_is_told_which_it_needs(postgres: Postgres) -> None:
+    blank = await postgres.blank()
+    url = blank.replace("//postgres@", "//modest@")
+    admin = await postgres.connect(make_url(blank).database or "")
+    try:
+        await admin.execute("CREATE ROLE modest LOGIN")
+        wanted = "GRANT CREATE, USAGE ON SCHEMA public TO modest$"
+        with pytest.raises(StorageUnavailable, match=f"permission denied for schema public: .*{wanted}"):
+            await open_storage(url, runner="test")
+        state = await inspect_database(url)
+        assert state.schema == "absent" and re.search(wanted, state.barred or "")
+        await admin.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC")
+        with pytest.raises(StorageUnavailable, match=wanted):
+            await open_storage(url, runner="test")
+        assert re.search(wanted, (await inspect_database(url)).barred or "")
+        await (await open_storage(blank, runner="test")).close()
+        await admin.execute("GRANT CREATE, USAGE ON SCHEMA public TO modest")
+        for opening in (open_storage(url, runner="test"), inspect_database(url)):
+            with pytest.raises(StorageUnavailable, match="table alembic_version: the role modest has to own"):
+                await opening
+        await admin.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO modest")
+        assert (await inspect_database(url)).barred is None
+        await admin.execute("UPDATE alembic_version SET version_num = '0033'")
+        assert "belong to postgres" in ((await inspect_database(url)).barred or "")
+        await admin.execute("DROP OWNED BY modest; DROP ROLE modest")
+    finally:
+        await admin.close()
+        await postgres.drop(blank)
+
+
 async def test_every_session_says_what_it_needs(a: Storage) -> None:
     def settings(conn: Connection) -> dict[str, Any]:
         names = ("synchronous_commit", "lock_timeout", "idle_in_transaction_session_timeout")
@@ -614,6 +645,7 @@ def test_the_kinds_of_trouble() -> None:
     assert trouble(asyncpg.SerializationError("x")) is ErrorKind.CONTENDED
     assert trouble(asyncpg.DiskFullError("x")) is ErrorKind.REFUSED
     assert trouble(asyncpg.ReadOnlySQLTransactionError("x")) is ErrorKind.REFUSED
+    assert trouble(asyncpg.InsufficientPrivilegeError("x")) is ErrorKind.REFUSED
     assert trouble(ConnectionLost(OSError("x"))) is trouble(CommitUnknown([], OSError())) is ErrorKind.LOST
     assert trouble(asyncpg.UniqueViolationError("x")) is trouble(NotFound("a", "b")) is None
     assert postgres.sqlstate(OSError()) == ""

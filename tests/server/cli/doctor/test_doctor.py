@@ -660,6 +660,30 @@ async def test_doctor_tells_of_a_database_that_can_be_read_alone(tmp_path: Path,
     assert verdict == "FAIL" and "cannot be written: it can be read alone" in words
 
 
+async def test_commands_tell_which_privileges_a_role_lacks_in_one_line(
+    tmp_path: Path, postgres: Postgres, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = await postgres.blank()
+    flags = ["--db", db.replace("//postgres@", "//humble@"), "--data", str(tmp_path)]
+    admin = await postgres.connect(make_url(db).database or "")
+    try:
+        await admin.execute("CREATE ROLE humble LOGIN")
+        verdict, words = await CHECKS["database"](Config(data=tmp_path, engine="scripted", db=flags[1]))
+        assert verdict == "FAIL" and "the role humble may not make tables" in words
+        for command in (["migrate"], ["keys", "create"]):
+            assert await asyncio.to_thread(main, [*command, *flags]) != 0
+            [told] = capsys.readouterr().err.strip().splitlines()
+            assert told.endswith("GRANT CREATE, USAGE ON SCHEMA public TO humble")
+        with pytest.raises(AssertionError, match="did not start") as refused:
+            async with server_process(tmp_path, *flags[:2]):
+                """It is refused."""
+        assert "SCHEMA public TO humble" in str(refused.value) and "Traceback" not in str(refused.value)
+        await admin.execute("DROP ROLE humble")
+    finally:
+        await admin.close()
+        await postgres.drop(db)
+
+
 @pytest.mark.parametrize(("off_s", "way"), [(7200, "ahead of"), (-7200, "behind"), (1, None)])
 async def test_doctor_tells_of_a_clock_that_is_not_the_database_s(
     tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, off_s: int, way: str | None
