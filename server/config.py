@@ -1017,11 +1017,16 @@ class Config(BaseModel):
         return Path(path) if path else None
 
     @property
+    def keeps_database(self) -> bool:
+        """Whether the database is in the data folder, under its usual name."""
+        return self.db_file == self.data / "antiphon.db"
+
+    @property
     def flags(self) -> str:
         """What a command that is told to somebody has to say so that it finds the same database: empty, or
         flags behind a blank."""
         told = "" if self.data == default_data() else f" --data {shlex.quote(str(self.data))}"
-        if self.db_file == self.data / "antiphon.db":
+        if self.keeps_database:
             return told
         return f"{told} --db {shlex.quote(masked(self.db))}"
 

@@ -39,6 +39,7 @@ from server.admin import address_file, leave_address
 from server.config import Config, ConfigError
 from server.http import BoundedHttp
 from server.http.websocket import BoundedWebSocket
+from server.masking import masked
 from server.process.app import create_app
 from server.process.lifecycle import Refused, ServerLifecycle
 from server.process.process_ends import ENGINE_DIED, reasons, tune_process
@@ -515,4 +516,5 @@ def _banner(life: ServerLifecycle, url: str, seconds: float, *, keyed: bool) -> 
         + f"\nChat: antiphon chat --url {url}"
         + (f"\nConsole: {url}/" if life.config.console else "")
         + f"\nData: {life.config.data}"
+        + ("" if life.config.keeps_database else f"\nDatabase: {masked(life.config.db)}")
     )

@@ -10,7 +10,8 @@ import pytest
 from engine import LoadError, LocalEngine, PoolingEngine, SpeechEngine, packaged_folder
 from server.config import Config, load
 from server.process.lifecycle import ServerLifecycle
-from server.process.serve import _Process
+from server.process.serve import _banner, _Process
+from tests.support.running import running_app
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,20 @@ async def test_a_wrong_path_is_told_before_any_model_is_loaded(
             await life.start()
     finally:
         await life.close()
+
+
+@pytest.mark.parametrize(
+    ("db", "told"),
+    [
+        ("", ""),
+        ("postgresql+asyncpg://ann:sesame@db-1/antiphon", "postgresql+asyncpg://ann:***@db-1/antiphon"),
+    ],
+)
+async def test_the_start_names_a_database_that_is_elsewhere(tmp_path: Path, db: str, told: str) -> None:
+    async with running_app(tmp_path) as server:
+        config = server.life.config
+        server.life.config = config.model_copy(update={"db": db or config.db})
+        said = _banner(server.life, "http://127.0.0.1:8000", 1.0, keyed=False).splitlines()
+        server.life.config = config
+    assert f"Data: {tmp_path}" in said
+    assert [line for line in said if line.startswith("Database:")] == ([f"Database: {told}"] if told else [])

@@ -474,6 +474,25 @@ async def test_a_role_without_privileges_is_told_which_it_needs(postgres: Postgr
         await postgres.drop(blank)
 
 
+async def test_a_process_has_no_more_connections_than_operators_are_told(
+    postgres: Postgres, where: str
+) -> None:
+    storage = await open_storage(where, runner="a")
+    outside = await postgres.connect(make_url(where).database or "")
+    try:
+        await storage.start_response(new("r1"))
+        reads = [storage._read(lambda conn: conn.execute(text("SELECT pg_sleep(0.05)"))) for _ in range(16)]
+        contents = [storage.blobs.put_bytes(b"x" * number) for number in range(1, 17)]
+        await asyncio.gather(*reads, *contents)
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        assert 6 < await outside.fetchval(f"SELECT count(*) {others}") <= 10
+    finally:
+        await outside.close()
+        await storage.close()
+    page = Path(__file__).parents[3] / "docs" / "several-servers.md"
+    assert "A server process opens at most\n10 connections" in page.read_text()
+
+
 async def test_every_session_says_what_it_needs(a: Storage) -> None:
     def settings(conn: Connection) -> dict[str, Any]:
         names = ("synchronous_commit", "lock_timeout", "idle_in_transaction_session_timeout")
