@@ -1005,9 +1005,10 @@ class Storage:
         """All keys, revoked ones included, oldest first."""
         return await self._read(api_keys.list_)
 
-    async def any_key(self, besides: str | None = None) -> bool:
-        """Whether there is a key that is not revoked, expired or not, besides the one of this id."""
-        return await self._read(partial(api_keys.any_, besides=besides))
+    async def any_key(self, besides: str | None = None, *, at: int | None = None) -> bool:
+        """Whether there is a key that is not revoked, besides the one of this id. at: only those count that
+        have not expired by then; by default all."""
+        return await self._read(partial(api_keys.any_, besides=besides, at=at))
 
     async def page_of_keys(
         self,

@@ -208,10 +208,15 @@ class Keys:
         """False only on loopback, while there is no key that would be accepted."""
         return not self._loopback or bool(self._given) or await self._stored()
 
-    async def needed_without(self, key_id: str) -> bool:
-        """Whether a key would be needed after this one were revoked, by what is stored now."""
+    async def without(self, key_id: str) -> dict[str, bool]:
+        """What it means that this key is revoked, by what is stored now. `opens_server`: no key is needed any
+        more. `locks_server`: one is needed, and none is accepted, as where the others have only expired."""
         assert self._storage is not None
-        return not self._loopback or bool(self._given) or await self._storage.any_key(besides=key_id)
+        if self._given:
+            return {"opens_server": False, "locks_server": False}
+        opens = self._loopback and not await self._storage.any_key(besides=key_id)
+        locks = not opens and not await self._storage.any_key(besides=key_id, at=now_us())
+        return {"opens_server": opens, "locks_server": locks}
 
     async def usable(self) -> bool:
         """True when some key would be accepted; without one a server on the network would be of no use."""

@@ -221,13 +221,20 @@ async def list_all(storage: Storage) -> dict[str, Any]:
 
 
 async def revoke(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
-    """End a key. `last`: no live one is left. `revoked_before`: when that was done already, and then nothing
-    changes; null otherwise. NotFound."""
+    """End a key. `last`: none is left that is not revoked. `expired`: those that are left where all of them
+    have expired, so that none is accepted and one is needed. `revoked_before`: when that was done already,
+    and then nothing changes; null otherwise. NotFound."""
     before = (await storage.get_key(id)).revoked_at
     if before is None:
         await end(storage, by, id)
+    expired: list[str] = []
+    if before is None and not await storage.any_key(at=now_us()):
+        expired = [key.id for key in await storage.list_keys() if key.revoked_at is None]
     last = before is None and not await storage.any_key()
-    return {"id": id, "object": "key", "revoked": True, "last": last, "revoked_before": unix(before)}
+    return {
+        **{"id": id, "object": "key", "revoked": True},
+        **{"last": last, "expired": expired, "revoked_before": unix(before)},
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -336,6 +343,13 @@ def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
             "No stored key is live any more. Unless keys are configured too, a server on loopback needs none "
             f"again (requests then belong to the owner {LOCAL_OWNER}), and one on another address does not "
             "start."
+        )
+    if expired := done.get("expired"):  # a server of an earlier version does not say it
+        yield (
+            "No stored key is accepted any more, and one is still needed, because these have expired and "
+            f"are not revoked: {', '.join(expired)}. Unless keys are configured too, every request is a 401 "
+            f"until `antiphon keys create{config.flags}` makes a key. Or revoke these as well: a server on "
+            "loopback then needs none again."
         )
 
 

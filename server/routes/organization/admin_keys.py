@@ -44,10 +44,9 @@ async def create_admin_key(request: Request) -> Response:
 
 @router.get("/{key_id}", **documented("AdminKey", ADMIN))
 async def get_admin_key(request: Request, key_id: str) -> Response:
-    """One key, never its value; and whether its end opens the server (extension)."""
+    """One key, never its value; and whether its end opens or locks the server (extensions)."""
     found = projects.admin_key(await _key(context(request).storage, key_id))
-    opens = not await life(request).keys.needed_without(key_id)
-    return json_reply(orjson.dumps({**found, "opens_server": opens}))
+    return json_reply(orjson.dumps({**found, **await life(request).keys.without(key_id)}))
 
 
 @router.delete("/{key_id}", **documented("DeletedKey", ADMIN))

@@ -74,12 +74,12 @@ def listed(query: QueryParams, name: str) -> tuple[str, ...]:
 
 
 async def deleted_key(request: Request, key_id: str, kind: str) -> Response:
-    """End a key, and say so as an object of this kind; `opens_server` (extension): no key is needed now."""
+    """End a key, and say so as an object of this kind, with what its end means (`AcceptedKeys.without`)."""
     await keys.end(context(request).storage, actor(request), key_id)
     accepted = life(request).keys
     accepted.forget()
-    opens = not await accepted.needed()
-    return json_reply(orjson.dumps({"id": key_id, "object": kind, "deleted": True, "opens_server": opens}))
+    means = await accepted.without(key_id)
+    return json_reply(orjson.dumps({"id": key_id, "object": kind, "deleted": True, **means}))
 
 
 def page(objects: Sequence[Mapping[str, Any]], *, has_more: bool) -> Response:

@@ -70,7 +70,7 @@ async def _made(request: Request, owner: StoredOwner) -> Response:
 
 @router.get("/api_keys/{key_id}", **documented("ProjectKey", ADMIN))
 async def get_key(request: Request, project_id: str, key_id: str) -> Response:
-    """One key, never its value; what it has used of budgets, and whether its end opens the server
+    """One key, never its value; what it has used of budgets, and whether its end opens or locks the server
     (extensions)."""
     here = context(request)
     storage = here.storage
@@ -79,8 +79,8 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
     await here.meter.flush()
     family = await storage.key_family(key_id)
     used = await used_by(storage, Prices(here.config).cost, project_id, family)
-    opens = not await life(request).keys.needed_without(key_id)
-    return json_reply(orjson.dumps({**found, "used": used.as_json(), "opens_server": opens}))
+    end = await life(request).keys.without(key_id)
+    return json_reply(orjson.dumps({**found, "used": used.as_json(), **end}))
 
 
 @router.post("/api_keys/{key_id}", **documented("ProjectKey", ADMIN, body="ProjectKeyChange"))

@@ -37,9 +37,15 @@ _USED: Schema = {
     **of({"total_tokens": INTEGER, "total_cost": NUMBER}),
     "description": "An extension. What was used of budgets.",
 }
-_OPENS: Schema = {
-    **BOOLEAN,
-    "description": "An extension. Whether the server needs no key any more, once this one is revoked.",
+_END: dict[str, Schema] = {
+    "opens_server": {
+        **BOOLEAN,
+        "description": "An extension. Whether the server needs no key any more, once this one is revoked.",
+    },
+    "locks_server": {
+        **BOOLEAN,
+        "description": "An extension. Whether a key is needed and none is accepted, once this one is revoked.",
+    },
 }
 _USED_BY_PROJECT: Schema = {
     **of({"total_tokens": INTEGER, "total_cost": NUMBER, "stored_bytes": INTEGER}),
@@ -79,7 +85,7 @@ def _key(object_name: str, owner: Schema, **more: Schema) -> Schema:
             **nullable({"expires_at": _TIME, "last_used_at": _TIME, "replaces": STRING}),
             **more,
         },
-        {"used": _USED, "opens_server": _OPENS},
+        {"used": _USED, **_END},
     )
 
 
@@ -179,9 +185,7 @@ def _keys() -> dict[str, Schema]:
                 "expires_in_seconds": _EXPIRES,
             },
         ),
-        "DeletedKey": of(
-            {"id": STRING, "object": STRING, "deleted": {"const": True}, "opens_server": _OPENS}
-        ),
+        "DeletedKey": of({"id": STRING, "object": STRING, "deleted": {"const": True}, **_END}),
     }
 
 

@@ -45,9 +45,11 @@ def count(conn: Connection) -> int:
     return conn.execute(query).scalar_one()
 
 
-def any_(conn: Connection, besides: str | None) -> bool:
-    """Whether there is a key that is not revoked, besides the one of this id."""
+def any_(conn: Connection, besides: str | None, at: int | None) -> bool:
+    """Whether there is a key that is not revoked, besides the one of this id. at: nor has expired by then."""
     query = select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None)).limit(1)
+    if at is not None:
+        query = query.where(or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > at))
     if besides is not None:
         query = query.where(api_keys.c.id != besides)
     return conn.execute(query).first() is not None

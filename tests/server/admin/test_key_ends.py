@@ -54,6 +54,34 @@ async def test_an_end_is_given_and_taken_away(
         await story()
 
 
+@pytest.mark.parametrize("at_a_server", [False, True])
+async def test_a_revocation_that_leaves_only_expired_keys_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at_a_server: bool
+) -> None:
+    """They do not open the server, so that every request is refused."""
+
+    async def ran(*argv: str) -> str:
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, ["keys", *argv, "--data", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    async def story() -> None:
+        await ran("create")
+        [first] = json.loads(await ran("list", "--json"))
+        await ran("rotate", first["id"], "--grace", "0s")
+        [second] = [key for key in json.loads(await ran("list", "--json")) if key["id"] != first["id"]]
+        told = await ran("revoke", second["id"])
+        assert "No stored key is accepted any more" in told and f"not revoked: {first['id']}." in told
+        assert "No stored key is live any more" in await ran("revoke", first["id"])
+
+    if not at_a_server:
+        await story()
+        return
+    async with live_app(tmp_path) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        await story()
+
+
 async def test_null_takes_an_end_away_over_http(tmp_path: Path) -> None:
     async with live_app(tmp_path) as server:
         admin = {"authorization": f"Bearer {server.life.admin_token}"}

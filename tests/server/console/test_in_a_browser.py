@@ -1059,6 +1059,23 @@ def test_it_is_said_whom_a_revoked_key_shuts_out_or_lets_in(browser: Browser, tm
         assert httpx.get(f"{server.url}/v1/models").status_code == 200
 
 
+def test_it_is_said_that_a_key_is_the_last_one_beside_expired_ones(browser: Browser, tmp_path: Path) -> None:
+    with keyed(tmp_path, "ann") as (server, keys), visiting(browser, server) as visitor:
+        headers = {"authorization": f"Bearer {keys['ann']}"}
+        with httpx.Client(base_url=f"{server.url}/v1/organization/projects/", headers=headers) as http:
+            [old] = http.get("ann/api_keys").json()["data"]
+            made = http.post(f"ann/api_keys/{old['id']}/rotate", json={"grace_seconds": 0}).json()
+        page = visitor.page("#/keys", "dialog")
+        use_key(page, made["value"])
+        row = f"section[aria-label=ann] tr:has-text('{made['value'][-4:]}')"
+        page.click(f"{row} >> .row-actions > button")
+        question = page.inner_text("dialog p")
+        assert "It is the last key that is accepted" in question and "antiphon keys create" in question
+        page.click("dialog >> text=Revoke >> nth=-1")
+        page.wait_for_selector(".toast >> text=No key is accepted now.")
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Lists
 

@@ -150,6 +150,26 @@ async def test_limits_of_a_model_that_is_not_served_are_refused(
         assert (await ask(path, {"gone": {"requests_per_minute": None}})).status_code == 200
 
 
+async def test_the_end_of_the_last_key_beside_expired_ones_is_told_to_lock_the_server(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
+    keys = f"{PROJECT}/api_keys"
+    first = (await client.post(keys, json={"name": "x"}, headers=headers)).json()["id"]
+    asked = {"grace_seconds": 0}
+    second = (await client.post(f"{keys}/{first}/rotate", json=asked, headers=headers)).json()["id"]
+
+    async def told(method: str, id: str) -> tuple[bool, bool]:
+        reply = (await client.request(method, f"{keys}/{id}", headers=headers)).json()
+        return reply["opens_server"], reply["locks_server"]
+
+    assert await told("GET", first) == (False, False)
+    assert await told("GET", second) == await told("DELETE", second) == (False, True)
+    assert (await client.get("/v1/models")).status_code == 401
+    assert await told("GET", first) == await told("DELETE", first) == (True, False)
+    assert (await client.get("/v1/models")).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("settings", "opens"), [({}, True), ({"api_key": ("a key of the configuration",)}, False)]
 )

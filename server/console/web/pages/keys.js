@@ -107,6 +107,8 @@ function Reach() {
     ${box("admin", "Administration, too (admin)")}`;
 }
 
+const MAKE = "antiphon keys create makes one, on the server's machine.";
+
 const pathOf = ({ id }) => `v1/organization/projects/${id}`;
 
 /** One owner; the keys are asked for when they are to be seen. few: at once. begin: has a key made. */
@@ -122,8 +124,8 @@ function Owner({ project, few, begin }) {
   const done = () => (open ? loaded.reload() : setOpen(true));
   const revoke = async ({ id }) => {
     const done = async () => {
-      const { opens_server: opens } = await remove(`${pathOf(project)}/api_keys/${id}`);
-      notify(opens ? "Revoked. The server needs no key now." : "Revoked");
+      const { opens_server: opens, locks_server: locks } = await remove(`${pathOf(project)}/api_keys/${id}`);
+      notify(opens ? "Revoked. The server needs no key now." : locks ? `Revoked. No key is accepted now. ${MAKE}` : "Revoked");
     };
     if (await attempt(done)) loaded.reload();
   };
@@ -151,10 +153,11 @@ function Owner({ project, few, begin }) {
 function Row({ of, path, revoke }) {
   const limits = limitWords(of.limits);
   const question = async () => {
-    const { opens_server: opens } = await get(path);
+    const { opens_server: opens, locks_server: locks } = await get(path);
     const said = ["Whoever uses this key is refused at once."];
     if (key.get() && of.redacted_value.endsWith(key.get().slice(-4))) said.push("It is the key that this tab uses.");
     if (opens) said.push("It is the last key. After this the server needs no key: whoever reaches it may use it.");
+    if (locks) said.push(`It is the last key that is accepted, and the server still needs one. ${MAKE}`);
     return said.join(" ");
   };
   const ends = of.expires_at && html`<${Ago} at=${of.expires_at} />`;
