@@ -78,7 +78,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
             owner = owner_id(config, options.owner, makes=True)
         try:
             name = options.owner or found.get("owner_name") or owner
-            counts = asyncio.run(_import(config, owner, name, source, size))
+            counts, has_key = asyncio.run(_import(config, owner, name, source, size))
         except FolderHeld as exc:
             raise AdminError(f"{exc}: stop it, or import into another --data and serve from that") from None
         except (StorageError, ValueError) as exc:
@@ -90,6 +90,11 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     for (what, told), number in sorted(counts.items()):
         if what == "left out":
             yield f"{told} ({number} times)" if number > 1 else told
+    if not has_key:
+        yield (
+            "no stored key is live here, and exports hold none: unless keys are configured, a server on "
+            f"loopback takes whoever reaches it for the owner {LOCAL_OWNER}, until one is made"
+        )
     command = f"antiphon keys create --owner {shlex.quote(owner)}{config.flags}"
     yield f"all of it belongs to the owner {owner}: {command}"
 
@@ -181,7 +186,8 @@ def _listed(end: Mapping[str, Any]) -> str:
 
 async def _import(
     config: Config, owner: str, name: str, source: BinaryIO, size: int
-) -> Counter[tuple[str, str]]:
+) -> tuple[Counter[tuple[str, str]], bool]:
+    """Store the lines; returns how many of each kind, and whether the database has a key."""
     counts: Counter[tuple[str, str]] = Counter()
     async with opened(config, makes=True) as storage:
         await _ensure_owner(storage, owner, name)
@@ -198,7 +204,7 @@ async def _import(
                     new = await _STORED[kind](storage, owner, line)
                     counts["new" if new else "known", _plural(kind)] += 1
                 progress.add(len(raw))
-    return counts
+        return counts, await storage.any_key()
 
 
 async def _ensure_owner(storage: Storage, owner: str, name: str) -> None:

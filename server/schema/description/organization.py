@@ -44,7 +44,7 @@ _END: dict[str, Schema] = {
     },
     "locks_server": {
         **BOOLEAN,
-        "description": "An extension. Whether a key is needed and none is accepted, once this one is revoked.",
+        "description": "An extension. Whether a key is needed and none accepted, once this one is revoked.",
     },
 }
 _USED_BY_PROJECT: Schema = {

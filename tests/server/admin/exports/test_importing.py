@@ -14,7 +14,8 @@ from engine import ScriptedEngine
 from server.cli.commands import main
 from tests.server.admin.test_tenants import lines, run
 from tests.support.making import rows
-from tests.support.running import http_client, live_app
+from tests.support.postgres import Postgres
+from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import WEATHER, Api, answer, call, prompts
 
 
@@ -279,6 +280,31 @@ def test_an_owner_that_is_not_there_is_made_with_its_name(
     assert main(["owners", "list", "--json", "--data", there]) == 0
     named = [(one["id"], one["name"]) for one in json.loads(capsys.readouterr().out)]
     assert named == [(id, "Sales")]
+
+
+async def test_a_move_to_postgresql_tells_that_keys_do_not_come_along(
+    tmp_path: Path, postgres: Postgres, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As docs/several-servers.md has it: until there is a key, everybody is let in."""
+    async with running_app(tmp_path / "a") as server, http_client(server) as client:
+        made = await Api(client).create("say hello")
+    here, file, db = ["--data", str(tmp_path / "a")], tmp_path / "local.jsonl", await postgres.blank()
+    there = ["--data", str(tmp_path / "b"), "--db", db]
+    try:
+        assert await asyncio.to_thread(main, ["owners", "list", "--json", *here]) == 0
+        [owner] = [one["id"] for one in json.loads(capsys.readouterr().out)]
+        assert await asyncio.to_thread(main, ["export", "--owner", owner, *here]) == 0
+        file.write_text(capsys.readouterr().out)
+        told = await asyncio.to_thread(imported, capsys, str(file), *there)
+        assert told[0] == "1 responses imported" and told[1].startswith("no stored key is live here")
+        assert await asyncio.to_thread(main, ["keys", "create", *there]) == 0
+        capsys.readouterr()
+        told = await asyncio.to_thread(imported, capsys, str(file), *there)
+        assert len(told) == 2 and told[0] == "0 responses imported, and 1 were there already"
+        async with running_app(tmp_path / "b", db=db) as server:
+            assert (await server.context.storage.get_response(owner, made["id"])).status == "completed"
+    finally:
+        await postgres.drop(db)
 
 
 END = {"type": "end", "owner": "ann", "conversations": 0, "responses": 0, "chat_completions": 0, "batches": 0}
