@@ -443,7 +443,8 @@ class ServerLifecycle:
         yield Reading("sse", {"readers": self.num_streams})
         yield Reading("websocket", self.sockets.readings())
         yield Reading("http", {"connections": self.num_connections()})
-        yield Reading("clock", {"ahead_seconds": ahead_s()})
+        ahead = {"ahead_seconds": ahead_s(), "ahead_of_database_seconds": self._retention.ahead_of_database_s}
+        yield Reading("clock", ahead)
         yield Reading("runs", self.context.runs.readings())
         yield Reading("webhooks", {"pending": self._deliveries.num_pending})
         yield from self._retention.readings()

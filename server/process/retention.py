@@ -63,7 +63,11 @@ class Pace:
 
 
 class Retention:
-    """The sweeper of one server. Several on one database do each other no harm."""
+    """The sweeper of one server. Several on one database do each other no harm.
+
+    ahead_of_database_s: by how much the clock of this process is ahead of that of a database which others
+    write to as well, by the latest look.
+    """
 
     def __init__(self, storage: Storage, config: Config) -> None:
         self._storage = storage
@@ -76,7 +80,7 @@ class Retention:
         self._forget: Callable[[], Awaitable[None]] = _nothing_to_forget
         self._stored: Mapping[str, int] = {}
         self._ahead, self._ahead_until = 0, 0
-        self._ahead_of_database_s = 0.0
+        self.ahead_of_database_s = 0.0
         self._clock_watch = ClockWatch()
         self._task: asyncio.Task[None] | None = None
 
@@ -106,8 +110,6 @@ class Retention:
             "chat_completions_total": self._num_completions,
         }
         yield Reading("retention", went)
-        if self._storage.shared:
-            yield Reading("clock", {"ahead_of_database_seconds": self._ahead_of_database_s})
         for owner, num_bytes in self._stored.items():
             yield Reading("stored", {"bytes": num_bytes}, {"owner": owner})
 
@@ -136,8 +138,8 @@ class Retention:
         if self._storage.shared:
             asked = now_us()
             other = await self._storage.shared_now(asked)
-            self._ahead_of_database_s = ahead_of_s(other, asked, now_us())
-            self._clock_watch.heard(self._ahead_of_database_s)
+            self.ahead_of_database_s = ahead_of_s(other, asked, now_us())
+            self._clock_watch.heard(self.ahead_of_database_s)
 
     async def _look_at_clock(self) -> None:
         """A clock that is far ahead makes all history look old. Where it may be so, ages are judged for a day
@@ -160,7 +162,7 @@ class Retention:
         """The time by which ages are judged: what others have stored does not go early by this one clock."""
         now = now_us()
         ahead = self._ahead if now < self._ahead_until else 0
-        return now - max(ahead, _us(self._ahead_of_database_s))
+        return now - max(ahead, _us(self.ahead_of_database_s))
 
     async def sweep(self, pace: Pace | None = None) -> Swept:
         """One whole sweep; returns what went. Raises StorageUnavailable."""
