@@ -25,6 +25,7 @@ from storage import (
     EventsExpired,
     Limits,
     Spent,
+    Storage,
     StorageUnavailable,
     StoredFile,
     Swept,
@@ -164,7 +165,12 @@ async def test_a_clock_that_is_far_ahead_removes_nothing_for_a_day(
 ) -> None:
     day = int(DAY_S * 1e6)
     ahead = 365 * day
+
+    async def as_wrong(_: Storage, now: int) -> int:
+        return now
+
     monkeypatch.setattr(retention, "now_us", lambda: now_us() + ahead)
+    monkeypatch.setattr("storage.storage.Storage.shared_now", as_wrong)  # the database's clock, too
     async with running_app(tmp_path) as server, http_client(server) as client:
         api = Api(client)
         assert not caplog.records, "nothing is stored that the clock could be ahead of"
