@@ -90,7 +90,7 @@ async def test_a_client_names_its_request(client: httpx.AsyncClient) -> None:
         ({"token_ids": PROMPT, "sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
         ({"token_ids": PROMPT, "sampling_params": {"max_tokens": 1 << 30}}, "sampling_params.max_tokens"),
         ({"token_ids": PROMPT, "sampling_params": {"stop": [7]}}, "sampling_params.stop[0]"),
-        ({"token_ids": PROMPT, "sampling_params": {"n": 99}}, "sampling_params.n"),
+        ({"token_ids": PROMPT, "sampling_params": {"n": 129}}, "sampling_params.n"),
         (
             {"token_ids": PROMPT, "stream": True, "sampling_params": {"prompt_logprobs": 1}},
             "sampling_params.prompt_logprobs",
