@@ -736,4 +736,4 @@ async def test_the_log_says_when_a_database_that_was_away_answers_again(
         async with asyncio.timeout(10):
             await looked.wait()
     assert caplog.text.count("could not be looked at: away") == 2
-    assert caplog.text.count("the database answers again, after 0 s") == 1
+    assert caplog.text.count("the database answers again, after ") == 1
