@@ -1,7 +1,7 @@
 """LiteLLM's proxy before this server, with the configuration of the guide, driven by the SDKs.
 
 The proxy needs older versions of what other clients need, and 750 MB with all that it brings: it has an
-environment of its own, whose program `litellm` ANTIPHON_TEST_LITELLM names.
+environment of its own, whose program `litellm` TEST_WITH_LITELLM names.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.support.processes import free_port
 from tests.support.running import Running, live_app
 from tests.support.talk import BUILTIN, WEATHER, call
 
-PROGRAM = os.environ.get("ANTIPHON_TEST_LITELLM")
+PROGRAM = os.environ.get("TEST_WITH_LITELLM")
 if PROGRAM is None:
     pytest.skip(
-        "ANTIPHON_TEST_LITELLM names no program; V/bin/litellm is made by "
+        "TEST_WITH_LITELLM names no program; V/bin/litellm is made by "
         "`python -m venv V && V/bin/pip install 'litellm[proxy]==1.108.7'`",
         allow_module_level=True,
     )

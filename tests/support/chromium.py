@@ -15,12 +15,12 @@ NAMES = (
     "google-chrome",
     "chrome",
 )
-CHROMIUM = os.environ.get("ANTIPHON_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+CHROMIUM = os.environ.get("TEST_WITH_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 MARKS = [
     pytest.mark.browser,
     pytest.mark.skipif(
         CHROMIUM is None,
-        reason="no Chromium found: install the package chromium, or set ANTIPHON_TEST_CHROMIUM to its path",
+        reason="no Chromium found: install the package chromium, or set TEST_WITH_CHROMIUM to its path",
     ),
 ]

@@ -44,8 +44,8 @@ class Running:
 
 
 async def database(folder: Path) -> dict[str, str]:
-    """A server's database: SQLite in its folder, or one on PostgreSQL with ANTIPHON_TEST_DB=postgresql."""
-    if os.environ.get("ANTIPHON_TEST_DB") != "postgresql":
+    """A server's database: SQLite in its folder, or one on PostgreSQL with TEST_WITH_DATABASE=postgresql."""
+    if os.environ.get("TEST_WITH_DATABASE") != "postgresql":
         await lay_schema(folder)
         return {}
     from tests.support.postgres import the_server
