@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from engine.references import pointed
-from engine.structured.formats import FORMATS, LONGEST, TIMES
+from engine.structured.formats import FORMATS, IMPLIED, LONGEST, WRITTEN
 from engine.structured.regexes import found, lookaheads, unreadable
 from engine.structured.schema_algebra import (
     Schema,
@@ -87,9 +87,9 @@ def _format(schema: Schema, place: Place) -> None:
         del schema["format"]
     elif schema.keys() & {"enum", "const"}:
         pass  # what a client lists ends, and llguidance takes out what has another form
-    elif name in TIMES:
+    elif name in WRITTEN:
         del schema["format"]
-        pattern = f"^({TIMES[name]})$"
+        pattern = f"^({WRITTEN[name]})$"
         if "pattern" not in schema:
             schema["pattern"] = pattern
         else:
@@ -132,9 +132,15 @@ def _one_of(schema: Schema, place: Place) -> bool:
 
 
 def _pattern(schema: Schema, place: Place) -> None:
+    if schema["pattern"] in IMPLIED.get(schema.get("format", ""), ()) and not schema.keys() & {
+        "enum",
+        "const",
+    }:
+        del schema["pattern"]
+        return
     parts = lookaheads(schema["pattern"])
     if parts is None:
-        raise refuse("pattern", place, "it has a look-around that is no look-ahead at its front")
+        raise refuse("pattern", place, "it has a look-around that is no positive look-ahead at its front")
     for each in parts:
         if (why := unreadable(each)) is not None:
             raise refuse("pattern", place, why)
