@@ -14,10 +14,10 @@ from engine.structured.schema_algebra import resolved
 def closed_schema(schema: Mapping[str, Any]) -> str:
     """The JSON Schema text that the decoder enforces for a client's schema.
 
-    Objects that list properties and say nothing of others are closed: every text that fits the closed schema
-    fits the client's, and a small model is kept from inventing properties. What adds to properties that are
-    listed elsewhere is left open, and so is what it adds to, by reference too, since each part would then
-    forbid what the other lists.
+    Objects that list properties, or patterns of their names, and say nothing of others are closed: every text
+    that fits the closed schema fits the client's, and a small model is kept from inventing properties. What
+    adds to properties that are listed elsewhere is left open, and so is what it adds to, by reference too,
+    since each part would then forbid what the other lists.
     """
     return json.dumps(_closed(schema, _left_open(schema)))
 
@@ -50,9 +50,11 @@ def _closed(schema: Any, left_open: set[int]) -> Any:
 
 
 def _lists_all(schema: Mapping[str, Any]) -> bool:
-    """Whether an object lists properties, all that it requires among them, and no combinator may add more."""
+    """Whether an object lists properties, all that it requires among them, or patterns of their names, and no
+    combinator may add more."""
     combined = schema.keys() & (_COMBINING - {"dependencies"}) or _held(schema, "dependencies")
-    return isinstance(schema.get("properties"), dict) and not combined and _lists(schema, _required(schema))
+    names = schema.get("properties", schema.get("patternProperties"))
+    return isinstance(names, dict) and not combined and _lists(schema, _required(schema))
 
 
 def _left_open(root: Mapping[str, Any]) -> set[int]:

@@ -86,6 +86,7 @@ def test_what_must_not_fit_is_not_made_less() -> None:
         ({**thing("a"), "dependencies": {"a": ["a"]}}, {"a": "x"}),
         ({"type": "object", "patternProperties": {"^p$": thing("a")}, "additionalProperties": False},
          {"p": {"a": "x"}}),
+        ({"type": "object", "patternProperties": {"^[a-z]{2}$": {"type": "integer"}}}, {"ab": 1}),
     ],
 )  # fmt: skip
 def test_what_nothing_adds_to_is_closed(schema: Schema, value: Any) -> None:
