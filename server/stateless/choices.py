@@ -532,8 +532,14 @@ def check_search(search: Search | None, served: ServedModel) -> None:
         raise ApiError(400, message, code="unsupported_parameter", param=param)
 
 
+AT_ONCE = 64
+"""Choices of one request that the engine is asked for at once. More of them would take all of its places, and
+whoever comes next would wait for whole answers; so each further one comes behind those who came meanwhile."""
+
+
 async def side_by_side(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """(place, item) of all streams as they come; the first failure, or closing it, ends them all."""
+    """(place, item) of all streams as they come, `AT_ONCE` of them at a time; the first failure, or closing
+    it, ends them all."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for item in only:
@@ -542,9 +548,11 @@ async def side_by_side(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[t
     # Room for one item a stream: a slow reader holds the streams back, not memory.
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(len(streams))
 
+    places = asyncio.Semaphore(AT_ONCE)
+
     async def pull(place: int, stream: AsyncGenerator[T]) -> None:
         try:
-            async with aclosing(stream) as items:
+            async with aclosing(stream) as items, places:
                 async for item in items:
                     await queue.put((place, item))
         except Exception as exc:

@@ -85,6 +85,26 @@ async def test_a_client_that_leaves_its_stream_ends_the_generations(
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
+async def test_many_choices_leave_places_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Json
+) -> None:
+    monkeypatch.setattr("server.stateless.choices.AT_ONCE", 2)
+    script = Gated()
+    async with live(tmp_path, script, max_running=3) as (running, client):
+        engine = running.context.models.get(None).engine
+        many = asyncio.create_task(client.post(path, json={**body, "n": 5}))
+        async with asyncio.timeout(5):
+            while engine.stats().running < 2:
+                await asyncio.sleep(0)
+            one = asyncio.create_task(client.post(path, json=body))
+            while engine.stats().running < 3:
+                await asyncio.sleep(0)
+        assert not engine.stats().waiting
+        script.gate.set()
+        assert len((await many).json()["choices"]) == 5 and (await one).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_a_client_that_leaves_before_the_answer_ends_the_generation(
     tmp_path: Path, path: str, body: Json
 ) -> None:
