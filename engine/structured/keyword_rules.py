@@ -170,7 +170,9 @@ def _unique(schema: Schema, place: Place) -> bool:
     items = resolved(schema.get("items"), place.root)
     known = values(items)
     if known is None or items.keys() - _LISTING or "prefixItems" in schema:
-        raise refuse("uniqueItems", place, "its items are no list of known values")
+        raise refuse(
+            "uniqueItems", place, "its items are not listed: give them an enum, or take a list in its place"
+        )
     known = _distinct([each for each in known if not refused(each, items)])
     sizes = range(least, min(len(known), most if isinstance(most, int) else len(known)) + 1)
     if sum(perm(len(known), size) for size in sizes) <= MAX_ARRAYS:
@@ -383,7 +385,7 @@ def _min_properties(schema: Schema, place: Place) -> None:
         _also(schema, *({"required": list(each)} for each in combinations(optional, missing)))
     elif least > 1:
         # Of names that nobody listed the same may be written twice, and counts once.
-        raise refuse("minProperties", place, "too few of its properties, or too many, are listed")
+        raise refuse("minProperties", place, "the object's properties are not listed, or are too many")
 
 
 def _max_properties(schema: Schema, place: Place) -> None:
