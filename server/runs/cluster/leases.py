@@ -89,6 +89,26 @@ class Watch:
         return self._lease_s * (STILL if state[1] else 1.0)
 
 
+class _Outage:
+    """A row of failures, of which the log tells the first. What storage tells by itself, because only an
+    operator can mend it, is none: reading goes on."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+        self._since: float | None = None
+
+    def go_on(self, error: StorageUnavailable) -> None:
+        """One more failure."""
+        if self._since is None and not (error.full or error.moved or error.read_only):
+            self._since = asyncio.get_running_loop().time()
+            log.warning(self._words, error)
+
+    def end(self) -> float | None:
+        """A success: how long the outage lasted, None where there was none."""
+        since, self._since = self._since, None
+        return None if since is None else asyncio.get_running_loop().time() - since
+
+
 class Fleet:
     """Beats, watches the others, and has what nobody carries on taken up."""
 
@@ -122,6 +142,7 @@ class Fleet:
         """Beat, for as long as the process carries runs on; apart from the looks, which may take long."""
         clock = asyncio.get_running_loop().time
         due = 0.0
+        outage = _Outage("the others may take this process for dead: %s")
         while self._storage.shared:
             if self._at_work() or clock() >= due:
                 try:
@@ -129,27 +150,25 @@ class Fleet:
                         orjson.dumps(self._serves(), option=orjson.OPT_SORT_KEYS).decode()
                     )
                     due = clock() + self._lease_s / IDLE
+                    outage.end()
                 except StorageUnavailable as error:
-                    log.warning("the others may take this process for dead: %s", error)
+                    outage.go_on(error)
             await asyncio.sleep(self._lease_s / BUSY)
 
     async def watch(self) -> None:
         """Look at the others, and for what nobody carries on, for as long."""
         clock = asyncio.get_running_loop().time
         hints = 0
-        away_since: float | None = None
+        outage = _Outage("the other processes could not be looked at: %s")
         while True:
-            asked = clock()
             hurries = False
             try:
                 hurries = await self.look()
                 # Many parts tell of a database that is away; its return is told once, here.
-                if away_since is not None:
-                    log.warning("the database answers again, after %.0f s", clock() - away_since)
-                    away_since = None
+                if (away_s := outage.end()) is not None:
+                    log.warning("the database answers again, after %.0f s", away_s)
             except StorageUnavailable as error:
-                log.warning("the other processes could not be looked at: %s", error)
-                away_since = asked if away_since is None else away_since
+                outage.go_on(error)
             pause_s = self._watch.pause_s(clock()) if self._storage.shared else ROUND_S
             if hurries:
                 pause_s = min(pause_s, HINTED_S)

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -735,5 +736,45 @@ async def test_the_log_says_when_a_database_that_was_away_answers_again(
     async with live_app(tmp_path):
         async with asyncio.timeout(10):
             await looked.wait()
-    assert caplog.text.count("could not be looked at: away") == 2
+    assert caplog.text.count("could not be looked at: away") == 1
     assert caplog.text.count("the database answers again, after ") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StorageUnavailable("away"), ["the others may take this process for dead: away"]),
+        (StorageUnavailable("no room", full=True), []),
+        (StorageUnavailable("a standby", read_only=True), []),
+    ],
+)
+async def test_the_log_tells_once_that_writes_fail(
+    error: StorageUnavailable,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And leaves it to storage where only an operator can mend it: then no database was away."""
+    monkeypatch.setattr(leases, "ROUND_S", 0.01)
+    storage = AsyncMock(runner="me", shared=True)
+    storage.beat.side_effect = itertools.chain([error] * 3, itertools.repeat(None))
+    storage.list_processes.side_effect = itertools.chain([error] * 3, itertools.repeat(view()))
+    alone = leases.Fleet(
+        storage,
+        0.1,
+        Mock(gone=Mock(return_value=())),
+        serves=dict,
+        at_work=bool,
+        free=Mock(),
+        due=AsyncMock(),
+    )
+    chores = [asyncio.create_task(alone.beat()), asyncio.create_task(alone.watch())]
+    async with asyncio.timeout(10):
+        while min(storage.beat.call_count, storage.list_processes.call_count) < 5:
+            await asyncio.sleep(0.01)
+    for chore in chores:
+        chore.cancel()
+    said = [each.message for each in caplog.records if each.name == "antiphon.fleet"]
+    looks = [line for line in said if line not in told]
+    assert [line for line in said if line in told] == told
+    assert len(looks) == 2 * len(told)  # that it was away, and that it answers again
