@@ -231,7 +231,8 @@ class Database(Protocol):
         complete: it has all of its tables."""
 
     def cause(self, error: BaseException) -> str | None:
-        """What is behind an error of opening it that its own words do not say; None where they do."""
+        """What this user is denied, and by whom, where an error's own words do not say it; None where they
+        do, and where nothing is denied."""
 
 
 def insert_unless_taken(conn: Connection, table: Table, values: dict[str, Any]) -> bool:

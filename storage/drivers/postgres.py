@@ -38,7 +38,7 @@ from storage.drivers.blob_rows import BlobRows
 from storage.drivers.interface import CommitUnknown, ErrorKind, Work
 from storage.drivers.notifications import Notifications
 from storage.records import BadText
-from storage.tables import commits
+from storage.tables import commits, metadata
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ class PostgreSQL:
             return (
                 f"its tables belong to {found.owner}, and only that role can alter them: give --db that one"
             )
-        return None
+        return _denied(conn, found.role, found.schema) if complete else None
 
     def cause(self, error: BaseException) -> str | None:
         if sqlstate(error) not in _DENIED:
@@ -172,6 +172,36 @@ SELECT
 FROM (SELECT current_schema() AS name) AS ours
 LEFT JOIN pg_tables ON schemaname = ours.name AND tablename = 'alembic_version'
 """
+
+
+# What a role lacks on the tables of a complete schema, and on the sequences that number their rows. A list of
+# privileges with commas would ask for any of them, so each is asked for alone.
+_DENIALS = """
+SELECT relname AS name, string_agg(privilege, ', ' ORDER BY place) AS lacked
+FROM pg_class JOIN pg_namespace AS ours ON ours.oid = relnamespace AND nspname = current_schema(),
+unnest(CASE relkind WHEN 'S' THEN ARRAY['USAGE'] ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END)
+    WITH ORDINALITY AS asked (privilege, place)
+WHERE relkind IN ('r', 'S') AND relname = ANY(CAST(:names AS text[])) AND NOT
+    CASE relkind WHEN 'S' THEN has_sequence_privilege(pg_class.oid, privilege)
+    ELSE has_table_privilege(pg_class.oid, privilege) END
+GROUP BY relname ORDER BY relname
+"""
+
+
+def _denied(conn: Connection, role: str, schema: str) -> str | None:
+    """Why a role cannot use all of a complete schema; None where it can."""
+    numbered = ((table.name, table.autoincrement_column) for table in metadata.tables.values())
+    sequences = [f"{name}_{column.name}_seq" for name, column in numbered if column is not None]
+    denials = conn.execute(text(_DENIALS), {"names": [*metadata.tables, *sequences]}).all()
+    if not denials:
+        return None
+    told = "; ".join(f"{found.lacked} on {found.name}" for found in denials[:3])
+    others = f", and more on {len(denials) - 3} others" if len(denials) > 3 else ""
+    return (
+        f"the role {role} lacks {told}{others}: have their owner run "
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}; "
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
+    )
 
 
 def _lacking(role: str, schema: str | None = None) -> str:

@@ -35,6 +35,7 @@ log = logging.getLogger("antiphon.storage")
 PATIENCE_S = 4.0  # how long a write waits for a database that others hold before its caller is told
 RETRY_S = 0.1  # pause after a refused commit, and between attempts to connect
 BATCH_LIMIT = 512  # jobs in one transaction
+DENIED_S = 60.0  # between two lines of the log on single writes that are denied
 LOOK_S = 1.0  # between two looks at what only an operator can mend
 CONTENDED_LIMIT = 2  # jobs that may wait for a row in vain before the queue is looked at again
 
@@ -84,6 +85,7 @@ class Writer:
         self._blocked_since: float | None = None
         self._obstacle: StorageUnavailable | None = None  # what only an operator can mend, while it lasts
         self._obstacle_since = self._looked_at = 0.0
+        self._denied_at: float | None = None  # when the log was last told of a single write that was denied
         self._num_commits = self._num_jobs = 0
         self._durations = [0] * (len(COMMIT_SECONDS) + 1)
         self._duration = 0.0
@@ -327,7 +329,12 @@ class Writer:
         # What one write alone has no room for is no obstacle to others.
         if kept or self._unsure or kind is not ErrorKind.REFUSED or self._try(self._writing.look) is not None:
             self._note(error)
-        self._deliver([_Outcome(job, None, unavailable(_WHAT, error)) for job in given_up])
+        elif self._database.cause(error) is not None and (
+            self._denied_at is None or now - self._denied_at >= DENIED_S
+        ):
+            self._denied_at = now
+            log.error("one write is refused, others go through: %s", self._told(error))
+        self._deliver([_Outcome(job, None, self._told(error)) for job in given_up])
         if not kept and not self._unsure:
             self._blocked_since = None
         elif kind is ErrorKind.LOST:
@@ -355,12 +362,15 @@ class Writer:
     def _note(self, error: Exception) -> None:
         """Where only an operator can mend this: remember it, and tell the log once."""
         if self._database.trouble(error) is ErrorKind.REFUSED:
-            told, before = unavailable(_WHAT, error), self._obstacle
+            told, before = self._told(error), self._obstacle
             if before is None:
                 self._obstacle_since = time.monotonic()
             if before is None or (before.full, before.moved) != (told.full, told.moved):
                 log.error(_NO_ROOM if told.full else "%s", told)
             self._obstacle = told
+
+    def _told(self, error: Exception) -> StorageUnavailable:
+        return unavailable(_WHAT, error, self._database.cause(error))
 
     def _deliver(self, outcomes: list[_Outcome]) -> None:
         if outcomes:

@@ -465,7 +465,21 @@ async def test_a_role_without_privileges_is_told_which_it_needs(postgres: Postgr
             with pytest.raises(StorageUnavailable, match="table alembic_version: the role modest has to own"):
                 await opening
         await admin.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO modest")
+        assert "modest lacks INSERT, UPDATE, DELETE on api_keys; " in (
+            (await inspect_database(url)).barred or ""
+        )
+        for kind, rights in (("TABLES", "SELECT, INSERT, UPDATE, DELETE"), ("SEQUENCES", "USAGE")):
+            await admin.execute(f"GRANT {rights} ON ALL {kind} IN SCHEMA public TO modest")
         assert (await inspect_database(url)).barred is None
+        await admin.execute("REVOKE INSERT ON responses FROM modest")
+        barred = (await inspect_database(url)).barred or ""
+        assert barred.startswith(
+            "the role modest lacks INSERT on responses: have their owner run GRANT SELECT"
+        )
+        await admin.execute(
+            "GRANT INSERT ON responses TO modest; REVOKE USAGE ON segments_id_seq FROM modest"
+        )
+        assert "lacks USAGE on segments_id_seq: " in ((await inspect_database(url)).barred or "")
         await admin.execute("UPDATE alembic_version SET version_num = '0033'")
         assert "belong to postgres" in ((await inspect_database(url)).barred or "")
         await admin.execute("DROP OWNED BY modest; DROP ROLE modest")
@@ -647,6 +661,36 @@ async def test_one_write_that_is_refused_is_no_obstacle_to_others(
     finally:
         await outside.close()
     await a.start_response(new("r1"))
+
+
+async def test_the_log_says_that_a_role_may_not_write_one_table(
+    postgres: Postgres, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a minute, however many requests it stops."""
+    blank = await postgres.blank()
+    await (await open_storage(blank, runner="owner")).close()
+    admin = await postgres.connect(make_url(blank).database or "")
+    try:
+        await admin.execute("CREATE ROLE lesser LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO lesser")
+        await admin.execute("REVOKE INSERT ON responses FROM lesser")
+        storage = await open_storage(blank.replace("//postgres@", "//lesser@"), runner="lesser")
+        caplog.clear()
+        for id in ("r1", "r2"):
+            with pytest.raises(StorageUnavailable, match="table responses: the role lesser has to own"):
+                await storage.start_response(new(id))
+        await storage.ready()
+        told = [each for each in caplog.records if each.name == "antiphon.storage"]
+        assert [each.levelname for each in told] == ["ERROR"]
+        assert "permission denied for table responses: the role lesser has to own" in told[0].message
+        monkeypatch.setattr(writer, "DENIED_S", 0.0)
+        with pytest.raises(StorageUnavailable):
+            await storage.start_response(new("r3"))
+        assert len([each for each in caplog.records if each.name == "antiphon.storage"]) == 2
+        await storage.close()
+        await admin.execute("DROP OWNED BY lesser; DROP ROLE lesser")
+    finally:
+        await admin.close()
+        await postgres.drop(blank)
 
 
 async def test_a_broken_job_takes_nobody_with_it(a: Storage) -> None:
