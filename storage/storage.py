@@ -860,6 +860,11 @@ class Storage:
             lambda conn: conn.execute(select(shared_clock(conn.dialect.name, now))).scalar_one()
         )
 
+    async def is_over(self, expires_at: int | None, now: int) -> bool:
+        """Whether that time has come by the clock of this process, which says `now`, and by the shared one: a
+        clock that is ahead must not take anything of what others find."""
+        return expires_at is not None and expires_at <= now and expires_at <= await self.shared_now(now)
+
     async def newest(self, before: int) -> int | None:
         """When anything was last used or stored before a time; None where nothing was."""
         return await self._read(partial(retention.newest, before=before))

@@ -219,7 +219,7 @@ async def usable_stores(
     shows = None if filter is None else _stored_test(filter)
     stores = await storage.vector_stores.searched(owner, ids, now, shows=shows)
     for store in stores:
-        if store.expires_at is not None and store.expires_at <= now:
+        if await storage.is_over(store.expires_at, now):
             message = f"Vector store '{store.id}' has expired."
             raise ApiError(400, message, code="vector_store_expired", param=param)
     return stores

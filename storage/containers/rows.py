@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, tuple_, update
 
+from storage.drivers import earlier_clock
 from storage.records import (
     ContainerChange,
     ContainerFile,
@@ -32,10 +33,10 @@ def create(
     """Stores a container with its first files, in the place of one that has expired; returns the digests of
     that one's files, None where the container is there already. ContainerFull, PathTaken."""
     replaced: Sequence[str] = ()
-    over = expired(container.created_at)
-    there = conn.execute(select(over).where(containers.c.id == container.id).with_for_update()).scalar()
+    lasts = select(_lasts(conn, container.created_at)).where(containers.c.id == container.id)
+    there = conn.execute(lasts.with_for_update()).scalar()
     if there is not None:
-        if not there:
+        if there:
             return None
         replaced = remove(conn, (container.id,))
     values = {**asdict(container), "given": " ".join(container.given), "num_bytes": 0}
@@ -46,7 +47,7 @@ def create(
 
 def get(conn: Connection, owner: str, id: str, now: int, *, hold: bool = False) -> StoredContainer:
     """NotFound("container") for one that is unknown, another owner's, or has expired."""
-    query = select(*_COLUMNS).where(containers.c.id == id, *_alive(owner, now))
+    query = select(*_COLUMNS).where(containers.c.id == id, *_alive(conn, owner, now))
     row = conn.execute(query.with_for_update() if hold else query).first()
     if row is None:
         raise NotFound("container", id)
@@ -62,16 +63,17 @@ def state_of(conn: Connection, owner: str, id: str) -> bytes | None:
 
 def use(conn: Connection, ids: Sequence[str], now: int) -> None:
     """These containers are used now, so that they do not expire; not those that have."""
-    there = containers.c.last_active_at + containers.c.lifetime > now
-    held = select(containers.c.id).where(containers.c.id.in_(ids), there).order_by(containers.c.id)
+    held = (
+        select(containers.c.id).where(containers.c.id.in_(ids), _lasts(conn, now)).order_by(containers.c.id)
+    )
     known = conn.execute(held.with_for_update()).scalars().all()
     conn.execute(update(containers).where(containers.c.id.in_(known)).values(last_active_at=now))
 
 
 def alive(conn: Connection, ids: Sequence[str], now: int) -> set[str]:
     """Those of these containers that are there."""
-    there = containers.c.last_active_at + containers.c.lifetime > now
-    return {*conn.execute(select(containers.c.id).where(containers.c.id.in_(ids), there)).scalars()}
+    there = select(containers.c.id).where(containers.c.id.in_(ids), _lasts(conn, now))
+    return {*conn.execute(there).scalars()}
 
 
 def list_(
@@ -85,7 +87,7 @@ def list_(
     name: str | None,
 ) -> Page[StoredContainer]:
     """One page, by time and then id. NotFound("container") for an unknown `after`."""
-    query = select(*_COLUMNS).where(*_alive(owner, now))
+    query = select(*_COLUMNS).where(*_alive(conn, owner, now))
     if name is not None:
         query = query.where(containers.c.name == name)
     by_time = (containers.c.created_at, containers.c.id)
@@ -282,8 +284,12 @@ def _put(
     return digests
 
 
-def _alive(owner: str, now: int) -> tuple[ColumnElement[bool], ...]:
-    return containers.c.owner == owner, containers.c.last_active_at + containers.c.lifetime > now
+def _lasts(conn: Connection, now: int) -> ColumnElement[bool]:
+    return containers.c.last_active_at + containers.c.lifetime > earlier_clock(conn.dialect.name, now)
+
+
+def _alive(conn: Connection, owner: str, now: int) -> tuple[ColumnElement[bool], ...]:
+    return containers.c.owner == owner, _lasts(conn, now)
 
 
 _COLUMNS = tuple(column for column in containers.c if column.name not in ("state", "num_bytes"))

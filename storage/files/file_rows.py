@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, tuple_
 
+from storage.drivers import earlier_clock
 from storage.files.records import StoredFile
 from storage.records import Cursor, NotFound, Order, Page
 from storage.tables import files
@@ -23,7 +24,7 @@ def create(conn: Connection, file: StoredFile) -> None:
 
 def get(conn: Connection, owner: str, id: str, now: int) -> StoredFile:
     """NotFound("file")."""
-    row = conn.execute(select(files).where(files.c.id == id, *_alive(owner, now))).first()
+    row = conn.execute(select(files).where(files.c.id == id, *_alive(conn, owner, now))).first()
     if row is None:
         raise NotFound("file", id)
     return _stored(row)
@@ -31,7 +32,7 @@ def get(conn: Connection, owner: str, id: str, now: int) -> StoredFile:
 
 def get_many(conn: Connection, owner: str, ids: Sequence[str], now: int) -> dict[str, StoredFile]:
     """Those of the files that are there."""
-    rows = conn.execute(select(files).where(files.c.id.in_(ids), *_alive(owner, now))).all()
+    rows = conn.execute(select(files).where(files.c.id.in_(ids), *_alive(conn, owner, now))).all()
     return {row.id: _stored(row) for row in rows}
 
 
@@ -46,7 +47,7 @@ def list_(
     purpose: str | None,
 ) -> Page[StoredFile]:
     """One page, by time and then id. NotFound("file") for an unknown `after`."""
-    query = select(files).where(*_alive(owner, now))
+    query = select(files).where(*_alive(conn, owner, now))
     place = tuple_(files.c.created_at, files.c.id)
     if purpose is not None:
         query = query.where(files.c.purpose == purpose)
@@ -64,7 +65,7 @@ def list_(
 
 def remove(conn: Connection, owner: str, id: str, now: int) -> str:
     """Returns the digest of the content. NotFound("file")."""
-    gone = delete(files).where(files.c.id == id, *_alive(owner, now)).returning(files.c.digest)
+    gone = delete(files).where(files.c.id == id, *_alive(conn, owner, now)).returning(files.c.digest)
     digest: str | None = conn.execute(gone).scalar()
     if digest is None:
         raise NotFound("file", id)
@@ -87,8 +88,9 @@ def remove_all(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
     return conn.execute(delete(files).where(files.c.id.in_(ids)).returning(files.c.digest)).scalars().all()
 
 
-def _alive(owner: str, now: int) -> tuple[ColumnElement[bool], ...]:
-    return files.c.owner == owner, or_(files.c.expires_at.is_(None), files.c.expires_at > now)
+def _alive(conn: Connection, owner: str, now: int) -> tuple[ColumnElement[bool], ...]:
+    lasts = files.c.expires_at > earlier_clock(conn.dialect.name, now)
+    return files.c.owner == owner, or_(files.c.expires_at.is_(None), lasts)
 
 
 def _stored(row: Row[*tuple[Any, ...]]) -> StoredFile:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
+from storage.drivers import earlier_clock
 from storage.files import file_rows
 from storage.files.records import StoredFile, StoredPart, StoredUpload, UploadEnded
 from storage.records import NotFound
@@ -84,10 +85,11 @@ def _remove_parts(conn: Connection, ids: Sequence[str]) -> Sequence[str]:
 def _hold(conn: Connection, owner: str, id: str, now: int) -> None:
     """Nobody else changes the upload until the commit. NotFound("upload"), UploadEnded."""
     these = (uploads.c.id == id, uploads.c.owner == owner)
-    row = conn.execute(select(uploads).where(*these).with_for_update()).first()
+    over = (uploads.c.expires_at <= earlier_clock(conn.dialect.name, now)).label("over")
+    row = conn.execute(select(uploads.c.status, over).where(*these).with_for_update()).first()
     if row is None:
         raise NotFound("upload", id)
-    if row.status != "pending" or row.expires_at <= now:
+    if row.status != "pending" or row.over:
         raise UploadEnded(id, row.status if row.status != "pending" else "expired")
 
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import delete as erasing
 
+from storage.drivers import earlier_clock
 from storage.kept_replies import forget_replies
 from storage.records import Cursor, NotFound, Order, Page
 from storage.tables import files as uploaded
@@ -565,7 +566,7 @@ def searched(
     """Stores that are about to be searched, each once, in this order. shows: which files are found, by their
     attributes; called for one after another. A file that has expired by `now` is not found any more, though
     it stays in its stores until the next sweep. NotFound("vector store")."""
-    found = []
+    found, clock = [], earlier_clock(conn.dialect.name, now)
     for id in dict.fromkeys(ids):
         row = row_of(conn, owner, id)
         mine, done = _files.c.store_number == row.number, _files.c.status == "completed"
@@ -573,7 +574,7 @@ def searched(
         # By the indexes on expiry and on the files of a store: few files have expired and are still there.
         over = and_(
             _files.c.store_id == row.id,
-            _files.c.file_id.in_(select(uploaded.c.id).where(uploaded.c.expires_at <= now)),
+            _files.c.file_id.in_(select(uploaded.c.id).where(uploaded.c.expires_at <= clock)),
             _files.c.deleted_at.is_(None),
         )
         hidden = frozenset(

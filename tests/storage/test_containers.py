@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,6 +55,16 @@ async def test_a_container_is_its_owners_until_it_expires(storage: Storage) -> N
     assert (await storage.usage(OWNER)).total >= 3
     assert [num async for num in containers.sweep(1899)] == []
     assert [num async for num in containers.sweep(1900)] == [1]
+
+
+async def test_a_clock_that_is_ahead_ends_no_container_of_others(storage: Storage) -> None:
+    hour, containers, at = 3_600_000_000, storage.containers, time.time_ns() // 1000
+    made = replace(MADE, created_at=at, last_active_at=at, lifetime=hour)
+    await containers.create(made, (), room=ROOM)
+    lasts = storage.shared  # a database of one process has no clock of its own
+    assert await containers.alive(["cntr_1"], at + 2 * hour) == ({"cntr_1"} if lasts else set())
+    later = replace(made, created_at=at + 2 * hour)
+    assert await containers.create(later, (), room=ROOM) is not lasts
 
 
 async def test_a_cells_changes_come_with_its_outcome_or_not_at_all(storage: Storage) -> None:

@@ -61,7 +61,7 @@ ELSEWHERE = {
     "beat", "close", "commit_stats", "dead", "hinted", "list_processes", "num_bytes", "num_bytes_by_owner",
     "num_live_runs", "conversation_epochs", "forget_shares", "gone_responses",
     "shrunk_conversations", "lacking_blobs", "open", "ready",
-    "require_writable", "database_id", "newest", "shared_now",  # of no owner
+    "require_writable", "database_id", "newest", "shared_now", "is_over",  # of no owner
     "create_key", "find_key", "key_hash", "list_keys", "revoke_key",  # the administrator's
     "any_key", "change_key", "get_key", "key_family", "page_of_keys", "rotate_key", "touch_keys",
     "archive_owner", "create_owner", "ensure_owners", "get_owner", "limit_owner", "list_owners",

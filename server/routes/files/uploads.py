@@ -139,8 +139,9 @@ async def cancel_upload(request: Request, upload_id: str) -> Response:
 
 async def _pending(request: Request, upload_id: str) -> StoredUpload:
     """An upload that still takes parts. ApiError 404, 400."""
-    upload = await context(request).storage.files.get_upload(owner(request), upload_id)
-    if upload.status != "pending" or upload.expires_at <= now_us():
+    storage = context(request).storage
+    upload = await storage.files.get_upload(owner(request), upload_id)
+    if upload.status != "pending" or await storage.is_over(upload.expires_at, now_us()):
         raise UploadEnded(upload_id, upload.status if upload.status != "pending" else "expired")
     return upload
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +64,22 @@ async def test_files_are_found_by_their_owner_until_they_expire(storage: Storage
             await files.list(owner, now=at, limit=1, after=id)
     await files.delete(OWNER, "file-1", 0)
     assert await page() == ([third, second], False)
+
+
+async def test_a_clock_that_is_ahead_ends_nothing_of_others(storage: Storage) -> None:
+    """Files and uploads expire by the earlier one of the clocks of a server and of the database that others
+    share."""
+    hour, files, at = 3_600_000_000, storage.files, time.time_ns() // 1000
+    made = await file(storage, "file-1", expires_at=at + hour)
+    await files.create_upload(
+        StoredUpload("upload_1", OWNER, "u.txt", "user_data", "text/plain", 6, at, at + hour)
+    )
+    part = StoredPart("part_1", "upload_1", OWNER, made.num_bytes, made.digest, at + 2 * hour)
+    lasts = storage.shared  # a database of one process has no clock of its own
+    assert await files.get_many(OWNER, ["file-1"], at + 2 * hour) == ({"file-1": made} if lasts else {})
+    with nullcontext() if lasts else pytest.raises(UploadEnded):
+        await files.add_part(part)
+    assert (await files.parts(OWNER, "upload_1") == {"part_1": part}) is lasts
 
 
 async def test_an_upload_becomes_a_file_once_and_takes_parts_until_then(storage: Storage) -> None:

@@ -573,6 +573,9 @@ async def test_a_clock_that_is_ahead_lets_go_of_no_files_of_others(storage: Stor
     went = not storage.shared  # a database of one process has no clock of its own
     assert (await stores.due(at + 2 * hour)).to_expire is went
     assert await stores.expire(at + 2 * hour) == went
+    [store] = await stores.searched(OWNER, ["vs_1"], at)
+    assert await storage.is_over(store.expires_at, at + 2 * hour) is went
+    assert not await storage.is_over(store.expires_at, at) and not await storage.is_over(None, at)
 
 
 async def test_what_goes_is_let_go_of_in_steps_and_seen_by_nobody_meanwhile(

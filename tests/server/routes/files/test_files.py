@@ -21,6 +21,7 @@ from server.process.retention import Retention
 from storage.drivers.blob_folder import IncomingFile
 from storage.drivers.blob_rows import IncomingRows
 from tests.support.making import is_sqlite, query
+from tests.support.postgres import Postgres
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.wire import Json, validate
 
@@ -396,6 +397,21 @@ async def test_files_are_their_owners_alone(server_app: Running, client: httpx.A
         assert error_of(foreign)[:2] == (404, "not_found"), (path, foreign.text)
     assert (await client.get("/v1/files", headers=bob)).json()["data"] == []
     assert (await client.get(f"/v1/files/{id}/content", headers=ann)).content == b"secret"
+
+
+async def test_a_clock_that_is_ahead_of_the_databases_ends_no_upload(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = await postgres.fresh()
+    async with live_app(tmp_path, db=db) as server, http_client(server) as client:
+        begun = {"purpose": "user_data", "filename": "u.txt", "bytes": 1, "mime_type": "text/plain"}
+        path = f"/v1/uploads/{(await client.post('/v1/uploads', json=begun)).json()['id']}"
+        monkeypatch.setattr("server.routes.files.uploads.now_us", lambda: now_us() + 2 * 3_600_000_000)
+        part = await client.post(f"{path}/parts", files={"data": b"x"})
+        assert part.status_code == 200, part.text
+        whole = await client.post(f"{path}/complete", json={"part_ids": [part.json()["id"]]})
+        assert whole.json()["status"] == "completed"
+    await postgres.give_back(db)
 
 
 async def test_a_sweep_removes_what_has_expired(
