@@ -130,6 +130,10 @@ async def opened(config: Config, *, makes: bool) -> AsyncIterator[Storage]:
     """
     state = await inspect_database(config.db)
     if state.holder is None:
+        if state.schema == "absent" and not makes and state.barred is not None:
+            raise AdminError(
+                f"there is no database at {state.shown}, and none can be made there: {state.barred}"
+            )
         if state.schema == "absent" and not makes:
             raise AdminError(
                 f"there is no database at {state.shown}: give --data (or --db) as the server has it; the "

@@ -139,8 +139,10 @@ class PostgreSQL:
         if sqlstate(error) not in _DENIED:
             return None  # the driver's words say it
         said, role = str(root(error)).partition("\n")[0], self._url.username or "ROLE"
-        if "schema" in said:
-            return f"{said}: {_lacking(role)}"
+        if sqlstate(error) == "3F000":
+            return f"{said}: {_lacking(role, None)}"
+        if (schema := said.partition(" for schema ")[2]) != "":
+            return f"{said}: {_lacking(role, schema)}"
         return f"{said}: the role {role} has to own the tables; if another one does, give --db that one"
 
     def _line(self, *, migrates: bool = False) -> Line:
@@ -204,9 +206,15 @@ def _denied(conn: Connection, role: str, schema: str) -> str | None:
     )
 
 
-def _lacking(role: str, schema: str | None = None) -> str:
-    """What is told of a role that may not make tables in a schema. None: it may use none at all."""
-    schema = schema or "public"
+def _lacking(role: str, schema: str | None) -> str:
+    """What is told of a role that may not make tables in a schema. None: it has none, because there is none
+    by a name of its search_path, or because it may not use those that there are."""
+    if schema is None:
+        return (
+            f"the role {role} has no schema to make tables in: have the database's owner run "
+            f"CREATE SCHEMA public AUTHORIZATION {role} or, where there is that schema, "
+            f"GRANT CREATE, USAGE ON SCHEMA public TO {role}"
+        )
     return (
         f"the role {role} may not make tables in the schema {schema}: have its owner run GRANT CREATE, USAGE "
         f"ON SCHEMA {schema} TO {role}"

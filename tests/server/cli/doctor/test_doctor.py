@@ -678,6 +678,13 @@ async def test_commands_tell_which_privileges_a_role_lacks_in_one_line(
             async with server_process(tmp_path, *flags[:2]):
                 """It is refused."""
         assert "SCHEMA public TO humble" in str(refused.value) and "Traceback" not in str(refused.value)
+        await admin.execute("DROP SCHEMA public")
+        verdict, words = await CHECKS["database"](Config(data=tmp_path, engine="scripted", db=flags[1]))
+        assert verdict == "FAIL" and "run CREATE SCHEMA public AUTHORIZATION humble" in words
+        for command in (["migrate"], ["keys", "list"], ["owners", "list"]):
+            assert await asyncio.to_thread(main, [*command, *flags]) != 0
+            [told] = capsys.readouterr().err.strip().splitlines()
+            assert "the role humble has no schema to make tables in: have the database's owner run" in told
         await admin.execute("DROP ROLE humble")
     finally:
         await admin.close()
