@@ -2,7 +2,7 @@
 // JSON. Nothing is filled in that the schema does not say: what has no value yet is undefined, and its field is required,
 // so that a form can be sent when its value is one that JSON can hold.
 
-import { html, useState } from "./vendor/standalone.module.js";
+import { html, useRef, useState } from "./vendor/standalone.module.js";
 import { Button } from "./elements.js";
 
 const kindOf = (schema) => {
@@ -121,15 +121,23 @@ function ObjectForm({ schema, value, change, label }) {
   </fieldset>`;
 }
 
+let rows = 0;
+
 function ListForm({ schema, value, change, label }) {
   const given = Array.isArray(value) ? value : [];
+  const keys = useRef([]).current; // a row keeps its own when one before it is removed
+  while (keys.length < given.length) keys.push(++rows);
+  const without = (index) => {
+    keys.splice(index, 1);
+    change(given.length > 1 ? given.filter((_, at) => at !== index) : undefined);
+  };
   const of = schema.items ?? {};
   return html`<fieldset>
     <legend>${label}</legend>
     ${given.map(
-      (each, index) => html`<div key=${index} class="with-action">
+      (each, index) => html`<div key=${keys[index]} class="with-action">
         <${SchemaForm} schema=${of} name=${`${index + 1}`} value=${each} change=${(next) => change(given.map((old, at) => (at === index ? next : old)))} />
-        <${Button} icon="close" kind="quiet" label=${`Remove ${index + 1}`} onClick=${() => change(given.length > 1 ? given.filter((_, at) => at !== index) : undefined)} />
+        <${Button} icon="close" kind="quiet" label=${`Remove ${index + 1}`} onClick=${() => without(index)} />
       </div>`,
     )}
     <${Button} kind="quiet" icon="plus" onClick=${() => change([...given, initial(of)])}>Add<//>

@@ -655,6 +655,20 @@ def test_calls_wait_to_be_approved_and_answered_by_forms(visit: Visit, server: S
     says(page, 'The tool said: {"sky":"grey","degrees":-3}')
 
 
+def asked_for(server: Server, schema: dict[str, Any]) -> str:
+    """A response that waits for an output of this schema; its id."""
+    asked: dict[str, Any] = {"input": "call get_weather {}", "tools": [{**WEATHER, "output_schema": schema}]}
+    made = server.post("/v1/responses", {**asked, "background": True, "await_tool_outputs": True})
+    return str(made["id"])
+
+
+def given(server: Server, response: str) -> Any:
+    """The output that a response got for its call."""
+    output = server.get(f"/v1/responses/{response}?wait=20")["output"]
+    (said,) = [item["output"] for item in output if item["type"] == "function_call_output"]
+    return json.loads(said)
+
+
 def test_a_form_invents_no_value(visit: Visit, server: Server) -> None:
     kinds: dict[str, Any] = {
         "temp": {"type": "number"},
@@ -666,8 +680,7 @@ def test_a_form_invents_no_value(visit: Visit, server: Server) -> None:
         "unit": {"enum": ["C", "F"], "default": "C"},
     }
     schema = {"type": "object", "properties": kinds, "required": [*kinds]}
-    asked: dict[str, Any] = {"input": "call get_weather {}", "tools": [{**WEATHER, "output_schema": schema}]}
-    run = server.post("/v1/responses", {**asked, "background": True, "await_tool_outputs": True})["id"]
+    asked = asked_for(server, schema)
     page = visit.page("#/waiting", "form.answer")
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.method))
@@ -686,9 +699,7 @@ def test_a_form_invents_no_value(visit: Visit, server: Server) -> None:
     assert "POST" not in sent and page.evaluate(wanting) == 0
     page.click("text=Send output")
     page.wait_for_selector("text=Nothing waits")
-    output = server.get(f"/v1/responses/{run}?wait=20")["output"]
-    (said,) = [item["output"] for item in output if item["type"] == "function_call_output"]
-    assert json.loads(said) == {
+    assert given(server, asked) == {
         "temp": -1.05,
         "sky": "grey",
         "note": "",
@@ -697,6 +708,21 @@ def test_a_form_invents_no_value(visit: Visit, server: Server) -> None:
         "more": None,
         "unit": "C",
     }
+
+
+def test_a_row_that_is_removed_leaves_the_others_as_they_are(visit: Visit, server: Server) -> None:
+    asked = asked_for(server, {"type": "array", "items": {}})
+    page = visit.page("#/waiting", "form.answer")
+    for number in (1, 2, 3):
+        page.click("text=Add")
+        page.get_by_label(f"{number} (JSON)").fill(str(number * 10))
+    page.click("[aria-label='Remove 2']")
+    page.wait_for_selector("[aria-label='Remove 3']", state="detached")
+    rows = page.locator("form.answer textarea")
+    assert [rows.nth(index).input_value() for index in range(rows.count())] == ["10", "30"]
+    page.click("text=Send output")
+    page.wait_for_selector("text=Nothing waits")
+    assert given(server, asked) == [10, 30]
 
 
 def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server) -> None:
