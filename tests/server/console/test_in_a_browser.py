@@ -561,6 +561,38 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     assert tree.locator(".tree li[style*='--depth: 2']").count() >= 1
 
 
+def test_a_fork_is_made_once_however_often_one_presses(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    ask(page, "say once")
+    says(page, "once")
+    first = page.url
+    forks: list[str] = []
+    held: list[Route] = []
+    page.on("request", lambda request: request.url.endswith("/fork") and forks.append(request.url))
+    page.route("**/fork", lambda route: held.append(route))  # which takes long
+
+    def go_on() -> None:
+        page.wait_for_selector("[aria-label='Answer anew in a fork']:disabled")
+        held.pop().continue_()
+        page.wait_for_url(lambda url: url != first)
+
+    page.hover(".turn.assistant")
+    page.dblclick("[aria-label='Answer anew in a fork']")
+    go_on()
+    says(page, "once")
+    page.goto(first)
+    says(page, "once")
+    page.hover(".turn.user")
+    page.click("[aria-label='Edit and fork']")
+    page.fill(".editing textarea", "say twice")
+    for key in ("Enter", "Enter", "Escape"):
+        page.press(".editing textarea", key)
+    page.wait_for_selector(".editing button[type=submit]:disabled")
+    go_on()
+    says(page, "twice")
+    assert len(forks) == 2
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Files, tools and approvals
 

@@ -114,6 +114,7 @@ function Thread({ id, showList }) {
   const [settings, keep] = useSettings();
   const [most, setMost] = useState(PAGE);
   const [editing, edit] = useState(null);
+  const [branching, setBranching] = useState(false);
   const refusal = useWatched(draftOf(id).refusal);
   const loaded = useLoaded(() => (id ? history(id, most) : null), [id, owner, most]);
   const found = loaded.value;
@@ -195,6 +196,13 @@ function Thread({ id, showList }) {
     else begin(made.id, settings.body(), []);
     go("chat", made.id);
   };
+  const branchOnce = async (...args) => {
+    if (branching) return false;
+    setBranching(true);
+    const done = await attempt(() => branch(...args));
+    setBranching(false);
+    return done;
+  };
 
   const again = async (input) => {
     if (turn) forget(turn);
@@ -228,7 +236,7 @@ function Thread({ id, showList }) {
       ${id && html`<${Loaded} of=${loaded}>${() => null}<//>`}
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
-      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${(...args) => attempt(() => branch(...args))} id=${id} working=${working} live=${live} again=${again} />`}
+      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${branchOnce} branching=${branching} id=${id} working=${working} live=${live} again=${again} />`}
       ${live.map((each) => html`<${Live} key=${each} turn=${each} redraw=${redraw} again=${again} />`)}
       ${refusal && (refusal.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${refusal} />`)}
     <//>
@@ -318,7 +326,7 @@ function groups(items) {
   return found;
 }
 
-function Turns({ found, editing, edit, branch, id, working, live, again }) {
+function Turns({ found, editing, edit, branch, branching, id, working, live, again }) {
   const outputs = useMemo(() => outputsOf(found.items), [found]);
   const made = useMemo(() => {
     const byItem = new Map();
@@ -367,8 +375,8 @@ function Turns({ found, editing, edit, branch, id, working, live, again }) {
         editing=${editing === first.id}
         edit=${edit}
         branch=${branch}
-
-        disabled=${working}
+        branching=${branching}
+        disabled=${working || branching}
       />`;
     }
     const response = answerOf(group);
@@ -384,7 +392,7 @@ function Turns({ found, editing, edit, branch, id, working, live, again }) {
       />`)}
       <footer class="turn-foot">
         <${Copy} text=${() => group.items.filter((item) => item.type === "message").map(textOf).join("\n\n")} label="Copy answer" />
-        ${last && lastUser && html`<${Button} icon="again" kind="quiet" label="Answer anew in a fork" disabled=${working} onClick=${() => branch(lastUser, null)} />`}
+        ${last && lastUser && html`<${Button} icon="again" kind="quiet" label="Answer anew in a fork" disabled=${working || branching} onClick=${() => branch(lastUser, null)} />`}
         <${Button} icon="fork" kind="quiet" label="Fork behind this answer" onClick=${() => forkAt(id, group.items[group.items.length - 1])} />
         <${Meta} response=${response} />
       </footer>
@@ -411,7 +419,7 @@ function Meta({ response }) {
 }
 
 /** A message as it is written anew. */
-function Edited({ item, close, branch }) {
+function Edited({ item, close, branch, branching }) {
   const [text, setText] = useState(() => textOf(item));
   const area = useRef();
   // Before it is painted: what is typed at once, too, stands at the end.
@@ -426,23 +434,23 @@ function Edited({ item, close, branch }) {
     if (await branch(item, [...rest, { type: "input_text", text }])) close();
   };
   const keys = (event) => {
-    if (event.key === "Escape") close();
+    if (event.key === "Escape" && !branching) close();
     if (isSending(event)) save(event);
   };
-  return html`<form class="turn user editing" onSubmit=${save}>
+  return html`<form class="turn user editing" aria-busy=${branching} onSubmit=${save}>
     <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
-      <textarea ref=${area} rows="4" data-unsent value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}>
+      <textarea ref=${area} rows="4" data-unsent readonly=${branching} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}>
         </textarea></label>
     <div class="foot">
-      <${Button} onClick=${close}>Cancel<//>
-      <button type="submit" class="button small primary" disabled=${!text.trim()}>Send in a fork</button>
+      <${Button} disabled=${branching} onClick=${close}>Cancel<//>
+      <button type="submit" class="button small primary" disabled=${!text.trim() || branching}>Send in a fork</button>
     </div>
   </form>`;
 }
 
-function Said({ item, editing, edit, branch, disabled }) {
+function Said({ item, editing, edit, branch, branching, disabled }) {
   const words = textOf(item);
-  if (editing) return html`<${Edited} item=${item} close=${() => edit(null)} branch=${branch} />`;
+  if (editing) return html`<${Edited} item=${item} close=${() => edit(null)} branch=${branch} branching=${branching} />`;
   return html`<article class=${`turn ${item.role}`} aria-label=${item.role === "user" ? "You" : item.role}>
     ${item.role !== "user" && html`<small class="faint">${item.role}</small>`}
     <div class="bubble"><${Item} item=${item} /></div>
