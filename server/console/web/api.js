@@ -2,7 +2,8 @@
 // limits. Nothing here knows of pages.
 
 const KEY = "antiphon.key";
-const OWNER = "antiphon.owner"; // whose key it is, as the server has said
+const OWNER = "antiphon.owner"; // for whom the server has answered, as it has said
+const LOCAL = "local"; // whose everything is that is made without a key
 const PROFILE = { "x-antiphon-profile": "openai" }; // official names of events, also where a server has older ones
 
 /** Where the server's paths begin, also behind a proxy that shows it under a path of its own. */
@@ -64,7 +65,9 @@ export const limits = watched({});
  * and read, and what is kept. */
 export function useKey(value, owner = null) {
   const former = key.get();
-  if (!former || value === former || (owner && owner === sessionStorage.getItem(OWNER))) {
+  const formerOwner = sessionStorage.getItem(OWNER);
+  const isFirst = !former && !formerOwner; // of what is kept, the server has heard nothing
+  if (isFirst || value === former || (owner && owner === formerOwner)) {
     keep(value, owner);
     refused.set(null);
     limits.set({});
@@ -121,6 +124,7 @@ export async function request(method, path, { query, body, form, headers, signal
   if (error && isAway(error)) lost("starting");
   else connection.set("online");
   note(reply);
+  if (!own && !error && path.startsWith("v1/")) sessionStorage.setItem(OWNER, LOCAL); // other paths need no key anywhere
   if (!error) return reply;
   if (reply.status === 401 && as === undefined) refused.set(error.message);
   throw error;

@@ -1017,15 +1017,17 @@ def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:
 def keyed(tmp_path: Path, *owners: str) -> Iterator[tuple[Server, dict[str, str]]]:
     """A server, and a key with the scopes `all` and `admin` for each of these owners."""
     with serving(tmp_path) as made:
-        scopes = ("--scope", "all", "--scope", "admin")
-        keys = {}
-        for owner in owners:
-            command = ("keys", "create", "--owner", owner, *scopes, "--data", str(made.data))
-            done = subprocess.run(
-                [sys.executable, "-m", "server.cli", *command], cwd=ROOT, capture_output=True, check=True
-            )
-            keys[owner] = done.stdout.decode().split()[0]
-        yield made, keys
+        yield made, {owner: key_of(made, owner) for owner in owners}
+
+
+def key_of(server: Server, owner: str) -> str:
+    """A new key of this owner with the scopes `all` and `admin`."""
+    scopes = ("--scope", "all", "--scope", "admin")
+    command = ("keys", "create", "--owner", owner, *scopes, "--data", str(server.data))
+    done = subprocess.run(
+        [sys.executable, "-m", "server.cli", *command], cwd=ROOT, capture_output=True, check=True
+    )
+    return done.stdout.decode().split()[0]
 
 
 def use_key(page: Page, key: str) -> None:
@@ -1062,6 +1064,29 @@ def test_another_key_sees_nothing_of_the_one_before(browser: Browser, tmp_path: 
         page.click("text=Forget the key")
         page.wait_for_selector("dialog >> text=This server needs a key.")
         assert page.evaluate("sessionStorage.getItem('antiphon.key')") is None
+
+
+def test_a_key_sees_what_was_kept_without_one_if_it_is_of_the_same_owner(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with serving(tmp_path) as server, visiting(browser, server) as visitor:
+        pages = [visitor.page(), visitor.page()]
+        for page in pages:
+            page.wait_for_selector(".model option >> text=scripted", state="attached")
+            page.fill("#composer", "a draft of nobody's")
+            page.click("[aria-label='How to answer']")
+            page.fill("[aria-label='How to answer'] textarea", "Be brief.")
+            page.keyboard.press("Escape")
+        keys = {owner: key_of(server, owner) for owner in ("local", "ann")}
+        for page, owner in zip(pages, keys, strict=True):
+            page.reload()
+            use_key(page, keys[owner])
+            page.wait_for_selector("dialog", state="detached")
+            page.wait_for_selector(".side-empty")
+            kept = page.evaluate("JSON.stringify(sessionStorage)")
+            assert keys[owner] in kept
+            assert ("Be brief." in kept) == ("nobody" in kept) == (owner == "local")
+            assert page.input_value("#composer") == ("a draft of nobody's" if owner == "local" else "")
 
 
 def test_another_key_of_the_same_owner_goes_on(browser: Browser, tmp_path: Path) -> None:
