@@ -29,18 +29,17 @@ export const contentOf = ({ text, files }) => [
 
 /** Send what was written, once the server can be reached. Resolves to null when the server has taken it, and when it has
  * refused it to the error. from: whose draft it was; null for the first message of a conversation, which is gone again if
- * that message is refused. */
-export function send(conversation, body, written, { from = conversation, content = contentOf(written) } = {}) {
-  const { text, files } = draftOf(from);
-  if (text.get() === written.text) text.set("");
-  files.set(files.get().filter((each) => !written.files.includes(each)));
+ * that message is refused. content: where it is not made of what was written alone. */
+export function send(conversation, body, written, { from = conversation, content } = {}) {
   const sent = { conversation, from, body, content, written, key: idempotencyKey(), at: Date.now() };
+  takeOut(from, written); // first: the browser keeps so much and no more, drafts included
   try {
     sessionStorage.setItem(SENT + conversation, JSON.stringify(sent));
+    return deliver(sent);
   } catch {
-    // It is larger than the browser keeps, and lasts as long as this page.
+    putBack(from, written); // too large to be kept as a message: it stays a draft until the server has taken it
+    return deliver(sent, () => takeOut(from, written));
   }
-  return deliver(sent);
 }
 
 /** Send again what the server may not have taken before this page was loaded; by its key it is carried out once. */
@@ -56,13 +55,15 @@ export function sendAgain() {
   }
 }
 
-async function deliver({ conversation, from, body, content, written, key }) {
+/** told: called when the server has taken the message, or refused it. */
+async function deliver({ conversation, from, body, written, content = contentOf(written), key }, told = () => {}) {
   const turn = begin(conversation, body, [{ type: "message", role: "user", content }], key);
   if (from === null) {
     const early = await Promise.race([turn.begun, sleep(SHOWN_MS)]);
     if (!early && isShown(null)) go("chat", conversation);
   }
   const problem = await turn.begun;
+  told();
   if (problem) {
     const home = from === null && (await isRemoved(conversation)) ? null : conversation;
     putBack(home, written);
@@ -75,6 +76,13 @@ async function deliver({ conversation, from, body, content, written, key }) {
 }
 
 const isShown = (id) => route.get().page === "chat" && route.get().id === id;
+
+/** Take what was written out of its box, unless that holds something else by now. */
+function takeOut(id, written) {
+  const { text, files } = draftOf(id);
+  if (text.get() === written.text) text.set("");
+  files.set(files.get().filter((each) => !written.files.includes(each)));
+}
 
 /** Put what was written back into its box, before what was written since. */
 function putBack(id, written) {

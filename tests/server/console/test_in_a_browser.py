@@ -402,6 +402,7 @@ def test_a_message_on_its_way_outlives_a_reload_and_is_said_once(visit: Visit, s
     held.say("say second")
     page.wait_for_selector(".turn.assistant >> text=Not sent yet")
     assert page.input_value("#composer") == ""
+    assert page.evaluate("JSON.stringify(sessionStorage)").count("say second") == 1  # there is little room
     page.reload()
     says(page, "second")
     held.say("say third").fetch()  # the server has taken it, of which the page hears nothing
@@ -422,6 +423,33 @@ def test_a_message_on_its_way_outlives_a_reload_and_is_said_once(visit: Visit, s
     page.reload()
     wrote(page, "say fourth")
     was_asked(page, "say first", "say second", "say third")
+
+
+def test_a_message_too_large_to_be_kept_stays_a_draft_until_it_is_taken(visit: Visit) -> None:
+    page = visit.page()
+    held = Held(page)
+    ask(page, "say first")
+    says(page, "first")
+    no_room = """() => {
+      const { setItem } = Storage.prototype;
+      Storage.prototype.setItem = function (name, value) {
+        if (name.startsWith('antiphon.sent.')) throw new DOMException('full', 'QuotaExceededError');
+        setItem.call(this, name, value);
+      };
+    }"""
+    page.evaluate(no_room)
+    held.say("say second")
+    page.wait_for_selector(".turn.assistant >> text=Not sent yet")
+    page.reload()
+    wrote(page, "say second")
+    was_asked(page, "say first")
+    page.evaluate(no_room)
+    held.say("say second").fulfill(status=429, json=REFUSAL)
+    page.wait_for_selector("text=Too many requests.")
+    wrote(page, "say second")
+    held.say("say second").continue_()
+    says(page, "second")
+    wrote(page, "")
 
 
 def test_what_is_refused_later_or_unseen_goes_back_to_where_it_was_written(
