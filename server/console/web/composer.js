@@ -71,9 +71,6 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
   const models = useLoaded(async () => (await get("v1/models")).data.filter(generates), [owner], MODELS_MS);
 
   useEffect(() => {
-    if (files.some((file) => !file.id)) setFiles(files.filter((file) => file.id)); // the page was left while they were uploaded
-  }, []);
-  useEffect(() => {
     const names = models.value?.map((each) => each.id);
     if (names?.length && !names.includes(settings.value.model)) keep((before) => ({ ...before, model: names[0] }));
   }, [models.value]);

@@ -16,7 +16,10 @@ const drafts = new Map();
 export function draftOf(id) {
   const name = id ?? "new";
   if (!drafts.has(name)) {
-    drafts.set(name, { text: kept(`draft.${name}`, ""), files: kept(`attached.${name}`, []), refusal: watched(null) });
+    const files = kept(`attached.${name}`, []);
+    const uploaded = files.get().filter((file) => file.id); // the others were cut when the page was loaded anew
+    if (uploaded.length < files.get().length) files.set(uploaded);
+    drafts.set(name, { text: kept(`draft.${name}`, ""), files, refusal: watched(null) });
   }
   return drafts.get(name);
 }

@@ -642,6 +642,27 @@ def test_a_file_is_attached(visit: Visit, server: Server) -> None:
     assert Path(downloading.value.path()).read_bytes() == b"The cellar is dry."
 
 
+def test_an_upload_goes_on_while_one_looks_at_another_page(visit: Visit) -> None:
+    page = visit.page()
+    held: list[Route] = []
+    page.route("**/v1/files", lambda route: held.append(route))
+    content = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"The roof is dry."}
+    page.set_input_files("input[type=file]", content)
+    page.wait_for_selector(".attached >> text=uploading")
+    page.click("nav >> text=Usage")
+    page.wait_for_selector("h1 >> text=Usage")
+    page.go_back()
+    page.wait_for_selector(".attached >> text=uploading")
+    held.pop().continue_()
+    page.wait_for_selector(".attached >> text=16 B")
+    # What a reload has cut is no attachment.
+    page.set_input_files("input[type=file]", content)
+    page.wait_for_selector(".attached >> text=uploading")
+    page.reload()
+    page.wait_for_selector(".attached >> text=16 B")
+    assert page.locator(".attached li").count() == 1
+
+
 def test_names_of_files_fit_and_fake_no_end(visit: Visit, server: Server) -> None:
     page = visit.page()
     page.set_viewport_size({"width": 390, "height": 800})
