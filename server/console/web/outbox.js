@@ -104,7 +104,7 @@ async function isRemoved(id) {
     if (items.data.length || responses.data.length) return false; // somebody else was first
     await remove(`v1/conversations/${id}`);
     return true;
-  } catch {
-    return false;
+  } catch (problem) {
+    return problem.status === 404; // somebody else has deleted it
   }
 }

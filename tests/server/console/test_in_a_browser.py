@@ -473,6 +473,13 @@ def test_what_is_refused_later_or_unseen_goes_back_to_where_it_was_written(
         page.reload()
     assert httpx.get(f"{server.url}/v1/conversations/{conversation}").status_code == 404
     page.click(".attached button")
+    # It is the same where somebody else has deleted the conversation meanwhile.
+    route = held.say("say it once more")
+    page.wait_for_selector(".turn.user >> text=say it once more")
+    assert httpx.delete(f"{server.url}/v1/conversations/{page.url.rpartition('/')[2]}").status_code == 200
+    route.continue_()
+    page.wait_for_selector("#title >> text=New chat")
+    wrote(page, "say it once more")
     ask(page, "say begun")
     says(page, "begun")
     where = page.evaluate("location.hash")
