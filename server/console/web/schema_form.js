@@ -9,8 +9,8 @@ const kindOf = (schema) => {
   if (schema.enum || schema.const !== undefined) return "choice";
   const kinds = Array.isArray(schema.type) ? schema.type.filter((kind) => kind !== "null") : [schema.type];
   const kind = kinds.length === 1 ? kinds[0] : undefined;
-  if (kind) return kind;
-  return schema.properties ? "object" : "any";
+  if (kind && kind !== "object") return kind;
+  return schema.properties ? "object" : "any"; // an object whose names are not told is written as JSON
 };
 
 /** A value that a schema's form begins with: its default, or nothing. */
@@ -80,9 +80,20 @@ function NumberForm({ schema, value, change, label, hint }) {
   <//>`;
 }
 
+/** Whether a text is as a schema's pattern wants it, which, unlike an input's, may be found anywhere in it. */
+function isLike(pattern, text) {
+  try {
+    return new RegExp(pattern, "u").test(text);
+  } catch {
+    return true; // it is written for other readers than this one
+  }
+}
+
 function TextForm({ schema, value, change, label, hint }) {
   const isLong = (schema.maxLength ?? 1000) > 200 && !schema.pattern && !schema.format;
+  const problem = schema.pattern && value !== undefined && !isLike(schema.pattern, value) ? `It does not match ${schema.pattern}` : "";
   const given = {
+    ref: (field) => field?.setCustomValidity(problem),
     value: value ?? "",
     required: value === undefined,
     minlength: schema.minLength,
@@ -91,7 +102,7 @@ function TextForm({ schema, value, change, label, hint }) {
   };
   return html`<div>
     <${Row} label=${label} hint=${hint}>
-      ${isLong ? html`<textarea rows="2" ...${given}></textarea>` : html`<input pattern=${schema.pattern} ...${given} />`}
+      ${isLong ? html`<textarea rows="2" ...${given}></textarea>` : html`<input ...${given} />`}
     <//>
     ${!value && !schema.minLength && html`<${Nothing} what=${`${label} is an empty text`} meant=${value === ""} mean=${(is) => change(is ? "" : undefined)} />`}
   </div>`;

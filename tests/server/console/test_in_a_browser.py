@@ -798,6 +798,28 @@ def test_a_form_invents_no_value(visit: Visit, server: Server) -> None:
     }
 
 
+def test_a_form_takes_what_its_schema_allows(visit: Visit, server: Server) -> None:
+    kinds: dict[str, Any] = {
+        "city": {"type": "string", "pattern": "sl"},
+        "code": {"type": "string", "pattern": "^[A-Z]+$"},
+        "sizes": {"type": "object", "additionalProperties": {"type": "integer"}},
+    }
+    asked = asked_for(server, {"type": "object", "properties": kinds, "required": [*kinds]})
+    page = visit.page("#/waiting", "form.answer")
+    wanting = "document.querySelectorAll('form.answer :is(input, select, textarea):invalid').length"
+    assert page.evaluate(wanting) == 3
+    page.get_by_label("city", exact=True).fill("Bergen")
+    page.get_by_label("code", exact=True).fill("NO1")
+    assert page.evaluate(wanting) == 3
+    page.get_by_label("city", exact=True).fill("Oslo")
+    page.get_by_label("code", exact=True).fill("NO")
+    page.get_by_label("sizes (JSON)").fill('{"a": 1}')
+    assert page.evaluate(wanting) == 0
+    page.click("text=Send output")
+    page.wait_for_selector("text=Nothing waits")
+    assert given(server, asked) == {"city": "Oslo", "code": "NO", "sizes": {"a": 1}}
+
+
 def test_a_row_that_is_removed_leaves_the_others_as_they_are(visit: Visit, server: Server) -> None:
     asked = asked_for(server, {"type": "array", "items": {}})
     page = visit.page("#/waiting", "form.answer")
