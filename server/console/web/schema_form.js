@@ -61,20 +61,30 @@ function Choice({ choices, value, change, label, hint }) {
   <//>`;
 }
 
+const TOO_LARGE = "A form cannot hold a whole number of so many digits: write the output “As text”.";
+
+/** Whether a number is a whole one that may not be the one that was written. */
+const isInexact = (number) => Number.isInteger(number) && !Number.isSafeInteger(number);
+
+const hasInexact = (value) => (value && typeof value === "object" ? Object.values(value).some(hasInexact) : isInexact(value));
+
 function NumberForm({ schema, value, change, label, hint }) {
   const [text, setText] = useState(""); // as it was typed: on the way to 1.05 stands 1.0
+  const read = (written) => (written === "" || isInexact(Number(written)) ? undefined : Number(written));
+  const shown = text !== "" && read(text) === value ? text : value ?? "";
   const write = (event) => {
     setText(event.target.value);
-    change(event.target.value === "" ? undefined : Number(event.target.value));
+    change(read(event.target.value));
   };
   return html`<${Row} label=${label} hint=${hint}>
     <input
+      ref=${(field) => field?.setCustomValidity(isInexact(Number(shown)) ? TOO_LARGE : "")}
       type="number"
       required=${value === undefined}
       step=${kindOf(schema) === "integer" ? 1 : "any"}
       min=${schema.minimum}
       max=${schema.maximum}
-      value=${text !== "" && Number(text) === value ? text : value ?? ""}
+      value=${shown}
       onInput=${write}
     />
   <//>`;
@@ -158,15 +168,23 @@ function ListForm({ schema, value, change, label }) {
 
 function RawForm({ value, change, label, hint }) {
   const [text, setText] = useState(() => JSON.stringify(value) ?? "");
+  const { problem } = readJson(text);
   const write = (event) => {
     setText(event.target.value);
-    try {
-      change(event.target.value.trim() ? JSON.parse(event.target.value) : undefined);
-      event.target.setCustomValidity("");
-    } catch {
-      event.target.setCustomValidity("This is no JSON.");
-    }
+    change(readJson(event.target.value).value);
   };
-  return html`<${Row} label=${`${label} (JSON)`} hint=${hint}><textarea rows="2" required value=${text} onInput=${write}>
-    </textarea><//>`;
+  return html`<${Row} label=${`${label} (JSON)`} hint=${hint}>
+    <textarea ref=${(field) => field?.setCustomValidity(problem)} rows="2" required value=${text} onInput=${write}></textarea>
+  <//>`;
+}
+
+/** What a text says in JSON, if anything that can be sent: {value, problem}. */
+function readJson(text) {
+  if (!text.trim()) return { problem: "" };
+  try {
+    const value = JSON.parse(text);
+    return hasInexact(value) ? { problem: TOO_LARGE } : { value, problem: "" };
+  } catch {
+    return { problem: "This is no JSON." };
+  }
 }

@@ -820,6 +820,28 @@ def test_a_form_takes_what_its_schema_allows(visit: Visit, server: Server) -> No
     assert given(server, asked) == {"city": "Oslo", "code": "NO", "sizes": {"a": 1}}
 
 
+def test_a_form_changes_no_large_number(visit: Visit, server: Server) -> None:
+    kinds: dict[str, Any] = {"id": {"type": "integer"}, "ids": {}}
+    asked = asked_for(server, {"type": "object", "properties": kinds, "required": [*kinds]})
+    page = visit.page("#/waiting", "form.answer")
+    one, some = page.get_by_label("id", exact=True), page.get_by_label("ids (JSON)")
+    large = "9007199254740993"  # a double has only the one before it
+    one.fill(large)
+    some.fill(f'[{{"id": {large}}}]')
+    for field, shown in ((one, large), (some, f'[{{"id": {large}}}]')):
+        assert "As text" in field.evaluate("(field) => field.validationMessage")
+        assert field.input_value() == shown
+    one.fill("-9007199254740991")
+    some.fill('[1, "9007199254740993"]')
+    for field in (one, some):
+        assert field.evaluate("(field) => field.validationMessage") == ""
+    page.click("text=As text")
+    page.fill("form.answer textarea", f'{{"id": {large}, "ids": []}}')
+    page.click("text=Send output")
+    page.wait_for_selector("text=Nothing waits")
+    assert given(server, asked) == {"id": int(large), "ids": []}
+
+
 def test_a_row_that_is_removed_leaves_the_others_as_they_are(visit: Visit, server: Server) -> None:
     asked = asked_for(server, {"type": "array", "items": {}})
     page = visit.page("#/waiting", "form.answer")
