@@ -623,9 +623,15 @@ def test_a_fork_is_made_once_however_often_one_presses(visit: Visit, server: Ser
     for key in ("Enter", "Enter", "Escape"):
         page.press(".editing textarea", key)
     page.wait_for_selector(".editing button[type=submit]:disabled")
+    page.reload()  # before there is a fork that could have it
+    page.wait_for_selector(".editing textarea:focus")
+    assert page.input_value(".editing textarea") == "say twice"
+    held.clear()
+    page.press(".editing textarea", "Enter")
     go_on()
     says(page, "twice")
-    assert len(forks) == 2
+    assert len(forks) == 3
+    assert page.evaluate("sessionStorage.getItem('antiphon.edited')") == "null"
 
 
 # ------------------------------------------------------------------------------------------------------------

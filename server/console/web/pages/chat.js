@@ -5,7 +5,7 @@ import { connection, get, idempotencyKey, key, list, online, post, remove, sleep
 import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, More, Popover, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { textOf } from "../fold.js";
 import { Item, outputsOf, withCards } from "../items.js";
-import { attempt, go, href, useList, useLoaded, useRedraw, useWatched } from "../state.js";
+import { attempt, go, href, kept, useChanged, useList, useLoaded, useRedraw, useWatched } from "../state.js";
 import { contentOf, draftOf, send } from "../outbox.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { canTryAgain } from "../stream.js";
@@ -108,12 +108,15 @@ async function latest(id) {
 const markOf = ({ conversation, items, newest }) =>
   [conversation.updated_at, conversation.title, conversation.status, items.at(-1)?.id, newest?.id, newest?.status].join();
 
+/** What is written in the place of a message, until its fork has it: {conversation, item, text}, by ids, or null. */
+const edited = kept("edited", null);
+
 function Thread({ id, showList }) {
   const owner = useWatched(key);
   const redraw = useRedraw();
   const [settings, keep] = useSettings();
   const [most, setMost] = useState(PAGE);
-  const [editing, edit] = useState(null);
+  const [editing, edit] = useState(() => (edited.get()?.conversation === id ? edited.get().item : null));
   const [branching, setBranching] = useState(false);
   const refusal = useWatched(draftOf(id).refusal);
   const loaded = useLoaded(() => (id ? history(id, most) : null), [id, owner, most]);
@@ -372,6 +375,7 @@ function Turns({ found, editing, edit, branch, branching, id, working, live, aga
       return html`<${Said}
         key=${first.id}
         item=${first}
+        conversation=${id}
         editing=${editing === first.id}
         edit=${edit}
         branch=${branch}
@@ -419,8 +423,15 @@ function Meta({ response }) {
 }
 
 /** A message as it is written anew. */
-function Edited({ item, close, branch, branching }) {
-  const [text, setText] = useState(() => textOf(item));
+function Edited({ conversation, item, close, branch, branching }) {
+  const [draft, keep] = useChanged(edited);
+  const isOwn = (each) => each?.conversation === conversation && each.item === item.id;
+  const text = isOwn(draft) ? draft.text : textOf(item);
+  const write = (event) => keep({ conversation, item: item.id, text: event.target.value });
+  const end = () => {
+    keep((now) => (isOwn(now) ? null : now));
+    close();
+  };
   const area = useRef();
   // Before it is painted: what is typed at once, too, stands at the end.
   useLayoutEffect(() => {
@@ -431,26 +442,26 @@ function Edited({ item, close, branch, branching }) {
     event.preventDefault();
     if (!text.trim()) return;
     const rest = typeof item.content === "string" ? [] : item.content.filter((part) => part.type !== "input_text").map(again);
-    if (await branch(item, [...rest, { type: "input_text", text }])) close();
+    if (await branch(item, [...rest, { type: "input_text", text }])) end();
   };
   const keys = (event) => {
-    if (event.key === "Escape" && !branching) close();
+    if (event.key === "Escape" && !branching) end();
     if (isSending(event)) save(event);
   };
   return html`<form class="turn user editing" aria-busy=${branching} onSubmit=${save}>
     <label class="field"><span>Edit: the conversation goes on from here in a fork</span>
-      <textarea ref=${area} rows="4" data-unsent readonly=${branching} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}>
+      <textarea ref=${area} rows="4" data-unsent readonly=${branching} value=${text} onInput=${write} onKeyDown=${keys}>
         </textarea></label>
     <div class="foot">
-      <${Button} disabled=${branching} onClick=${close}>Cancel<//>
+      <${Button} disabled=${branching} onClick=${end}>Cancel<//>
       <button type="submit" class="button small primary" disabled=${!text.trim() || branching}>Send in a fork</button>
     </div>
   </form>`;
 }
 
-function Said({ item, editing, edit, branch, branching, disabled }) {
+function Said({ conversation, item, editing, edit, branch, branching, disabled }) {
   const words = textOf(item);
-  if (editing) return html`<${Edited} item=${item} close=${() => edit(null)} branch=${branch} branching=${branching} />`;
+  if (editing) return html`<${Edited} conversation=${conversation} item=${item} close=${() => edit(null)} branch=${branch} branching=${branching} />`;
   return html`<article class=${`turn ${item.role}`} aria-label=${item.role === "user" ? "You" : item.role}>
     ${item.role !== "user" && html`<small class="faint">${item.role}</small>`}
     <div class="bubble"><${Item} item=${item} /></div>
