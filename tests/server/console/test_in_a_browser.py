@@ -584,20 +584,46 @@ def test_a_message_is_edited_in_a_fork_and_an_answer_is_made_anew(visit: Visit, 
     says(page, "three")
     page.goto(first)
     says(page, "two")
-    # The first message, too, is edited in a fork.
+    # The first message, too, is edited elsewhere, and stays what it was where it was said.
     page.locator("[aria-label='Edit and fork']").nth(0).click()
     page.fill(".editing textarea", "say four")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".chip >> text=forked")
+    page.wait_for_url(lambda url: url != first)
     says(page, "four")
     until(page, ASKED, arg="say four")
     page.wait_for_selector("#title >> text=say four")  # by which it began, as it would have alone
+    page.goto(first)
+    says(page, "two")
+    until(page, ASKED, arg="say one|say two")
     tree = visit.page("#/conversations", ".tree li")
     assert tree.locator(".tree li[style*='--depth: 2']").count() >= 1
 
 
+def test_the_first_message_that_is_shown_is_edited_behind_those_that_are_not(
+    visit: Visit, server: Server
+) -> None:
+    talk = server.post("/v1/conversations", {})["id"]
+    for ten in range(11):
+        items = [{"role": "user", "content": f"Line {ten}{one}."} for one in range(10)]
+        server.post(f"/v1/conversations/{talk}/items", {"items": items})
+    page = visit.page(f"#/chat/{talk}", "text=Show earlier items")
+    first = page.url
+    page.locator(".turn.user").first.hover()
+    page.locator("[aria-label='Edit and fork']").first.click()
+    assert page.input_value(".editing textarea") == "Line 10."
+    page.fill(".editing textarea", "say other words")
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda url: url != first)
+    says(page, "other words")
+    until(page, ASKED, arg="|".join([f"Line 0{one}." for one in range(10)] + ["say other words"]))
+    there = server.get(f"/v1/conversations/{talk}/items?limit=11&order=asc")["data"]
+    assert there[-1]["content"][0]["text"] == "Line 10."  # which stays as it was
+
+
 def test_a_fork_is_made_once_however_often_one_presses(visit: Visit, server: Server) -> None:
     page = visit.page()
+    ask(page, "say hello")
+    says(page, "hello")
     ask(page, "say once")
     says(page, "once")
     first = page.url
@@ -611,14 +637,14 @@ def test_a_fork_is_made_once_however_often_one_presses(visit: Visit, server: Ser
         held.pop().continue_()
         page.wait_for_url(lambda url: url != first)
 
-    page.hover(".turn.assistant")
+    page.locator(".turn.assistant").last.hover()
     page.dblclick("[aria-label='Answer anew in a fork']")
     go_on()
     says(page, "once")
     page.goto(first)
     says(page, "once")
-    page.hover(".turn.user")
-    page.click("[aria-label='Edit and fork']")
+    page.locator(".turn.user").last.hover()
+    page.locator("[aria-label='Edit and fork']").last.click()
     page.fill(".editing textarea", "say twice")
     for key in ("Enter", "Enter", "Escape"):
         page.press(".editing textarea", key)

@@ -185,16 +185,24 @@ function Thread({ id, showList }) {
     }
   };
 
+  /** What is said before an item, be it shown or not; nothing before the first. */
+  const itemBefore = async ({ id: after }) => {
+    const at = found.items.findIndex((each) => each.id === after);
+    if (at || !found.more) return found.items[at - 1];
+    return (await get(`v1/conversations/${id}/items`, { order: "desc", after, limit: 1 })).data[0];
+  };
+
+  /** A conversation that begins with other words than this one: it shares nothing with it, and is no fork. A title that the
+   * console has made of the first message is made of the new one. */
+  const beginning = (item, content) => {
+    const { title, metadata } = found.conversation;
+    return post("v1/conversations", { title: title === titleOf(item.content) ? titleOf(content) : title, metadata });
+  };
+
   /** Go on from before an item in a conversation of its own, with other words or the same ones again. */
   const branch = async (item, content) => {
-    const items = found.items;
-    const at = items.findIndex((each) => each.id === item.id);
-    const before = content ? items[at - 1] : items[at];
-    const made = await post(`v1/conversations/${id}/fork`, { after: (before ?? item).id });
-    // A fork begins behind an item: one that begins before the first is made behind it, and the item taken out.
-    if (!before) await remove(`v1/conversations/${made.id}/items/${encodeURIComponent(item.id)}`);
-    // A title that the console has made of the first message is made of the new one.
-    if (!before && found.conversation.title === titleOf(item.content)) await post(`v1/conversations/${made.id}`, { title: titleOf(content) });
+    const before = content ? await itemBefore(item) : found.items.find((each) => each.id === item.id);
+    const made = before ? await post(`v1/conversations/${id}/fork`, { after: before.id }) : await beginning(item, content);
     if (content) send(made.id, settings.body(), { text: textOf({ content }), files: filesOf(content) }, { content });
     else begin(made.id, settings.body(), []);
     go("chat", made.id);
