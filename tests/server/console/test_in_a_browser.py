@@ -629,7 +629,7 @@ def test_a_fork_is_made_once_however_often_one_presses(visit: Visit, server: Ser
     first = page.url
     forks: list[str] = []
     held: list[Route] = []
-    page.on("request", lambda request: request.url.endswith("/fork") and forks.append(request.url))
+    page.on("request", lambda request: forks.extend([request.url] * request.url.endswith("/fork")))
     page.route("**/fork", lambda route: held.append(route))  # which takes long
 
     def go_on() -> None:
