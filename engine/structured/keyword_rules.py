@@ -42,7 +42,8 @@ EXACT_DIGITS, EXACT_PLACES = 15, 22  # of a fraction: of others llguidance does 
 
 _SIDES = {1: ("minimum", "exclusiveMinimum"), -1: ("maximum", "exclusiveMaximum")}
 _LISTING = frozenset({"enum", "const", "type", "minimum", "maximum", "title", "description", "default"})
-_LISTED = frozenset({"enum", "const", "title", "description"})
+_FIXED = frozenset({"enum", "const"})
+_LISTED = _FIXED | {"title", "description"}
 _NARROWING = frozenset({"pattern", "allOf", "$ref"})  # llguidance may fail to combine them with a long bound
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
 
@@ -85,7 +86,7 @@ def _format(schema: Schema, place: Place) -> None:
     name = schema["format"]
     if name not in FORMATS:
         del schema["format"]
-    elif schema.keys() & {"enum", "const"}:
+    elif schema.keys() & _FIXED:
         pass  # what a client lists ends, and llguidance takes out what has another form
     elif name in WRITTEN:
         del schema["format"]
@@ -132,10 +133,7 @@ def _one_of(schema: Schema, place: Place) -> bool:
 
 
 def _pattern(schema: Schema, place: Place) -> None:
-    if schema["pattern"] in IMPLIED.get(schema.get("format", ""), ()) and not schema.keys() & {
-        "enum",
-        "const",
-    }:
+    if schema["pattern"] in IMPLIED.get(schema.get("format", ""), ()) and not schema.keys() & _FIXED:
         del schema["pattern"]
         return
     parts = lookaheads(schema["pattern"])
@@ -247,7 +245,7 @@ def _multiple_of(schema: Schema, place: Place) -> None:
 
 
 def _type(schema: Schema, place: Place) -> None:
-    if schema.keys() & {"enum", "const"}:
+    if schema.keys() & _FIXED:
         return
     if _whole(schema):
         _fill(schema, MAX_INTEGER)
@@ -301,7 +299,7 @@ def _narrow(schema: Schema, place: Place) -> None:
     """Bounds are written as inclusive ones of which llguidance loses nothing: it reads them as floats, not
     always the nearest ones, takes 0 to be above an exclusive 0, and fails at more digits than an integer of
     64 bits has."""
-    if schema.keys() & {"enum", "const"} or "number" not in kinds(schema):
+    if schema.keys() & _FIXED or "number" not in kinds(schema):
         return
     bounds = _bounds(schema)
     for each in bounds:
@@ -463,7 +461,7 @@ def _property_names(schema: Schema, place: Place) -> None:
     if not isinstance(names, dict) or "patternProperties" in schema:
         raise refuse("propertyNames", place)
     rest, known = schema.pop("additionalProperties", True), set(names) - {"type", "description", "title"}
-    if known <= {"enum", "const"} and known:
+    if known <= _FIXED and known:
         allowed = [names["const"]] if "const" in names else names["enum"]
         listed = schema.get("properties", {})
         schema["properties"] = {name: listed.get(name, rest) for name in allowed if isinstance(name, str)} | {

@@ -227,10 +227,10 @@ async def revoke(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
     before = (await storage.get_key(id)).revoked_at
     if before is None:
         await end(storage, by, id)
-    expired: list[str] = []
+    last, expired = False, list[str]()
     if before is None and not await storage.any_key(at=now_us()):
         expired = [key.id for key in await storage.list_keys() if key.revoked_at is None]
-    last = before is None and not await storage.any_key()
+        last = not expired
     return {
         **{"id": id, "object": "key", "revoked": True},
         **{"last": last, "expired": expired, "revoked_before": unix(before)},

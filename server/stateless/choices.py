@@ -547,7 +547,6 @@ async def side_by_side(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[t
         return
     # Room for one item a stream: a slow reader holds the streams back, not memory.
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(len(streams))
-
     places = asyncio.Semaphore(AT_ONCE)
 
     async def pull(place: int, stream: AsyncGenerator[T]) -> None:

@@ -74,7 +74,7 @@ def listed(query: QueryParams, name: str) -> tuple[str, ...]:
 
 
 async def deleted_key(request: Request, key_id: str, kind: str) -> Response:
-    """End a key, and say so as an object of this kind, with what its end means (`AcceptedKeys.without`)."""
+    """End a key, and say so as an object of this kind, with what its end means (`Keys.without`)."""
     await keys.end(context(request).storage, actor(request), key_id)
     accepted = life(request).keys
     accepted.forget()

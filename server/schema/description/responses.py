@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, TypeAdapter
 
 from server.items import ASSISTANT_PART, ITEM_TYPES, SEALED, USER_PART
-from server.schema import fields, generate
+from server.schema import fields, formats, generate
 from server.schema.chat import ChatRequest
 from server.schema.completions import MAX_PROMPTS, CompletionRequest
 from server.schema.description.parts import (
@@ -46,7 +46,7 @@ from server.shapes import Schema, or_null, schema_of, with_type
 _BY_NAME: Mapping[str, Schema] = {
     "guided_json": {"anyOf": [STRING, OBJECT]},
     "guided_regex": STRING,
-    "guided_choice": listed(STRING, minItems=1, maxItems=1000),
+    "guided_choice": listed(STRING, minItems=1, maxItems=formats.MAX_CHOICES),
     "guided_grammar": STRING,
     "structured_outputs": OBJECT,
     "input": {"anyOf": [STRING, listed(ref("InputItem"), maxItems=MAX_ITEMS)]},
@@ -68,7 +68,7 @@ _BY_NAME: Mapping[str, Schema] = {
     "response_format": ref("ChatFormat"),
     "metadata": METADATA,
     "stop": {"anyOf": [STRING, listed(STRING, maxItems=fields.MAX_STOPS)]},
-    "logit_bias": {**mapped({**NUMBER, "minimum": -100, "maximum": 100}), "maxProperties": 1024},
+    "logit_bias": {**mapped({**NUMBER, "minimum": -100, "maximum": 100}), "maxProperties": fields.MAX_BIASES},
 }
 """Fields of more than one form, and those that are checked by functions."""
 
