@@ -12,7 +12,7 @@ from engine.types import LoadError
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
-KVDtype = Literal["auto", "fp8"]
+KVDtype = Literal["auto", "fp8", "int8"]
 KVTierDtype = Literal["auto", "int8"]
 GenerationDefaults = Literal["auto", "none"]
 
@@ -29,7 +29,7 @@ class EngineConfig:
     dtype: Dtype = "auto"  # auto: float32 below 200 M parameters, else the checkpoint's
     device: Device = "auto"
     quantization: Quantization = "none"  # of the weights; int8 and int4 on a CPU; computes in bfloat16
-    kv_cache_dtype: KVDtype = "auto"  # of keys and values; auto: what the model computes in
+    kv_cache_dtype: KVDtype = "auto"  # of keys and values; auto: what the model computes in; int8: on a CPU
     compile: bool = False  # models of the general tier, by torch.compile
     max_model_len: int | None = None  # tokens of prompt and output together
     max_waiting: int = 512  # requests that wait for a place in the batch; more are refused

@@ -497,9 +497,10 @@ class Config(BaseModel):
         "int8 and int4 on a CPU, fp8 on a GPU (on a CPU it saves memory only)",
         engines=_LOCAL,
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = _setting(
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = _setting(
         "auto",
-        "what keys and values are kept as; fp8: twice the tokens in the same memory, less exact",
+        "what keys and values are kept as; fp8 (on a GPU) and int8 (on a CPU): twice the tokens in the same "
+        "memory, less exact",
         engines=_LOCAL,
     )
     compile: bool = _setting(

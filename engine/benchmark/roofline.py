@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.kernels import kept_dim
 from engine.models import Mapped, Model
 from engine.step import LayerGroup
 
@@ -108,4 +109,4 @@ def _parameters(module: Any) -> Iterator[Tensor]:
 
 def _token_bytes(group: LayerGroup, dtype: torch.dtype) -> int:
     """Bytes of one token's K and V in all layers of a group."""
-    return 2 * len(group.layers) * group.num_kv_heads * group.head_dim * dtype.itemsize
+    return 2 * len(group.layers) * group.num_kv_heads * kept_dim(group.head_dim, dtype) * dtype.itemsize

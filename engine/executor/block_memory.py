@@ -186,8 +186,8 @@ Blocks = HostBlocks | DeviceBlocks | EightBitBlocks
 
 
 def block_memory(runner: Runner, *, eight_bits: bool) -> Blocks:
-    """The blocks of a runner's pools, as they are or in eight bits."""
+    """The blocks of a runner's pools, as they are, or in eight bits where they are not in any case."""
     inner = HostBlocks(runner.pools) if runner.device.type == "cpu" else DeviceBlocks(runner.pools)
-    if not eight_bits:
+    if not eight_bits or runner.kv_dtype is torch.int8:
         return inner
     return EightBitBlocks(inner, runner.kv_dtype, [group.head_dim for group in runner.model.spec.groups])

@@ -33,7 +33,7 @@ from engine.step import Floats, StepPlan
 
 def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
     """Whether a step of this model, with keys and values kept as `kv_dtype`, can be that call."""
-    if not isinstance(model, NativeDecoder) or kv_dtype is not model.spec.dtype:
+    if not isinstance(model, NativeDecoder) or kv_dtype not in (model.spec.dtype, torch.int8):
         return False
     dim, heads_per_kv_head = model.shape.head_dim, model.shape.num_heads // model.shape.num_kv_heads
     if heads_per_kv_head > MOST_HEADS or dim > MOST_DIM or dim % STRIP:
@@ -71,7 +71,7 @@ class Forward:
         *,
         deterministic: bool,
     ) -> None:
-        """`layers`: each one's group and caches, [blocks, block_size, Hkv, D] with heads apart; positions up
+        """`layers`: each one's group and caches, as `kernels.new_pool` makes them; positions up
         to `num_positions` are served. deterministic: a token's numbers depend on the tokens before it alone.
         """
         assert isinstance(model.head, Panels)
@@ -160,7 +160,7 @@ class Forward:
         return self._logits[:rows]
 
     def _layer(self, layer: DecoderLayer, group: int, k_cache: Tensor, v_cache: Tensor) -> Any:
-        _, block_size, kv_heads, head_dim = k_cache.shape
+        _, block_size, kv_heads, _ = k_cache.shape
         cache = Cache(
             keys=self._at(k_cache),
             values=self._at(v_cache),
@@ -168,7 +168,8 @@ class Forward:
             head_stride=k_cache.stride(2),
             block_size=block_size,
             kv_heads=kv_heads,
-            head_dim=head_dim,
+            head_dim=self._model.shape.head_dim,
+            in_bytes=k_cache.dtype is torch.int8,
         )
         return Layer(
             attention_norm=self._at(layer.attention_norm),

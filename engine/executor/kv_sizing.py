@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
-from engine.kernels import FP8, computes_fp8, free_memory
+from engine.executor.cpu_forward import fits
+from engine.kernels import FP8, computes_fp8, free_memory, kept_dim
 from engine.models import Model, ModelSpec
 from engine.types import LoadError, readable_size
 
@@ -71,7 +72,12 @@ def size_pools(model: Model, config: EngineConfig, device: torch.device) -> Pool
             f"max_model_len {max_model_len} is beyond the {spec.max_positions} positions of the model"
         )
     block_bytes = tuple(
-        2 * len(group.layers) * block_size * group.num_kv_heads * group.head_dim * dtype.itemsize
+        2
+        * len(group.layers)
+        * block_size
+        * group.num_kv_heads
+        * kept_dim(group.head_dim, dtype)
+        * dtype.itemsize
         for group in spec.groups
     )
     groups = _Groups(spec, block_size, config.max_num_batched_tokens, block_bytes)
@@ -125,9 +131,18 @@ def _longest(groups: _Groups, available: int, length: int) -> int:
 
 
 def _kv_dtype(config: EngineConfig, model: Model, device: torch.device) -> torch.dtype:
-    """What keys and values are stored as; raises LoadError where the device has no eight-bit floats."""
+    """What keys and values are stored as; raises LoadError for what the device or the model has not."""
     if config.kv_cache_dtype == "auto":
         return model.spec.dtype
+    if config.kv_cache_dtype == "int8":
+        if device.type == "cuda":
+            raise LoadError("kv_cache_dtype int8 is for a CPU; for a GPU there is fp8")
+        if not fits(model, torch.int8):
+            raise LoadError(
+                "kv_cache_dtype int8 needs the kernels for a CPU (cpu_kernels), and a model that they "
+                "compute: Llama, Mistral, Qwen2 or Qwen3; fp8 takes as little memory, and is slower"
+            )
+        return torch.int8
     if device.type == "cuda" and not computes_fp8(device):
         name = torch.cuda.get_device_name(device)
         raise LoadError(

@@ -79,6 +79,12 @@ class Workspace:
         return held[:size].view(shape)
 
 
+def kept_dim(head_dim: int, dtype: torch.dtype) -> int:
+    """Numbers of `dtype` that one head of a token takes in a pool. With int8 these are bytes: one for each
+    number, and the four of the float by which they are multiplied."""
+    return head_dim + 4 if dtype is torch.int8 else head_dim
+
+
 def new_pool(
     num_blocks: int,
     num_layers: int,
@@ -88,11 +94,13 @@ def new_pool(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """A cache of zeros, [num_blocks, num_layers, 2 (K, V), block_size, Hkv, D].
+    """A cache of zeros, [num_blocks, num_layers, 2 (K, V), block_size, Hkv, D as it is kept].
 
     On a GPU one block is contiguous over all layers: it can move between tiers in one piece. On a CPU it lies
-    as the torch body gathers it: layer by layer, and in a block head by head.
+    as the torch body gathers it: layer by layer, and in a block head by head. In int8, of which the C++
+    kernels alone know, a block's head has the numbers of all its tokens first, and then their factors.
     """
+    head_dim = kept_dim(head_dim, dtype)
     if device.type != "cpu":
         shape = (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim)
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -78,10 +78,14 @@ inline Floats along(Floats total, const bf16* a, const bf16* b) {
 #endif
 }
 
-inline Floats along(Floats total, const float* a, const float* b) {
-    total += load<Floats>(a) * load<Floats>(b);
-    return total + load<Floats>(a + WIDE) * load<Floats>(b + WIDE);
+template <class K> inline Floats along(Floats total, const K* a, const float* b) {
+    total += read(a) * read(b);
+    return total + read(a + WIDE) * read(b + WIDE);
 }
+
+// Between the numbers of a vector, as `widen` has them.
+template <class K> constexpr int APART = 1;
+template <> constexpr int APART<bf16> = 2;
 
 // 2 * WIDE numbers as two vectors; of bfloat16 the even and the odd ones.
 inline void widen(const bf16* from, Floats& first, Floats& second) {
@@ -89,39 +93,40 @@ inline void widen(const bf16* from, Floats& first, Floats& second) {
     first = load<Floats>(&even), second = load<Floats>(&odd);
 }
 
-inline void widen(const float* from, Floats& first, Floats& second) {
-    first = load<Floats>(from), second = load<Floats>(from + WIDE);
+template <class K> inline void widen(const K* from, Floats& first, Floats& second) {
+    first = read(from), second = read(from + WIDE);
 }
 
-inline void narrow(bf16* to, Floats first, Floats second) {
-    for (int i = 0; i < WIDE; i++) put(to + 2 * i, first[i]), put(to + 2 * i + 1, second[i]);
+// Two vectors, as `widen` has them of K, back to numbers side by side.
+template <class K, class T> inline void narrow(T* to, Floats first, Floats second) {
+    if constexpr (APART<K> == 1)
+        write(to, first), write(to + WIDE, second);
+    else
+        for (int i = 0; i < WIDE; i++) put(to + 2 * i, first[i]), put(to + 2 * i + 1, second[i]);
 }
 
-inline void narrow(float* to, Floats first, Floats second) { store(to, first), store(to + WIDE, second); }
-
-// Adds weighed values of `found` to those that are `mixed` [dim] as `widen` has them, of which `sum` is known.
-template <class T> inline void join(float* mixed, Sum& sum, const float* found, int64_t dim, float scale) {
+// Adds weighed values of `found` to those that are `mixed` [dim] as `widen` has them of K, of which `sum` is known.
+template <class K> inline void join(float* mixed, Sum& sum, const float* found, int64_t dim, float scale) {
     const float peak = std::max(sum.peak, found[dim]);
     const float own = std::exp((sum.peak - peak) * scale), other = std::exp((found[dim] - peak) * scale);
     sum = {peak, sum.total * own + found[dim + 1] * other};
-    constexpr int STEP = Pairs<T>::SIZE;  // between the numbers of a vector
     for (int64_t d = 0; d < dim; d += 2 * WIDE)
         for (int half = 0; half < 2; half++) {
-            const float* from = found + d + half * (STEP > 1 ? 1 : WIDE);
+            const float* from = found + d + half * (APART<K> > 1 ? 1 : WIDE);
             Floats more;
-            for (int i = 0; i < WIDE; i++) more[i] = from[i * STEP];
+            for (int i = 0; i < WIDE; i++) more[i] = from[i * APART<K>];
             float* to = mixed + d + half * WIDE;
             write(to, read(to) * own + more * other);
         }
 }
 
 // Scores of N queries q [N, D] with one block's keys `begin..end`, `coming` being fetched meanwhile.
-template <class T, int N>
-inline void score(const T* q, const T* keys, const T* coming, int64_t dim, int64_t begin, int64_t end, float* scores,
+template <int N, class Q, class K>
+inline void score(const Q* q, const K* keys, const K* coming, int64_t dim, int64_t begin, int64_t end, float* scores,
                   int64_t stride) {
     for (int64_t j = begin; j < end; j++) {
         Floats total[N]{};
-        for (int64_t d = 0; d < dim; d += LINE / int64_t(sizeof(T))) __builtin_prefetch(coming + j * dim + d, 0, 2);
+        for (int64_t d = 0; d < dim; d += LINE / int64_t(sizeof(K))) __builtin_prefetch(coming + j * dim + d, 0, 2);
         for (int64_t d = 0; d < dim; d += 2 * WIDE)
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) total[n] = along(total[n], keys + j * dim + d, q + n * dim + d);
@@ -131,8 +136,8 @@ inline void score(const T* q, const T* keys, const T* coming, int64_t dim, int64
 }
 
 // mixed [N, D] += a block's values `begin..end`, weighed.
-template <class T, int N>
-inline void mix(const float* weights, int64_t stride, const T* values, const T* coming, int64_t dim, int64_t begin,
+template <int N, class K>
+inline void mix(const float* weights, int64_t stride, const K* values, const K* coming, int64_t dim, int64_t begin,
                 int64_t end, float* mixed) {
     for (int64_t d = 0; d < dim; d += 2 * WIDE) {
         Floats parts[N][2];
@@ -155,10 +160,16 @@ inline void mix(const float* weights, int64_t stride, const T* values, const T* 
     }
 }
 
+// Multiplies scores or weights of a block's keys by the factors of these, behind its numbers.
+inline void scale_by(const int8_t* at, int64_t numbers, int64_t begin, int64_t end, float* of_keys) {
+    const float* factors = reinterpret_cast<const float*>(at + numbers);
+    for (int64_t j = begin; j < end; j++) of_keys[j - begin] *= factors[j];
+}
+
 // One query of `count` heads of keys from `kv_head` on, each with `shared` of its own, against the keys `low..high` of
-// its sequence: q [count * shared, D] -> out [heads * D], together with what it found `before`, which are `stretches`
-// of its sequence. A block's heads lie side by side, and are read so.
-template <class T>
+// its sequence, which are kept as K: q [count * shared, D] -> out [heads * D], together with what it found `before`,
+// which are `stretches` of its sequence. A block's heads lie side by side, and are read so.
+template <class K, class T>
 void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t count, int64_t shared,
                 int64_t low, int64_t high, float scale, const Found& before, int64_t sequence, int64_t stretches,
                 const Row<T>& out) {
@@ -168,42 +179,58 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
     float* scores = room(own.scores, heads * num);
     float* mixed = room(own.sums, heads * dim);
     std::fill_n(mixed, heads * dim, 0.0f);
+    constexpr bool IN_BYTES = std::is_same<K, int8_t>::value;
+    const std::conditional_t<IN_BYTES, float, T>* asked;  // what keys are multiplied with
+    if constexpr (std::is_same<decltype(asked), const T*>::value) {
+        asked = q;
+    } else {
+        float* wide = room(own.inputs, heads * dim);
+        for (int64_t d = 0; d < heads * dim; d += WIDE) write(wide + d, read(q + d));
+        asked = wide;
+    }
     // the keys, block after block and in it head after head; then the values
     const auto piece = [&](int64_t i) {
-        const T* all = static_cast<const T*>(i < pieces ? cache.keys : cache.values);
+        const K* all = static_cast<const K*>(i < pieces ? cache.keys : cache.values);
         const int64_t at = i < pieces ? i : i - pieces;
         return all + table[first + at / count] * cache.block_stride + (kv_head + at % count) * cache.head_stride;
     };
     const auto each = [&](int64_t begin, auto body) {
         for (int64_t i = 0; i < pieces; i++) {
             const int64_t start = (first + i / count) * size;
-            const T* coming = piece(std::min(begin + i + SOON, 2 * pieces - 1));
+            const K* coming = piece(std::min(begin + i + SOON, 2 * pieces - 1));
+            if constexpr (IN_BYTES) __builtin_prefetch(coming + size * dim, 0, 2);
             body(piece(begin + i), coming, i % count * shared, std::max<int64_t>(0, low - start),
                  std::min(size, high - start), std::max<int64_t>(0, start - low));
         }
     };
-    each(0, [&](const T* at, const T* coming, int64_t head, int64_t from, int64_t to, int64_t key) {
+    each(0, [&](const K* at, const K* coming, int64_t head, int64_t from, int64_t to, int64_t key) {
         for (int64_t g = head; g < head + shared; g += 2)
             if (g + 1 < head + shared)
-                score<T, 2>(q + g * dim, at, coming, dim, from, to, scores + g * num + key, num);
+                score<2>(asked + g * dim, at, coming, dim, from, to, scores + g * num + key, num);
             else
-                score<T, 1>(q + g * dim, at, coming, dim, from, to, scores + g * num + key, num);
+                score<1>(asked + g * dim, at, coming, dim, from, to, scores + g * num + key, num);
+        if constexpr (IN_BYTES)
+            for (int64_t g = head; g < head + shared; g++)
+                scale_by(at, size * dim, from, to, scores + g * num + key);
     });
     Sum sums[MOST_HEADS];
     for (int64_t g = 0; g < heads; g++) sums[g] = weigh(scores + g * num, 0, num, num, scale);
-    each(pieces, [&](const T* at, const T* coming, int64_t head, int64_t from, int64_t to, int64_t key) {
+    each(pieces, [&](const K* at, const K* coming, int64_t head, int64_t from, int64_t to, int64_t key) {
+        if constexpr (IN_BYTES)
+            for (int64_t g = head; g < head + shared; g++)
+                scale_by(at, size * dim, from, to, scores + g * num + key);
         for (int64_t g = head; g < head + shared; g += 2)
             if (g + 1 < head + shared)
-                mix<T, 2>(scores + g * num + key, num, at, coming, dim, from, to, mixed + g * dim);
+                mix<2>(scores + g * num + key, num, at, coming, dim, from, to, mixed + g * dim);
             else
-                mix<T, 1>(scores + g * num + key, num, at, coming, dim, from, to, mixed + g * dim);
+                mix<1>(scores + g * num + key, num, at, coming, dim, from, to, mixed + g * dim);
     });
     for (int64_t g = 0; g < heads; g++) {
         for (int64_t i = 0; i < stretches; i++)
-            join<T>(mixed + g * dim, sums[g], before.of(sequence, i, kv_head * shared + g), dim, scale);
+            join<K>(mixed + g * dim, sums[g], before.of(sequence, i, kv_head * shared + g), dim, scale);
         for (int64_t d = g * dim; d < (g + 1) * dim; d += 2 * WIDE)
-            narrow(out.of(kv_head * shared * dim + d), read(mixed + d) / sums[g].total,
-                   read(mixed + d + WIDE) / sums[g].total);
+            narrow<K>(out.of(kv_head * shared * dim + d), read(mixed + d) / sums[g].total,
+                      read(mixed + d + WIDE) / sums[g].total);
     }
 }
 
@@ -254,36 +281,46 @@ inline void interleave(const bf16* from, const bf16* next, bf16* to, int64_t cou
 #endif
 }
 
-// Keys `low..high` of a sequence in panels of PANEL keys, and values in panels of PANEL of their dimensions. Behind
-// the last, it is repeated. What comes soon is fetched meanwhile, up to `end`.
-template <class T>
-void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high, int64_t end,
-                T* keys, T* values) {
+// Keys `low..high` of a sequence, which are kept as K, in panels of PANEL keys, and values in panels of PANEL of their
+// dimensions. Behind the last, it is repeated. What comes soon is fetched meanwhile, up to `end`.
+template <class K, class T>
+void pack_kept(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high, int64_t end,
+               T* keys, T* values) {
     constexpr int PAIR = Pairs<T>::SIZE;
     const int64_t size = cache.block_size, dim = cache.head_dim;
     const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL;
-    const auto place = [&](int64_t at) {
-        return table[at / size] * cache.block_stride + kv_head * cache.head_stride + at % size * dim;
+    const auto block = [&](const void* all, int64_t at) {
+        return static_cast<const K*>(all) + table[at / size] * cache.block_stride + kv_head * cache.head_stride;
     };
-    const T* all_keys = static_cast<const T*>(cache.keys);
-    const T* all_values = static_cast<const T*>(cache.values);
-    // Calls `many` or `each` for the next WIDE keys, as they lie in one block or not.
-    const auto walk = [&](const T* all, auto many, auto each) {
+    const auto place = [&](const void* all, int64_t at) { return block(all, at) + at % size * dim; };
+    // Calls `many` or `each` for the next WIDE keys, as they lie one after the other or not.
+    const auto walk = [&](const void* all, auto many, auto each) {
         for (int64_t i = 0; i < padded; i += WIDE) {
             const int64_t at = low + i, last = at + WIDE - 1;
             if (at + FETCHED < end) {
-                const T* coming = all + place(at + FETCHED);
-                for (int64_t d = 0; d < WIDE * dim; d += LINE / int64_t(sizeof(T))) __builtin_prefetch(coming + d, 0, 2);
+                const K* coming = place(all, at + FETCHED);
+                for (int64_t d = 0; d < WIDE * dim; d += LINE / int64_t(sizeof(K))) __builtin_prefetch(coming + d, 0, 2);
             }
-            if (last < high && at / size == last / size)
-                many(i, all + place(at));
-            else
-                each(i, [&](int64_t j) { return all + place(std::min(at + j, high - 1)); });
+            if constexpr (std::is_same<K, int8_t>::value) {
+                T whole[WIDE * MOST_DIM];
+                for (int64_t j = 0; j < WIDE; j++) {
+                    const int64_t key = std::min(at + j, high - 1);
+                    const int8_t* head = block(all, key);
+                    const float factor = reinterpret_cast<const float*>(head + size * dim)[key % size];
+                    for (int64_t d = 0; d < dim; d += WIDE)
+                        write(whole + j * dim + d, read(head + key % size * dim + d) * factor);
+                }
+                many(i, whole);
+            } else if (last < high && at / size == last / size) {
+                many(i, place(all, at));
+            } else {
+                each(i, [&](int64_t j) { return place(all, std::min(at + j, high - 1)); });
+            }
         }
     };
     const auto panel = [&](int64_t i) { return keys + i / PANEL * dim * PANEL + i % PANEL * PAIR; };
     walk(
-        all_keys, [&](int64_t i, const T* from) { scatter_many(from, dim, panel(i)); },
+        cache.keys, [&](int64_t i, const T* from) { scatter_many(from, dim, panel(i)); },
         [&](int64_t i, auto key) {
             for (int64_t j = 0; j < WIDE; j++) scatter(key(j), dim, panel(i) + j * PAIR);
         });
@@ -293,13 +330,20 @@ void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64
                        std::min<int64_t>(PANEL, dim - first));
     };
     walk(
-        all_values,
+        cache.values,
         [&](int64_t i, const T* from) {
             for (int64_t j = 0; j < WIDE; j += PAIR) put_values(i + j, from + j * dim, from + (j + PAIR - 1) * dim);
         },
         [&](int64_t i, auto value) {
             for (int64_t j = 0; j < WIDE; j += PAIR) put_values(i + j, value(j), value(j + PAIR - 1));
         });
+}
+
+template <class T>
+void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high, int64_t end,
+                T* keys, T* values) {
+    const auto pack = cache.in_bytes ? pack_kept<int8_t, T> : pack_kept<T, T>;
+    pack(cache, table, kv_head, low, high, end, keys, values);
 }
 
 // Queries q [tokens, heads, D] of a piece, which are tokens `token` and on; the first has this position. Each sees the
@@ -560,8 +604,9 @@ void attend(const T* q, const Cache& cache, const Batch& batch, const Group& gro
         const OfPiece<T> queries{q, token, position, piece.count, group.window, num_heads, dim, out};
         if (piece.count == 1) {
             const int64_t low = std::max(queries.low(), common.ends[piece.sequence]);
-            attend_one(queries.query(0, first * shared), cache, table, first, count, shared, low, position + 1, scale,
-                       found, piece.sequence, common.counts[piece.sequence], out[token]);
+            const auto one = cache.in_bytes ? attend_one<int8_t, T> : attend_one<T, T>;
+            one(queries.query(0, first * shared), cache, table, first, count, shared, low, position + 1, scale, found,
+                piece.sequence, common.counts[piece.sequence], out[token]);
             return;
         }
         for (int64_t head = first; head < first + count; head++) attend_many(queries, cache, table, head, scale);
@@ -572,8 +617,23 @@ void attend(const T* q, const Cache& cache, const Batch& batch, const Group& gro
 template <class T>
 inline void keep(const T* from, void* kept, const Cache& cache, const Batch& batch, const Group& group, int64_t token,
                  int64_t kv_head) {
-    T* to = static_cast<T*>(kept) + group.slot_blocks[token] * cache.block_stride + kv_head * cache.head_stride;
-    std::memcpy(to + batch.slot_offsets[token] * cache.head_dim, from, cache.head_dim * sizeof(T));
+    const int64_t head = group.slot_blocks[token] * cache.block_stride + kv_head * cache.head_stride;
+    const int64_t slot = batch.slot_offsets[token], dim = cache.head_dim;
+    if (!cache.in_bytes) {
+        std::memcpy(static_cast<T*>(kept) + head + slot * dim, from, dim * sizeof(T));
+        return;
+    }
+    int8_t* to = static_cast<int8_t*>(kept) + head;
+    Floats highest{};
+    for (int64_t d = 0; d < dim; d += WIDE) highest = greater(highest, greater(read(from + d), -read(from + d)));
+    // where all are next to nothing, all are nothing
+    const float most = greatest(highest), factor = most > 1e-30f ? most / 127 : 0, share = factor ? 1 / factor : 0;
+    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
+    for (int64_t d = 0; d < dim; d += WIDE) {
+        const Ints shares = __builtin_convertvector((read(from + d) * share + magic) - magic, Ints);
+        for (int i = 0; i < WIDE; i++) to[slot * dim + d + i] = int8_t(shares[i]);
+    }
+    reinterpret_cast<float*>(to + cache.block_size * dim)[slot] = factor;
 }
 
 }  // namespace

@@ -12,10 +12,11 @@
 extern "C" {
 
 // A paged cache of one layer: block b's head h begins at b * block_stride + h * head_stride, and has
-// [block_size, head_dim].
+// [block_size, head_dim] numbers of the model's type. Or (`in_bytes`) these are bytes, signed, and [block_size] floats
+// stand behind them, by which a token's are multiplied.
 struct Cache {
     void *keys, *values;
-    int64_t block_stride, head_stride, block_size, kv_heads, head_dim;
+    int64_t block_stride, head_stride, block_size, kv_heads, head_dim, in_bytes;
 };
 
 // A step's sequences: `query_start` [sequences + 1], `positions` and `slot_offsets` of each token. The tokens of a

@@ -75,6 +75,7 @@ Cache = _structure(
     block_size=_int,
     kv_heads=_int,
     head_dim=_int,
+    in_bytes=_int,
 )
 Batch = _structure(
     "Batch",

@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <vector>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -117,6 +117,18 @@ inline Floats read(const float* from) { return load<Floats>(from); }
 inline Floats read(const bf16* from) {
     const Words bits = __builtin_convertvector(load<Halves>(from), Words) << 16;
     return load<Floats>(&bits);
+}
+
+inline Floats read(const int8_t* from) {  // in words of their own: compilers take these bytes one by one
+#if defined(__AVX512F__)
+    return Floats(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from))));
+#elif defined(__AVX2__)
+    return Floats(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(load<int64_t>(from)))));
+#else
+    Floats out;
+    for (int i = 0; i < WIDE; i++) out[i] = from[i];
+    return out;
+#endif
 }
 
 inline void write(float* to, Floats x) { store(to, x); }

@@ -23,6 +23,7 @@ from engine.core import loop as loops
 from engine.core import tiering
 from engine.core.kv_cache import BlockKey, KVCache
 from engine.core.tiering import Tiering
+from engine.kernels.cpu import open_library
 from engine.step import LayerGroup
 from engine.tiers import DiskTier, rates
 from engine.tiers import disk as disks
@@ -112,6 +113,22 @@ async def test_int8_comes_back_close_by(make: Make) -> None:
     assert (await answer(engine, ask((*LONG, *first, 33))))[1] == 64
     exact = await make()
     assert (await answer(exact, ask((*LONG, *first, 33))))[1] == 0, "what is rounded is never read as exact"
+
+
+async def test_bytes_of_the_pool_come_back_as_they_were(make: Make, checkpoint: Find) -> None:
+    model = checkpoint("qwen3-64")
+    if open_library() is None:
+        pytest.skip("no kernels on this machine")
+    kept = {"kv_cache_dtype": "int8"}
+    engine, plain = await make(model, **kept), await make(model, kv_disk_bytes=0, **kept)
+    first, _ = await answer(engine, ask(LONG))
+    await engine.close()
+    again = await make(model, **kept)
+    going_on = ask((*LONG, *first, 33, 34))
+    assert await answer(again, going_on) == ((await answer(plain, going_on))[0], 64)
+    await again.close()
+    exact = await make(model)
+    assert (await answer(exact, going_on))[1] == 0, "what is rounded is never read as exact"
 
 
 async def test_owners_salts_and_other_settings_share_nothing(make: Make) -> None:

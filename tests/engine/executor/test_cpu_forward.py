@@ -23,17 +23,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.config import Quantization
+from engine.executor import runner
+from engine.executor.block_memory import to_eight_bits
 from engine.kernels import large_pages as memory
 from engine.kernels import sampler
 from engine.kernels.cpu import library, panels
 from engine.kernels.cpu.library import GROUP, PANEL, Library
 from engine.kernels.cpu.panels import Panels
 from engine.kernels.large_pages import LARGE, Reserve, large_pages, touch
-from engine.kernels.torch_attention import Workspace, memory_of, new_pool
+from engine.kernels.torch_attention import Workspace, memory_of, new_pool, write_kv
 from engine.models.decoder import NativeDecoder
 from engine.models.linear import make_linear
 from engine.step import DrawPlan, no_draws
 from engine.tiny import CHECKPOINT
+from engine.types import LoadError
 from tests.support.driver import Driver, greedy
 
 Find = Callable[[str], Path]
@@ -491,6 +494,63 @@ def test_keys_that_sequences_have_in_common_are_read_for_each(
         for by_torch in (False, True)
     ]
     assert errors[0] < 1.25 * errors[1]
+
+
+def kept_in_bytes(x: Tensor) -> Tensor:
+    """x [..., D] as it comes back from a cache that keeps it as int8."""
+    shares, factors = to_eight_bits(x.float().flatten(0, -2).numpy())
+    return torch.from_numpy(shares * factors).view(x.shape).to(x.dtype)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", ["llama-32", "qwen2-windows-32", "qwen3-64", "qwen3-strips"])
+@pytest.mark.parametrize("march", ["native", "cooperlake", "skylake-avx512", "haswell"])
+def test_keys_and_values_that_are_kept_in_bytes_are_read_as_such(
+    checkpoint: Find, monkeypatch: pytest.MonkeyPatch, name: str, march: str
+) -> None:
+    """Prompts in chunks, sequences that decode, alone and behind common keys: as torch computes them with
+    keys and values that were rounded before they were kept."""
+    need_kernels(march)
+    monkeypatch.setattr("engine.models.loader.open_library", lambda: library.build(march))
+    folder, lengths = checkpoint(name), (1, 200, 17, 64, 3, 480)
+
+    def scores(*, by_torch: bool, dtype: str = "float32", **settings: Any) -> Tensor:
+        own = scores_of(
+            folder, lengths, by_torch=by_torch, dtype=dtype, max_num_batched_tokens=150, **settings
+        )
+        return torch.cat([own, *likely_next(folder, 1, by_torch=by_torch, dtype=dtype, **settings)])
+
+    def write_rounded(k: Tensor, v: Tensor, *rest: Any) -> None:
+        write_kv(kept_in_bytes(k), kept_in_bytes(v), *rest)
+
+    exact = scores(by_torch=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "write_kv", write_rounded)
+        rounded = scores(by_torch=True)
+        in_bfloat16 = scores(by_torch=True, dtype="bfloat16")
+    error = (rounded - exact).abs().mean()
+    for deterministic in (False, True):
+        found = scores(by_torch=False, kv_cache_dtype="int8", deterministic=deterministic)
+        # a number between two shares may become either of them
+        assert (found - rounded).abs().mean() < 0.05 * error
+    found = scores(by_torch=False, dtype="bfloat16", kv_cache_dtype="int8")
+    assert (found - exact).abs().mean() < 1.25 * (in_bfloat16 - exact).abs().mean()
+
+
+def test_bytes_hold_more_tokens_and_need_the_kernels(checkpoint: Find) -> None:
+    need_kernels()
+    folder, settings = checkpoint("qwen3-64"), {"dtype": "bfloat16", "kv_cache_bytes": 1 << 20}
+    whole, bytewise = (
+        Driver(folder, kv_cache_dtype=kind, **settings).loop.runner for kind in ("auto", "int8")
+    )
+    assert bytewise.kv_dtype is torch.int8 and bytewise.pools[0].dtype is torch.int8
+    assert max(bytewise.kv_bytes, whole.kv_bytes) <= 1 << 20
+    assert len(bytewise.pools[0]) > 1.8 * len(whole.pools[0])
+    a_block, in_bytes = (own.kv_bytes / len(own.pools[0]) for own in (whole, bytewise))
+    assert in_bytes * 128 == a_block * 68, "a head of 64 numbers takes 68 bytes"
+    for name, fields in (("gemma2", {}), ("qwen3-64", {"cpu_kernels": False})):
+        with pytest.raises(LoadError, match="int8 needs the kernels for a CPU"):
+            Driver(checkpoint(name), kv_cache_dtype="int8", **fields)
 
 
 def test_the_shipped_model_runs_by_them_and_holds_its_embedding_once() -> None:

@@ -329,5 +329,7 @@ def test_a_gpu_without_eight_bits_is_named(checkpoint: Find, monkeypatch: pytest
         LoadError, match=r"needs a GPU of compute capability 8\.9 or more, which an A100 is not"
     ):
         kv_sizing.size_pools(model, EngineConfig("qwen3", kv_cache_dtype="fp8"), torch.device("cuda"))
+    with pytest.raises(LoadError, match="int8 is for a CPU; for a GPU there is fp8"):
+        kv_sizing.size_pools(model, EngineConfig("qwen3", kv_cache_dtype="int8"), torch.device("cuda"))
     sizes = kv_sizing.size_pools(model, EngineConfig("qwen3", num_blocks=64), torch.device("cuda"))
     assert sizes.dtype is torch.float32
