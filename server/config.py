@@ -844,6 +844,11 @@ class Config(BaseModel):
     resume_grace_s: Seconds = _setting(
         60.0, "a stored run goes on this long without a reader", unit="s", ge=0
     )
+    await_tool_outputs: bool = _setting(
+        False,
+        "whether stored responses, streamed or in the background, wait for the outputs of their client's "
+        "tools where a request says nothing of it",
+    )
     tool_timeout_s: Seconds = _setting(600.0, "a run waits this long for tool outputs", unit="s", gt=0)
     idempotency_ttl_s: Seconds = _setting(
         86400.0, "an Idempotency-Key and its reply are remembered this long", unit="s", gt=0

@@ -140,7 +140,7 @@ async def create_response(request: Request) -> Response:
         pads = (body.get("stream_options") or {}).get("include_obfuscation") is True
         return await _again(request, known, stream=body.get("stream") is True, pads=pads)
     filled = partial(with_prompt, request, "responses")
-    parsed, items = await read_as(request, asking(request, parse_create), first=first, ahead=filled)
+    parsed, items = await read_as(request, creating(request), first=first, ahead=filled)
     if (response_id := keyed(request).response_id) is not None:
         name_in_vain(request, parsed, items)
         return await _again(
@@ -164,6 +164,12 @@ async def with_prompt(request: HTTPConnection, api: Api, body: dict[str, Any]) -
         param = "prompt.id" if unknown.kind == "prompt" else "prompt.version"
         raise to_api_error(unknown, param=param) from None
     return fill(body, wanted, version.version, orjson.loads(version.body), new_id=new_id, api=api)
+
+
+def creating(request: HTTPConnection) -> Callable[[Mapping[str, Any]], tuple[CreateResponse, list[Item]]]:
+    """What reads a body that creates a response, as this server is configured to."""
+    config = context(request).config
+    return asking(request, partial(parse_create, waits=config.await_tool_outputs and config.store))
 
 
 def asking(

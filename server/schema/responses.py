@@ -248,9 +248,15 @@ class CreateResponse(BaseModel):
         return self.sampling.model_dump(exclude_none=True)
 
 
-def parse_create(body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse") -> CreateResponse:
-    """A body of POST /responses. unsupported_tools: see `require_offered`. Raises ApiError 400."""
+def parse_create(
+    body: Mapping[str, Any], *, unsupported_tools: Unsupported = "refuse", waits: bool = False
+) -> CreateResponse:
+    """A body of POST /responses. unsupported_tools: see `require_offered`. waits: what `await_tool_outputs`
+    is where the body leaves it open and could have it. Raises ApiError 400."""
     request = _parse("responses", body, unsupported_tools)
+    if "await_tool_outputs" not in request.model_fields_set:
+        could = request.store and (request.stream or request.background)
+        request = request.model_copy(update={"await_tool_outputs": waits and could})
     of_stored = request.previous_response_id or request.conversation_id
     if request.input is None and of_stored is None and not request.lead:
         message = "One of 'input', 'previous_response_id' or 'conversation' must be provided."

@@ -15,14 +15,14 @@ from server.event_profiles import View
 from server.http import actor, limited, owner, principal
 from server.ignored import Ignored, collecting, ignore
 from server.routes.chosen_model import with_model
-from server.routes.responses import asking, name_in_vain, unstored, with_prompt
+from server.routes.responses import creating, name_in_vain, unstored, with_prompt
 from server.routes.websocket.frames import error_frame, event_frame
 from server.routes.websocket.lanes import Lane
 from server.routes.websocket.requests import asked_by, one_request
 from server.routes.websocket.session import Session
 from server.runs import Started, interrupted
 from server.runs.events import Events, ReaderLagged
-from server.schema import CreateResponse, Item, parse_create, refuse
+from server.schema import CreateResponse, Item, refuse
 from server.sse_frame import event_type
 from server.threads import aside, begin_large_request, in_large_request
 from storage import EventsExpired
@@ -98,7 +98,7 @@ class Turn:
             ignore("stream")
         if self._size > THREADED_BYTES:
             begin_large_request()
-        parse = asking(asked, parse_create)
+        parse = creating(asked)
         filled = await with_prompt(asked, "responses", {**body, "stream": True})
         parsed, items = await aside(in_large_request(), parse, filled)
         self._body = {}

@@ -366,6 +366,39 @@ async def test_a_run_that_waits_too_long_fails(api: Api) -> None:
     assert await api.get(live.id) == done
 
 
+async def test_a_server_may_wait_where_a_request_leaves_it_open(tmp_path: Path) -> None:
+    async with live_app(tmp_path, await_tool_outputs=True) as server, http_client(server) as client:
+        api = Api(client)
+        for form in ({"background": True}, {"background": True, "await_tool_outputs": None}):
+            begun = await api.create(call(), tools=[WEATHER], tool_timeout_s=30, **form)
+            [pending] = (await api.waits(begun["id"]))["pending_tool_calls"]
+            await api.outputs(begun["id"], {pending["call_id"]: "rainy"})
+            assert text(await api.ended(begun["id"])) == "The tool said: rainy"
+        async with api.open(call(), tools=[WEATHER]) as live:
+            await live.until("output_item.done")
+            [pending] = (await api.waits(live.id))["pending_tool_calls"]
+            await api.outputs(live.id, {pending["call_id"]: "rainy"})
+            assert text(await live.done()) == "The tool said: rainy"
+
+
+async def test_a_server_that_waits_changes_nothing_where_a_request_could_not_or_would_not(
+    tmp_path: Path,
+) -> None:
+    async with live_app(tmp_path, await_tool_outputs=True) as server, http_client(server) as client:
+        api = Api(client)
+        assert calls(await api.create(call(), tools=[WEATHER]))[0]["status"] == "completed"
+        for form in ({"store": False}, {"await_tool_outputs": False}):
+            done = (await api.stream(call(), tools=[WEATHER], **form)).response
+            assert done["status"] == "completed" and len(calls(done)) == 1
+        assert text((await api.stream("say hi")).response) == "hi"
+        reply = await client.post("/v1/responses", json={"input": "hi", "tool_timeout_s": 3})
+        assert reply.headers["x-antiphon-ignored"] == "tool_timeout_s"
+    off = {"store": False, "await_tool_outputs": True}
+    async with live_app(tmp_path / "off", **off) as server, http_client(server) as client:
+        done = (await Api(client).stream(call(), tools=[WEATHER], store=False)).response
+        assert done["status"] == "completed" and len(calls(done)) == 1
+
+
 async def test_waiting_survives_a_restart(tmp_path: Path) -> None:
     async with stopping(tmp_path, BOTH) as (api, live, [one, two]):
         await api.outputs(live.id, {one: "rainy"})

@@ -197,6 +197,23 @@ async def test_outputs_are_injected_into_a_response_that_waits(live_server: Runn
         assert (await socket.next())["error"]["code"] == "response_not_found"
 
 
+async def test_a_turn_waits_where_the_server_does_by_default(tmp_path: Path) -> None:
+    async with (
+        live_app(tmp_path, await_tool_outputs=True) as running,
+        line(running.base_url) as socket,
+        http_client(running) as http,
+    ):
+        await socket.ask(call(), tools=[WEATHER])
+        item = (await socket.until("response.output_item.done"))["item"]
+        response_id = socket.frames[0]["response"]["id"]
+        await Api(http).waits(response_id)
+        fed = {"type": "response.inject", "response_id": response_id, "input": [answer(item["call_id"])]}
+        await socket.socket.send(json.dumps(fed))
+        assert (await socket.until(*ENDS))["response"]["status"] == "completed"
+        done = await socket.turn(call(), tools=[WEATHER], await_tool_outputs=False)
+        assert len(calls(done)) == 1
+
+
 async def test_outputs_are_acknowledged_before_what_comes_of_them(
     live_server: Running, live_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
