@@ -6,7 +6,7 @@ A list is spelled `include[]=a` or `include=a`, once for each element; booleans 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
 
 from starlette.datastructures import QueryParams
@@ -78,17 +78,18 @@ def choice(query: QueryParams, name: str, choices: Sequence[str]) -> str | None:
     return value
 
 
-def include(query: QueryParams, *, fills: bool = True) -> tuple[str, ...]:
+def include(query: QueryParams, fills: Callable[[str], bool] = FILLED.__contains__) -> tuple[str, ...]:
     """The `include` list, in either spelling. It counts as read where all that it asks for can be filled in
     from what is kept of items; the rest of what is kept is always shown, so that asking changes nothing.
 
-    fills: whether the reply fills anything in; events come again as they were.
+    fills: whether the reply can fill in what a value asks for.
     """
     spelled = {name: query.getlist(name) for name in ("include[]", "include")}
+    found = parse_include([*spelled["include[]"], *spelled["include"]])
     for name, values in spelled.items():
-        if fills and values and FILLED.issuperset(values):
+        if values and all(map(fills, values)):
             queried(name)
-    return parse_include([*spelled["include[]"], *spelled["include"]])
+    return found
 
 
 def timestamp(query: QueryParams, name: str) -> int | None:

@@ -53,7 +53,7 @@ from server.http import (
     while_connected,
 )
 from server.ignored import collecting, ignore, unread
-from server.items import COMPACTION, answering, compacted, filled_body, key_of
+from server.items import COMPACTION, FILLED, answering, compacted, filled_body, key_of
 from server.prompting import name_untold, name_unused_key
 from server.routes.chosen_model import with_model
 from server.routes.documented import PAGE, documented
@@ -474,7 +474,8 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     query = request.query_params
     runs, stream = context(request).runs, flag(query, "stream")
     pads = stream and flag(query, "include_obfuscation")
-    shown = include(query, fills=not stream)
+    # Events come again as they were.
+    shown = include(query, fills=lambda name: name in FILLED and not stream)
     wait_s = number(query, "wait", minimum=0, maximum=MAX_WAIT_S)
     if stream and wait_s is not None:
         refuse("wait", "A stream waits anyway: 'wait' cannot be given together with 'stream'.")
@@ -552,13 +553,17 @@ def _starting_after(request: Request) -> int:
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The response's own new input, newest first; `scope=all` (extension) adds the history before it."""
     query = request.query_params
-    shown = include(query)
     storage, who = context(request).storage, owner(request)
     args = page_args(query)
     if choice(query, "scope", ("own", "all")) == "all":
         page = await storage.all_input_items(who, response_id, **args)
     else:
         page = await storage.input_items(who, response_id, **args)
+
+    def fills(name: str) -> bool:
+        return any(filled_body(item.body, item.private, [name]) != item.body for item in page.data)
+
+    shown = include(query, fills)
     bodies = [filled_body(item.body, item.private, shown) for item in page.data]
     return json_reply(page_json(bodies, [item.id for item in page.data], has_more=page.has_more))
 

@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from engine import Shape
 from server.ignored import ignore, unread
-from server.items import FILLED as FILLED_BY_ITEMS
 from server.items import ITEM_TYPES, Item, answer_field, identifier, is_approval, link_of
 from server.moderation import Moderation, parse_moderation
 from server.schema.fields import (
@@ -79,10 +78,6 @@ INCLUDES = frozenset(
     }
 )
 """Every official value, and one of ours: that of compactions."""
-
-FILLED = FILLED_BY_ITEMS | {"message.output_text.logprobs", "reasoning.encrypted_content"}
-"""Those that a new response can fill; the others are of tools that nobody runs here, or of input, which is
-listed whole. They are taken, and named as ignored."""
 
 # What a template gets from us; a client's argument of the same name would collide with it.
 _TEMPLATE_NAMES = frozenset(
@@ -269,9 +264,6 @@ def parse_create(
         refuse("await_tool_outputs", "'await_tool_outputs' needs 'stream' or 'background'.")
     if request.await_tool_outputs and not request.store:
         refuse("await_tool_outputs", "A response that waits is stored: 'store' cannot be false.")
-    for index, name in enumerate(body.get("include") or ()):
-        if name not in FILLED:
-            ignore(f"include[{index}]")
     if request.top_logprobs and "message.output_text.logprobs" not in request.include:
         ignore("top_logprobs")
     if request.tool_timeout_s is not None and not request.await_tool_outputs:

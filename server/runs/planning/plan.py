@@ -20,6 +20,7 @@ from engine import ConstraintError, GenerateRequest, Prompt, PromptTooLong, Rend
 from server.access import require_use
 from server.containers import placed
 from server.errors import ApiError
+from server.ignored import ignore
 from server.items import (
     COMPACTION,
     FILLED,
@@ -540,6 +541,7 @@ async def make_plan(
             known = await placed(storage, plan.owner, plan.tools, context.items, plan.id_secret)
             plan = replace(plan, tools=known)
         functions, offered = await _offered(plan, registry, context.items, served)
+        plan = replace(plan, include=_filled(request.include, plan, functions))
         approve = partial(_approved, context.items, turn.input, functions, plan.tools)
         approved = await aside(in_large_request(), approve)
         if approved and not plan.generates:
@@ -763,6 +765,24 @@ async def _offered(
     return functions, await aside(in_large_request(), partial(plan.offer, functions, forced=True))
 
 
+def _filled(include: Sequence[str], plan: RunPlan, functions: Functions) -> list[str]:
+    """Those values of an `include` that ask for what items of the response may have. What none can have is
+    named as ignored: images of the input among it, which only lists of items show."""
+    types = {route.type for route in functions.local}
+    any_tool = plan.waits and "tool_search_call" in types  # its client may bring tools of every kind
+    if plan.compaction is not None:
+        types.add(COMPACTION)
+    filled = []
+    for index, name in enumerate(include):
+        if name not in FILLED:  # it asks for more of texts or of reasoning
+            continue
+        if any_tool or any(name in ITEM_TYPES[type_].includes for type_ in types):
+            filled.append(name)
+        else:
+            ignore(f"include[{index}]")
+    return filled
+
+
 def _offered_later(functions: Functions) -> Offer:
     """What searches may load of the request's own functions: what cannot be enforced is refused at once."""
     return offer([known.function for known in functions.deferred if not known.elsewhere], "auto", True)
@@ -819,7 +839,6 @@ def _resolve(turn: Turn, tools: TurnTools, tool_timeout_s: float, *, keyed: bool
         answer=None if request.shape is None else (request.shape.kind, request.shape.source),
         answer_param=request.shape_param,
         truncates=request.truncation == "auto",
-        include=[name for name in request.include if name in FILLED],
         approvals=turn.approvals(tools.tools),
         generates=request.generate,
         saved_until=turn.as_of / 1e6 + DAY_S if request.prompt_cache_retention == "24h" else None,

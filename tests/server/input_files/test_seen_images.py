@@ -99,7 +99,9 @@ async def test_an_image_stays_when_its_file_and_its_server_have_gone(tmp_path: P
         path = f"/v1/responses/{response['id']}/input_items"
         include = {"include": ["message.input_image.image_url"]}
         (plain,) = (await http.get(path)).json()["data"]
-        (filled,) = (await http.get(path, params=include)).json()["data"]
+        reply = await http.get(path, params=include)
+        assert "x-antiphon-ignored" not in reply.headers
+        (filled,) = reply.json()["data"]
         assert plain["content"][0].get("image_url") is None
         assert filled["content"][0]["image_url"].startswith("data:image/png;base64,")
         # And a client that sends it back sends the same item.

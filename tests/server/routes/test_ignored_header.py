@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -393,10 +396,76 @@ async def test_parameters_that_are_read_are_not_named(client: httpx.AsyncClient)
         (f"/v1/responses/{made}/input_items", {"limit": "1", "scope": "all"}, None),
         (f"/v1/responses/{made}", {"a,b": "1"}, "?a%2Cb"),
         (f"/v1/responses/{made}/input_items", {"include[]": "reasoning.encrypted_content"}, "?include[]"),
+        (f"/v1/responses/{made}/input_items", {"include": "message.input_image.image_url"}, "?include"),
     ):
         reply = await client.get(path, params=query)
         assert reply.status_code == 200, reply.text
         assert reply.headers.get(HEADER) == named, (path, query)
+
+
+INCLUDED: list[tuple[Json, list[str], list[int]]] = [
+    ({}, ["file_search_call.results", "code_interpreter_call.outputs"], [0, 1]),
+    ({}, ["web_search_call.action.sources", "web_search_call.results"], [0, 1]),
+    ({}, ["computer_call_output.output.image_url", "message.input_image.image_url"], [0, 1]),
+    ({"tools": [TOOL]}, ["code_interpreter_call.outputs", "reasoning.encrypted_content"], [0]),
+    ({"tools": [{"type": "web_search"}]}, ["message.output_text.logprobs", "web_search_call.results"], []),
+    ({"tools": [{"type": "web_search"}]}, ["file_search_call.results"], [0]),
+    ({}, ["compaction.summary"], [0]),
+    ({"context_management": [{"type": "compaction"}]}, ["compaction.summary"], []),
+    (
+        {
+            "tools": [{"type": "tool_search", "execution": "client", "parameters": {"type": "object"}}],
+            "await_tool_outputs": True,
+            "background": True,
+        },
+        ["web_search_call.results"],  # the client may bring a search of the web
+        [],
+    ),
+]
+
+
+@asynccontextmanager
+async def searching(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server that searches the web."""
+    (folder / "pages").mkdir()
+    (folder / "pages" / "a.md").write_text("# A page")
+    async with (
+        running_app(folder / "data", registry=None, demo_web=folder / "pages") as server,
+        http_client(server) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(("body", "include", "vain"), INCLUDED)
+async def test_what_nothing_in_a_response_can_fill_is_named(
+    tmp_path: Path, body: Json, include: list[str], vain: list[int]
+) -> None:
+    async with searching(tmp_path) as client:
+        reply = await client.post("/v1/responses", json={"input": "say hi", "include": include, **body})
+        assert reply.status_code == 200, reply.text
+        named = [unquote(name) for name in reply.headers.get(HEADER, "").split(",") if name]
+        assert named == [f"include[{index}]" for index in vain]
+
+
+async def test_tools_of_earlier_turns_can_fill_what_is_asked_for(tmp_path: Path) -> None:
+    async with searching(tmp_path) as client:
+        added = {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]}
+        body: Json = {"input": [added, {"role": "user", "content": "say hi"}]}
+        first = (await client.post("/v1/responses", json=body)).json()
+        body = {"input": "say ho", "include": ["web_search_call.results", "file_search_call.results"]}
+        reply = await client.post("/v1/responses", json={**body, "previous_response_id": first["id"]})
+        assert unquote(reply.headers[HEADER]) == "include[1]"
+
+
+async def test_a_continuation_does_not_name_what_its_parent_asked_for_in_vain(
+    client: httpx.AsyncClient,
+) -> None:
+    first = {"input": CALL, "tools": [TOOL], "include": ["file_search_call.results"]}
+    made = await client.post("/v1/responses", json=first)
+    assert unquote(made.headers[HEADER]) == "include[0]"
+    outputs = {"tool_outputs": [{"call_id": made.json()["output"][0]["call_id"], "output": "1"}]}
+    reply = await client.post(f"/v1/responses/{made.json()['id']}/tool_outputs", json=outputs)
+    assert reply.status_code == 200 and HEADER not in reply.headers
 
 
 async def test_a_stream_names_it_too_and_an_error_does_not(client: httpx.AsyncClient) -> None:

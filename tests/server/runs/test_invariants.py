@@ -161,6 +161,8 @@ async def test_no_field_is_ignored_in_silence(api: Api, field: str) -> None:
         assert field == "moderation"
         return
     response: Any = api.whole(reply).response if body.get("stream") else api.response(reply)
+    if field == "include":
+        assert response["output"][0]["content"][0]["logprobs"], "what is asked for is there"
     if field == "frobnicate":
         assert ignored == [field] and field not in response
     elif field not in NOT_ECHOED:

@@ -484,11 +484,6 @@ HINTS: list[tuple[Callable[[Mapping[str, Any]], Any], Json, str]] = [
         {"stream": True, "stream_options": {"include_obfuscation": True}},
         "",
     ),
-    (
-        create,
-        {"include": ["reasoning.encrypted_content", "computer_call_output.output.image_url"]},
-        "",
-    ),
     (create, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, ""),
     (create, {"top_logprobs": 2}, "top_logprobs"),
     (create, {"tool_timeout_s": 3}, "tool_timeout_s"),
