@@ -343,7 +343,8 @@ class ModelInfo:
     """What a served model is and can do.
 
     `fingerprint` names weights, tokenizer, template and dialect: a run goes on only behind the same one.
-    capabilities: calls (they can be enforced), exact_resume, grammar, logprobs, token_ids, ...
+    capabilities: calls (they can be enforced), drafts, draft_model (which makes them), exact_resume, grammar,
+    logprobs, token_ids, ...
     adapters: (name, fingerprint) of those that a request may name, each as if the model were another one.
     template_variables: the names that the chat template reads beside what it is always given. cache_block:
     tokens of a block of the prefix cache, which keeps whole ones; 0: no prompt is kept.

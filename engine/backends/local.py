@@ -221,8 +221,10 @@ class LocalEngine(WithTexts):
             digest.update(part)
         if self._config.kv_cache_dtype != "auto":
             digest.update(self._config.kv_cache_dtype.encode())
-        capabilities = {"bad_words", "beams", "grammar", "grammar_resume", "logprobs", "priority"}
+        capabilities = {"bad_words", "beams", "drafts", "grammar", "grammar_resume", "logprobs", "priority"}
         capabilities.add("token_ids")
+        if self._config.draft_model is not None:
+            capabilities.add("draft_model")
         if self._dialect.calls is not None:
             capabilities.add("calls")
         # a run that goes on elsewhere rounds differently: in f32 that is too little to change a token

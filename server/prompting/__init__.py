@@ -20,7 +20,7 @@ from server.prompting.tool_offer import (
     steady,
     tool_shape,
 )
-from server.prompting.untold import name_untold
+from server.prompting.untold import name_idle_drafts, name_untold
 
 __all__ = [
     "NOTHING_TOLD",
@@ -33,6 +33,7 @@ __all__ = [
     "longest_result",
     "name_capped_limit",
     "name_cut_limit",
+    "name_idle_drafts",
     "name_untold",
     "name_unused_key",
     "naming_source",

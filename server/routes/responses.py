@@ -54,7 +54,7 @@ from server.http import (
 )
 from server.ignored import collecting, ignore, unread
 from server.items import COMPACTION, FILLED, answering, compacted, filled_body, key_of
-from server.prompting import name_untold, name_unused_key
+from server.prompting import name_idle_drafts, name_untold, name_unused_key
 from server.routes.chosen_model import with_model
 from server.routes.documented import PAGE, documented
 from server.runs import Started, interrupted, no_events, prepare_fork, require_servers
@@ -194,9 +194,9 @@ def _asked(
 
 
 def name_in_vain(request: HTTPConnection, parsed: CreateResponse, items: Sequence[Item]) -> None:
-    """Name what the request says to a chat template that does not read it, a key that salts nothing, and
-    tools that this server cannot run, where these are not refused. Raises ApiError for them, and for an
-    unknown model."""
+    """Name what the request says to a chat template that does not read it, and of drafts that are not made, a
+    key that salts nothing, and tools that this server cannot run, where these are not refused. Raises
+    ApiError for them, and for an unknown model."""
     here = context(request)
     tools = turn_tools(parsed, items, len(items))
     for index, why in here.runs.intake.lacking(tools.tools).items():
@@ -212,6 +212,7 @@ def name_in_vain(request: HTTPConnection, parsed: CreateResponse, items: Sequenc
         effort_param="reasoning.effort",
         template_kwargs=parsed.chat_template_kwargs,
     )
+    name_idle_drafts(served.info, parsed.sampling)
 
 
 async def _start(request: Request, parsed: CreateResponse, items: Sequence[Item]) -> Response:

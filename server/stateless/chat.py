@@ -42,6 +42,7 @@ from server.prompting import (
     image_options,
     name_capped_limit,
     name_cut_limit,
+    name_idle_drafts,
     name_untold,
     name_unused_key,
     naming_source,
@@ -86,6 +87,7 @@ async def prepare_chat(
     for whom the client asks. Raises ApiError 400 and 403, and RequestError."""
     require_use(principal, served.allowed_as, request.tools)
     name_unused_key(request.cache_salt, request.prompt_cache_key, served.caps)
+    name_idle_drafts(served.info, request.sampling)
     owner = principal.owner
     request = admitted(principal.service, request)
     await aside(in_large_request(), check_modalities, request, served)

@@ -27,6 +27,7 @@ from server.prompting import (
     Offer,
     check,
     name_capped_limit,
+    name_idle_drafts,
     naming_source,
     require_room,
     sampling,
@@ -75,6 +76,7 @@ async def prepare_completion(
     await check(offered, served, (), request.shape_param, owner)
     if "max_tokens" in request.model_fields_set:
         name_capped_limit(request.max_tokens, "max_tokens", served.caps)
+    name_idle_drafts(served.info, request.sampling)
     seed = secrets.randbits(63)
     completion_id = completion_name("cmpl", request.request_id, secrets.token_hex(12))
     requests: list[GenerateRequest] = []

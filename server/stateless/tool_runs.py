@@ -19,7 +19,7 @@ from server.config import THREADED_BYTES
 from server.errors import ApiError
 from server.items import Item, execution_of, is_server_run
 from server.model_registry import ServedModel
-from server.prompting import name_untold, name_unused_key
+from server.prompting import name_idle_drafts, name_untold, name_unused_key
 from server.runs import Planning, Runs, Started, require_servers
 from server.runs.events import Events, ReaderLagged, terminal_response
 from server.schema import ChatRequest, ChatStreamOptions, Unsupported, lacking, leave_out, refuse
@@ -74,6 +74,7 @@ async def start_tool_run(
         effort_param="reasoning_effort",
         template_kwargs=request.chat_template_kwargs,
     )
+    name_idle_drafts(served.info, request.sampling)
     name_unread_authors(request, served)
     tier = admitted(principal.service, request).service_tier
     with _words_of_chat():

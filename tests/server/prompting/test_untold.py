@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine import ScriptedEngine
+from engine import ModelInfo, ScriptedEngine
+from server.ignored import collecting
+from server.prompting import name_idle_drafts
+from server.schema import SamplingFields
 from tests.support.running import http_client, running_app
+from tests.support.talk import BUILTIN
 
 Json = dict[str, Any]
 
@@ -67,3 +71,43 @@ async def test_an_effort_that_there_is_none_of_is_refused_with_those_that_there_
     )
     for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "max"):
         assert f"'{effort}'" in error["message"]
+
+
+ALL: Json = {"num_assistant_tokens": 4, "max_ngram_size": 2, "assistant_confidence_threshold": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "said", "named"),
+    [
+        ({"drafts"}, ALL, ["assistant_confidence_threshold"]),
+        ({"drafts", "draft_model"}, ALL, ["max_ngram_size"]),
+        ({"drafts"}, {**ALL, "num_assistant_tokens": 0}, [*ALL][1:]),
+        ({"drafts", "draft_model"}, {**ALL, "num_assistant_tokens": 0}, [*ALL][1:]),
+        ({"drafts"}, {"max_ngram_size": 2}, []),
+        (set(), ALL, [*ALL]),
+        (set(), {"num_assistant_tokens": 0}, []),
+    ],
+)
+def test_what_is_said_of_drafts_that_are_not_made_is_named(
+    capabilities: set[str], said: Json, named: list[str]
+) -> None:
+    info = ModelInfo("m", 100, 100, "f", (), capabilities=frozenset(capabilities))
+    with collecting() as ignored:
+        name_idle_drafts(info, SamplingFields(**said))
+    assert ignored.header() == ",".join(named)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "say hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}], "tools": [BUILTIN]}),
+        ("/v1/completions", {"prompt": "say hi"}),
+    ],
+)
+async def test_every_api_names_drafts_that_are_not_made(path: str, body: Json, tmp_path: Path) -> None:
+    async with running_app(tmp_path) as running, http_client(running) as client:
+        reply = await client.post(path, json={**body, "assistant_confidence_threshold": 0.5})
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-antiphon-ignored"] == "assistant_confidence_threshold"
