@@ -54,17 +54,20 @@ class Samples:
         return self.growth() <= max(share * self.begin(), least)
 
 
-MEMORY, DESCRIPTORS, THREADS, DATABASE = "memory", "descriptors", "threads", "database"
+MEMORY, DESCRIPTORS, THREADS, DATABASE, WAL = "memory", "descriptors", "threads", "database", "WAL"
 
 
 def held(server: Server) -> dict[str, float]:
-    """What a server holds now: bytes of memory, descriptors, threads, bytes of its SQLite files."""
-    sizes = [(server.folder / name).stat().st_size for name in FILES if (server.folder / name).exists()]
+    """What a server holds now: bytes of memory, descriptors, threads, bytes of its SQLite files, and
+    of the write-ahead log among them."""
+    files = [server.folder / name for name in FILES if (server.folder / name).exists()]
+    sizes = {file.name: file.stat().st_size for file in files}
     return {
         MEMORY: server.rss(),
         DESCRIPTORS: len(os.listdir(f"/proc/{server.pid}/fd")),
         THREADS: len(os.listdir(f"/proc/{server.pid}/task")),
-        DATABASE: sum(sizes),
+        DATABASE: sum(sizes.values()),
+        WAL: sum(size for name, size in sizes.items() if name.endswith("-wal")),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.chaos.driver import Client, Server, free_port, serving
 from tests.chaos.history import History, Json
-from tests.chaos.level import DATABASE, DESCRIPTORS, MEMORY, THREADS, in_words, medians, sampled
+from tests.chaos.level import DATABASE, DESCRIPTORS, MEMORY, THREADS, WAL, in_words, medians, sampled
 from tests.chaos.report import Form, Report, row
 from tests.chaos.scene import MINE, SCRIPTED, Scene, at_work, expectations
 from tests.chaos.work import Outcome, Work, outcome, scripted
@@ -31,6 +31,7 @@ LEVEL = {
     THREADS: (0.1, 2),
     DATABASE: (0.1, 4 << 20),
 }
+LARGEST_WAL = 64 << 20  # to which storage cuts one back that a slow reader has made larger
 SLOWER, SLOWER_S = 1.25, 0.002  # a lone request at the end, against one at the beginning
 
 SHAPE: Json = {
@@ -100,7 +101,7 @@ def chatted() -> Work:
 @row(
     "26",
     "two hours of streams, background, cancels, conversations, tool outputs, grammars, deletes, repeats",
-    "I1-I6; no 5xx; memory, descriptors, threads, database and a lone request's time are level",
+    "I1-I6; no 5xx; memory, descriptors, threads, database, a lone request's time are level; WAL <= 64 MiB",
     short=False,
 )
 async def soak(form: Form, report: Report) -> None:
@@ -133,6 +134,9 @@ async def soak(form: Form, report: Report) -> None:
         told = f"{name} {in_words(samples, unit, word)}"
         report.figure(told)
         report.holds(not form.full or samples.is_level(*LEVEL[name]), f"{told} is not level")
+    largest = max(found[WAL].values)
+    report.figure(f"{WAL} {largest / 2**20:.1f} MiB at most")
+    report.holds(largest <= LARGEST_WAL, f"the {WAL} had {largest / 2**20:.1f} MiB")
     first, last = medians(found["lone"].since(WARM_UP).values)
     report.figure(f"a lone request beside it {first * 1000:.1f} ms at first, {last * 1000:.1f} ms at last")
     slow = last > SLOWER * first + SLOWER_S
