@@ -27,6 +27,9 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
 HEADER = "x-antiphon-ignored"
+# A client of another server may send dozens of fields that make no difference here, some deep in its tools,
+# and should hear of all of them at once. This holds about a hundred names, and is half of the 4 KiB that
+# nginx, say, takes for the headers of a reply by default.
 MAX_HEADER_BYTES = 2048
 MAX_PATH = 200
 """Characters of one path; a longer one is cut."""
