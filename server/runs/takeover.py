@@ -127,17 +127,11 @@ class Takeover:
             run.counted = run.progress.limited_before(answers[-1])
         if claim.cancel_requested:
             self._loop.cancel(run)
-        elif claim.state == "waiting":
-            self._loop.fail(run, f"{_not_answered(run)} came within {run.plan.tool_timeout_s:g} s.")
-        elif claim.strikes >= MAX_STRIKES:
-            self._loop.fail(
-                run, f"This response stopped the engine {claim.strikes} times; it is not tried again."
-            )
-        elif run.plan.newer:
-            self._loop.fail(run, "A newer version of the server began this response; this one cannot go on.")
-        elif run.served.info.fingerprint != run.plan.fingerprint:
-            self._loop.fail(run, f"The model '{run.plan.model}' has changed since this response began.")
+        elif (why := _cannot_go_on(claim, run)) is not None:
+            log.warning("run %s failed: %s", run.plan.response_id, why)
+            self._loop.fail(run, why)
         elif run.gone is not None:
+            log.warning("run %s failed: %s", run.plan.response_id, run.gone.message)
             self._loop.fail(run, run.gone.message, code="invalid_prompt", why=run.gone)
         else:
             if run.queued:
@@ -309,6 +303,19 @@ class Takeover:
         if left and not stored.background:
             await self.claim(response_id)
         return await self.find(response_id)
+
+
+def _cannot_go_on(claim: RunClaim, run: Run) -> str | None:
+    """Why a claimed run has to end, as a sentence for its client; None where it can go on."""
+    if claim.state == "waiting":
+        return f"{_not_answered(run)} came within {run.plan.tool_timeout_s:g} s."
+    if claim.strikes >= MAX_STRIKES:
+        return f"This response stopped the engine {claim.strikes} times; it is not tried again."
+    if run.plan.newer:
+        return "A newer version of the server began this response; this one cannot go on."
+    if run.served.info.fingerprint != run.plan.fingerprint:
+        return f"The model '{run.plan.model}' has changed since this response began."
+    return None
 
 
 def _not_answered(run: Run) -> str:

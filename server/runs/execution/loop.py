@@ -131,6 +131,7 @@ class Loop:
                 error = run.plan.named(failure, run.functions)
             self.fail(run, error.message, code=_code(failure), retry_after=error.retry_after_s, why=error)
         except ApiError as refusal:  # what a request said of tools that nobody knew when it came
+            log.warning("run %s failed: %s", run.plan.response_id, refusal.message)
             self.fail(run, refusal.message, code="invalid_prompt", why=refusal)
         except RunLost as lost:  # deleted, or another's, before an engine was given it
             run.entry.lose(lost)

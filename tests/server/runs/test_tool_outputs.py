@@ -355,11 +355,12 @@ async def stopping(folder: Path, asked: str, **body: Any) -> AsyncIterator[tuple
             yield api, live, ids
 
 
-async def test_a_run_that_waits_too_long_fails(api: Api) -> None:
+async def test_a_run_that_waits_too_long_fails(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     async with waiting(api, call(), tool_timeout_s=0.05) as (live, [call_id]):
         done = await live.done()
         told = {"code": "server_error", "message": "No tool outputs came within 0.05 s."}
         assert (done["status"], done["error"]) == ("failed", told)
+        assert f"run {live.id} failed: No tool outputs came within 0.05 s." in caplog.messages
         assert calls(done)[0]["status"] == "completed"
         late = {"tool_outputs": [{"call_id": call_id, "output": "x"}]}
         await api.fails(400, "POST", f"/v1/responses/{live.id}/tool_outputs", json=late)
