@@ -320,6 +320,7 @@ _COMPLETIONS: Mapping[str, Rule] = {
     "user": HONOURED,  # the log tells of both, as digests
     "safety_identifier": EXTENSION,
     "response_format": EXTENSION,
+    "prompt_embeds": _refused(because="Prompts are texts or token ids."),
     "suffix": _refused("", because="The model cannot fill in the middle."),
 }
 

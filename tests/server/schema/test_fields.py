@@ -79,6 +79,14 @@ def test_a_list_that_allows_no_token_is_refused(api: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, "allowed_token_ids")
 
 
+@pytest.mark.parametrize("prompt", [{"prompt": "say hi"}, {}])
+def test_a_prompt_of_vectors_is_refused(prompt: dict[str, str]) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_completion({**prompt, "prompt_embeds": "AAAA"})
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "unsupported_parameter", "prompt_embeds")
+
+
 @pytest.mark.parametrize("api", OFFICIAL)
 def test_null_means_absent(api: str) -> None:
     with collecting() as ignored:
