@@ -78,6 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refusal.code
 
 
+ALIKE = 0.8
+"""How like a flag of ours one must be to be a misspelt one: names of settings share many words."""
+
+
 def _with_verb(args: Sequence[str], name: str) -> list[str]:
     """The arguments with the verb that a command has where none is given."""
     verb, begin = COMMANDS[name].verb, args.index(name) + 1
@@ -103,15 +107,20 @@ def _flags_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> I
 
 
 def _unrecognized(arguments: Sequence[str], flags: Iterable[str]) -> str:
-    """What is said of arguments that a command does not have: which they are, and which flags of it are
-    spelt nearly like them."""
-    from server.settings import nearest
+    """What is said of arguments that a command does not have: which they are, what those are called here that
+    other servers have, and which flags of it are spelt nearly like the rest."""
+    from server.settings import counterpart, nearest
 
     known = [flag for flag in flags if flag.startswith("--")]
-    given = (argument.partition("=")[0] for argument in arguments if argument.startswith("-"))
-    meant = dict.fromkeys(filter(None, (nearest(flag, known) for flag in given)))
-    hint = f"; did you mean {' and '.join(meant)}?" if meant else ""
-    return f"unrecognized arguments: {' '.join(arguments)}{hint}"
+    given = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
+    hints = []
+    for flag in dict.fromkeys(given):
+        here = counterpart(flag)
+        if here is not None and any(ours in here for ours in known):
+            hints.append(f"; instead of {flag}: {here}")
+        elif (meant := nearest(flag, known, cutoff=ALIKE)) is not None:
+            hints.append(f"; did you mean {meant}?")
+    return f"unrecognized arguments: {' '.join(arguments)}{''.join(dict.fromkeys(hints))}"
 
 
 class _Parser(argparse.ArgumentParser):

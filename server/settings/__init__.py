@@ -1,7 +1,9 @@
-"""Settings that are more than one value: tables of a file, the models of `models.toml`, keys that seal."""
+"""Settings that are more than one value: tables of a file, the models of `models.toml`, keys that seal; and
+what flags of other servers are called here."""
 
 from __future__ import annotations
 
+from server.settings.elsewhere import counterpart
 from server.settings.models_file import TABLE as MODELS_TABLE
 from server.settings.models_file import Canary, ModelEntry, ModelsFile, entries_beside, read_entries
 from server.settings.sealing_keys import SECRET_BYTES, read_sealing_key_file, read_sealing_keys
@@ -29,6 +31,7 @@ __all__ = [
     "ModelsFile",
     "Seconds",
     "SettingsTable",
+    "counterpart",
     "entries_beside",
     "header_value",
     "nearest",

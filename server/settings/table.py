@@ -104,9 +104,10 @@ def read_table(shape: type[T], name: str, table: Any, env: Mapping[str, str]) ->
         raise ValueError(f"{place}: {told}") from None
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt one most likely means; None where none is near."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known word that a misspelt one most likely means; None where none is near. cutoff: how like it must
+    be, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def _names_in(shape: Any, place: Sequence[str | int]) -> Sequence[str]:

@@ -26,7 +26,8 @@ import pytest
 from server import __version__
 from server.admin import AdminError, keys
 from server.cli.commands import COMMANDS, main
-from server.config import SUBJECTS, settings
+from server.config import SUBJECTS, Config, settings
+from server.settings.elsewhere import ELSEWHERE
 from server.telemetry import end_user
 from storage import open_storage
 from tests.support.forking import READY
@@ -157,6 +158,34 @@ def test_a_verb_has_arguments_of_its_own(
     with pytest.raises(SystemExit) as end:
         main(argv)
     assert end.value.code == 2 and told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--disable-responses-store", "; instead of --disable-responses-store: --store false (see"),
+        ("--responses-session-ttl", ": --retention-s (see"),
+        ("--no_store", ": --store false (see"),
+        ("--data-parallel-size=2", "--upstream with one that computes on several (see"),
+        ("--task", "instead of --task: --embedding-model,"),
+        ("--max-model-length", "; did you mean --max-model-len? (see"),
+        ("--prot", "; did you mean --port? (see"),
+        ("--enforce-eager", "unrecognized arguments: --enforce-eager (see"),
+    ],
+)
+def test_flags_that_are_misspelt_or_another_server_s(
+    flag: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", flag])
+    assert end.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_what_other_servers_flags_are_called_here_are_flags() -> None:
+    ours = {f"--{name.replace('_', '-')}" for name in Config.model_fields}
+    for flag, here in ELSEWHERE.items():
+        assert f"--{flag}" not in ours
+        assert any(each in ours for each in here.replace(",", "").split()), here
 
 
 def test_runs_are_listed_by_default_and_a_table_without_rows_is_told(
