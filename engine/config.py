@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from engine.types import LoadError
 
@@ -129,3 +129,17 @@ _LEAST = {
     "max_ngram_size": 1,
     "max_undelivered": 1,
 }
+
+
+_OF_SEVERAL_GPUS = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}
+
+
+def read_settings(model: str | Path, settings: Mapping[str, Any]) -> EngineConfig:
+    """The configuration with these fields. Raises LoadError, and TypeError for what is no field."""
+    strangers = sorted(settings.keys() - {each.name for each in fields(EngineConfig)})
+    if not strangers:
+        return EngineConfig(model, **settings)
+    why = "settings are the fields of EngineConfig"
+    if _OF_SEVERAL_GPUS.intersection(strangers):
+        why = "a model is computed by one process, on one GPU at most"
+    raise TypeError(f"there is no setting {', '.join(map(repr, strangers))}: {why}")

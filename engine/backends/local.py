@@ -23,7 +23,7 @@ from engine.admission import Admission, Place
 from engine.backends.generation import Generation, Mailbox, end_of_prefix, is_last, takes_long
 from engine.backends.request_checks import LONG_PROMPT, check_request
 from engine.backends.shared_parts import WithTexts
-from engine.config import EngineConfig
+from engine.config import EngineConfig, read_settings
 from engine.core import Abort, Call, Close, Credit, Forget, Inbox, Keep, LetGo, Save, Submit
 from engine.engine_thread import EngineThread, resolve
 from engine.model_folder import find_folder, known_folder, read_config, read_sampling_defaults
@@ -88,7 +88,7 @@ class LocalEngine(WithTexts):
 
     def __init__(self, config: EngineConfig | str | Path, **settings: Any) -> None:
         if isinstance(config, str | Path):
-            config = EngineConfig(config, **settings)
+            config = read_settings(config, settings)
         elif settings:
             raise TypeError(f"the configuration has its settings already: {', '.join(settings)}")
         _look_at_folders(config)

@@ -17,12 +17,12 @@ Row = Any
 
 
 def embeddings_json(rows: Sequence[Row], model: str, form: Format, num_tokens: int) -> bytes:
-    """The official list of embeddings."""
+    """The official list of embeddings, with an id of its own, as vLLM's has one."""
     data = [
         {"object": "embedding", "index": index, "embedding": _written(row, form)}
         for index, row in enumerate(rows)
     ]
-    return _dumps({"object": "list", "data": data, "model": model, "usage": _usage(num_tokens)})
+    return _dumps({**_head("embd", model), "data": data, "usage": _usage(num_tokens)})
 
 
 def pooling_json(rows: Sequence[Row], model: str, form: Format, num_tokens: int) -> bytes:

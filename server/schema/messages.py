@@ -183,6 +183,8 @@ def _said(role: str, content: Any, path: str, new_id: NewId) -> Item:
 def _part(part: Any, path: str, role: str) -> Any:
     """A content part of a message of this role, under its name in items."""
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "video_url":
+        refuse(path, "No model here can read video content.", "unsupported_content")
     if isinstance(kind, str) and kind not in _PARTS_AS_ITEMS:
         one_of(*_PARTS_OF[role])(kind, f"{path}.type")
     if kind == "image_url":

@@ -209,6 +209,12 @@ def test_it_closes_once_and_says_what_it_cannot_load() -> None:
         LLM("/nowhere/at/all")
     with pytest.raises(TypeError, match="dtype"):
         LLM(ScriptedEngine(), dtype="float32")
+    with pytest.raises(
+        TypeError, match="'tensor_parallel_size': a model is computed by one process, on one GPU"
+    ):
+        LLM(tensor_parallel_size=2)
+    with pytest.raises(TypeError, match="no setting 'max_len': settings are the fields of EngineConfig"):
+        LLM(max_len=2)
 
 
 def test_the_shipped_model_answers() -> None:

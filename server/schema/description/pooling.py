@@ -19,6 +19,8 @@ from server.shapes import Schema
 
 _VECTOR: Schema = {"anyOf": [listed(NUMBER), STRING]}
 _POOLED_HEAD: Mapping[str, Schema] = {
+    "id": STRING,
+    "created": INTEGER,
     "object": {"const": "list"},
     "model": STRING,
     "usage": of({"prompt_tokens": INTEGER, "total_tokens": INTEGER}),
@@ -28,8 +30,7 @@ _POOLED_HEAD: Mapping[str, Schema] = {
 def _pooled(kind: str, entry: Mapping[str, Schema]) -> Schema:
     """A list of what was made of each text."""
     row = of({"object": {"const": kind}, "index": INTEGER, **entry})
-    head = _POOLED_HEAD if kind == "embedding" else {"id": STRING, "created": INTEGER, **_POOLED_HEAD}
-    return of({**head, "data": listed(row)})
+    return of({**_POOLED_HEAD, "data": listed(row)})
 
 
 def _asked() -> dict[str, Schema]:
@@ -129,8 +130,6 @@ _TOLD: Mapping[str, Schema] = {
     ),
     "Reranking": of(
         {
-            "id": STRING,
-            "created": INTEGER,
             **_POOLED_HEAD,
             "results": listed(
                 of({"index": INTEGER, "relevance_score": NUMBER}, {"document": of({"text": STRING})})

@@ -103,6 +103,7 @@ async def test_the_official_sdk_gets_vectors(server: Running, client: httpx.Asyn
     assert default.usage.prompt_tokens == default.usage.total_tokens == 6 + 3 + 8
     raw = (await client.post("/v1/embeddings", json={"model": "decoder", "input": TEXTS})).json()
     validate("CreateEmbeddingResponse", raw)
+    assert raw["id"].startswith("embd-")
     coded = {"model": "decoder", "input": TEXTS[0], "encoding_format": "base64"}
     vector = (await client.post("/v1/embeddings", json=coded)).json()["data"][0]["embedding"]
     np.testing.assert_array_equal(

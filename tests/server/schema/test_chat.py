@@ -108,7 +108,7 @@ def test_what_a_message_lacks_is_told_as_missing(message: Json, param: str, code
 @pytest.mark.parametrize(
     ("message", "kind", "kinds"),
     [
-        ({"role": "user"}, "video_url", "'text', 'image_url', 'file', 'input_audio'"),
+        ({"role": "user"}, "movie_url", "'text', 'image_url', 'file', 'input_audio'"),
         ({"role": "system"}, "audio", "'text', 'image_url', 'file', 'input_audio'"),
         ({"role": "tool", "tool_call_id": "c"}, "input_audio", "'text', 'image_url', 'file'"),
         ({"role": "assistant"}, "image_url", "'text', 'refusal'"),
@@ -119,6 +119,15 @@ def test_a_part_of_another_kind_is_told_with_the_kinds_of_chat(message: Json, ki
         items({**message, "content": [{"type": kind}]})
     assert caught.value.param == "messages[0].content[0].type"
     assert caught.value.message == f"Invalid value: '{kind}'. Supported values are: {kinds}."
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "tool", "tool_call_id": "c"}])
+def test_a_video_is_content_that_no_model_reads(message: Json) -> None:
+    part = {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}}
+    with pytest.raises(ApiError) as caught:
+        items({**message, "content": [{"type": "text", "text": "What is it?"}, part]})
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "unsupported_content", "messages[0].content[1]")
 
 
 def tool_turn(*call_ids: str) -> Json:
