@@ -280,8 +280,9 @@ def add_files(
     ]
     if rows:
         conn.execute(insert(_files), rows)
-    used = update(_stores).where(_stores.c.number == store.number)
-    conn.execute(used.values(next_file=store.next_file + len(rows), last_active_at=now))
+        this = update(_stores).where(_stores.c.number == store.number)
+        conn.execute(this.values(next_file=store.next_file + len(rows)))
+    touch(conn, [store.number], now)
     now_there = _live_ones(conn, store_id, ids)
     return tuple(_stored(now_there[id]) for id in ids)
 

@@ -112,6 +112,30 @@ async def test_everything_comes_back_and_can_be_gone_on_from(
     assert again_exported == [line for line in of(exported, "response") if line["response"]["id"] in ids]
 
 
+async def test_an_old_store_that_expires_begins_its_days_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, here = tmp_path / "local.jsonl", ("--data", str(tmp_path / "b"))
+    async with live_app(tmp_path / "a") as running, http_client(running) as http:
+        sent = {"files": {"file": ("a.txt", b"the quick fox")}, "data": {"purpose": "user_data"}}
+        stored = (await http.post("/v1/files", **sent)).json()["id"]
+        expiry = {"anchor": "last_active_at", "days": 7}
+        made = {"name": "n", "file_ids": [stored], "expires_after": expiry}
+        store = (await http.post("/v1/vector_stores", json=made)).json()
+        capsys.readouterr()
+        assert await run(running, "export", "--owner", "local") == 0
+    with file.open("w") as written:
+        for line in lines(capsys.readouterr().out):
+            if line["type"] == "vector_store":
+                line["vector_store"]["created_at"] -= 30 * 86400
+            written.write(json.dumps(line) + "\n")
+    assert "1 vector stores imported" in await asyncio.to_thread(imported, capsys, str(file), *here)
+    async with live_app(tmp_path / "b") as running, http_client(running) as http:
+        found = (await http.get(f"/v1/vector_stores/{store['id']}")).json()
+        assert found["created_at"] == store["created_at"] - 30 * 86400
+        assert found["last_active_at"] >= store["last_active_at"] and found["status"] != "expired"
+
+
 async def test_a_chain_whose_beginning_was_deleted_goes_on_as_on_the_first_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
