@@ -24,7 +24,7 @@ from server.admin.database_access import (
     is_served,
     opened,
 )
-from server.admin.exports import exported
+from server.admin.exports import exported, note_export
 from server.admin.owner_names import owner_id
 from server.clock import now_us
 from server.config import Config
@@ -39,6 +39,9 @@ from storage import (
     Storage,
     StorageError,
 )
+
+UNAUDITED = "x-antiphon-unaudited"
+"""The header by which a server says why its audit log does not tell of an export."""
 
 SLICE_S = 5.0
 """How long a server purges before it says how far it is; the command then asks again."""
@@ -59,29 +62,33 @@ def export(config: Config, owner: str, out: BinaryIO) -> None:
     """Carry out `antiphon export`. Raises AdminError, and BrokenPipeError where nobody reads `out`."""
     owner = owner_id(config, owner)
     try:
-        if not asyncio.run(_export_database(config, owner, out)):
-            _export_served(config, owner, out)
+        missed = asyncio.run(_export_database(config, owner, out))
+    except FolderHeld:
+        missed = _export_served(config, owner, out)
     except (StorageError, ValueError) as exc:
         raise AdminError(exc) from None
     with _writing():
         out.flush()
+    if missed is not None:
+        told = f"only the audit log has no entry of it, because of this: {missed}"
+        print(f"antiphon: the export is whole; {told}", file=sys.stderr)
 
 
-async def _export_database(config: Config, owner: str, out: BinaryIO) -> bool:
-    """False where a server holds the database."""
-    try:
-        async with opened(config, makes=False) as storage:
-            await require_owner(storage, owner)
-            async with aclosing(exported(storage, owner, OPERATOR)) as pieces:
-                async for piece in pieces:
-                    with _writing():
-                        out.write(piece)
-    except FolderHeld:
-        return False
-    return True
+async def _export_database(config: Config, owner: str, out: BinaryIO) -> str | None:
+    """Returns why the audit log does not tell of it, if it does not. FolderHeld where a server holds the
+    database."""
+    async with opened(config, makes=False) as storage:
+        await require_owner(storage, owner)
+        missed = await note_export(storage, owner, OPERATOR)
+        async with aclosing(exported(storage, owner)) as pieces:
+            async for piece in pieces:
+                with _writing():
+                    out.write(piece)
+    return missed
 
 
-def _export_served(config: Config, owner: str, out: BinaryIO) -> None:
+def _export_served(config: Config, owner: str, out: BinaryIO) -> str | None:
+    """The same, from the server that holds the database."""
     with asking(config) as http, http.stream("GET", "/admin/export", params={"owner": owner}) as reply:
         if reply.status_code != 200:
             reply.read()
@@ -89,6 +96,8 @@ def _export_served(config: Config, owner: str, out: BinaryIO) -> None:
         for piece in reply.iter_bytes():
             with _writing():
                 out.write(piece)
+        missed: str | None = reply.headers.get(UNAUDITED)
+        return missed
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.admin.exports.exporting import exported
+from server.admin.exports.exporting import exported, note_export
 from server.admin.exports.importing import run
 
-__all__ = ["exported", "run"]
+__all__ = ["exported", "note_export", "run"]

@@ -21,6 +21,7 @@ import orjson
 from server.access import PURGED, Actor
 from server.batches import batch_json
 from server.clock import now_us
+from server.errors import to_api_error
 from server.http import (
     container_file_json,
     container_json,
@@ -43,6 +44,7 @@ from storage import (
     Page,
     PositionedItem,
     Storage,
+    StorageUnavailable,
     StoredConversation,
     StoredItem,
     StoredResponse,
@@ -71,10 +73,22 @@ COUNTED = (
 )
 
 
-async def exported(storage: Storage, owner: str, by: Actor) -> AsyncGenerator[bytes]:
+async def note_export(storage: Storage, owner: str, by: Actor) -> str | None:
+    """Have the audit log tell of an export that begins. Where the database can be read alone now, the export
+    is made all the same, and this returns why that is, in ASCII. Raises StorageUnavailable for one that
+    cannot be reached."""
+    try:
+        await storage.add_audit(by.did("project.exported", owner, owner))
+    except StorageUnavailable as error:
+        if not (error.full or error.moved or error.read_only):
+            raise
+        return to_api_error(error).message
+    return None
+
+
+async def exported(storage: Storage, owner: str) -> AsyncGenerator[bytes]:
     """The lines in pieces, each with the `type` of what it holds. The last one says that it is whole, and how
-    many there are of each. An object is as it was when its line was written. The audit log is told first."""
-    await storage.add_audit(by.did("project.exported", owner, owner))
+    many there are of each. An object is as it was when its line was written."""
     counts: Counter[str] = Counter()
     for kind in (
         *(_conversations, _responses, _chat_completions, _prompts),

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from server.access import OPERATOR_ONLY
 from server.admin import UnknownOwner, backup, projects, tenants, tiers
-from server.admin.exports import exported
+from server.admin.exports import exported, note_export
 from server.clock import now_us
 from server.errors import ApiError, invalid_value
 from server.http import actor, choice, context, json_reply, life, query_text, read_body
@@ -60,11 +60,16 @@ async def note_backup(request: Request) -> Response:
 
 @router.get("/export", **needs(OPERATOR_ONLY))
 async def export(request: Request) -> Response:
-    """All that an owner can read, as JSON lines."""
+    """All that an owner can read, as JSON lines, whether or not the audit log can tell of it."""
     owner = query_text(request.query_params, "owner") or missing("owner")
     storage = context(request).storage
     await _require(storage, owner)
-    return StreamingResponse(exported(storage, owner, actor(request)), media_type="application/x-ndjson")
+    missed = await note_export(storage, owner, actor(request))
+    return StreamingResponse(
+        exported(storage, owner),
+        media_type="application/x-ndjson",
+        headers={} if missed is None else {tenants.UNAUDITED: missed},
+    )
 
 
 @router.get("/purge", **needs(OPERATOR_ONLY))

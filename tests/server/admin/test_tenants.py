@@ -28,7 +28,7 @@ from server.cli.commands import main
 from server.clock import now_us
 from server.config import Config
 from server.progress import Progress
-from storage import AuditFilter
+from storage import AuditFilter, StorageUnavailable
 from tests.support import wire
 from tests.support.batching import input_file
 from tests.support.blocking import until
@@ -141,6 +141,27 @@ async def test_an_export_that_cannot_be_written_is_not_the_servers_fault(tmp_pat
     await asyncio.to_thread(written, running.life.config)
 
 
+async def test_a_database_that_cannot_be_written_is_exported_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be reached is told before the reply begins."""
+    troubles = [StorageUnavailable("no room", full=True), StorageUnavailable("away")]
+
+    async def refused(_: object) -> None:
+        raise troubles.pop(0)
+
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        await Api(http).create("say a")
+        monkeypatch.setattr(running.context.storage, "add_audit", refused)
+        assert await run(running, "export", "--owner", "local") == 0
+        told = capsys.readouterr()
+        assert lines(told.out)[-1]["responses"] == 1
+        assert "has no entry of it, because of this: The disk of the server is full" in told.err
+        assert await run(running, "export", "--owner", "local") == 2
+        told = capsys.readouterr()
+        assert not told.out and "Storage cannot be reached now" in told.err
+
+
 @with_sandbox
 async def test_what_goes_while_it_is_exported_ends_no_export(
     server_app: Running, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +176,7 @@ async def test_what_goes_while_it_is_exported_ends_no_export(
         made["vector_store"].append((await client.post("/v1/vector_stores", json={})).json()["id"])
         made["container"].append((await client.post("/v1/containers", json={"name": "c"})).json()["id"])
     seen: dict[str, list[str]] = {kind: [] for kind in made}
-    async with aclosing(exporting.exported(server_app.context.storage, "local", OPERATOR)) as pieces:
+    async with aclosing(exporting.exported(server_app.context.storage, "local")) as pieces:
         async for line in _whole_lines(pieces):
             if (kind := line["type"]) in seen:
                 seen[kind].append(line[kind]["id"])

@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from engine import GenerateRequest, Say, ScriptedEngine, Wait
-from server.access import OPERATOR
 from server.admin.exports import exporting
 from server.batches import carrier, worker
 from server.batches.carrier import Reply
@@ -412,7 +411,7 @@ async def test_webhooks_and_metrics_tell_of_ends(idle: Running) -> None:
     async with http_client(idle) as client:
         page = await metrics(client)
         shown = (await client.get("/v1/batches", params={"order": "asc"})).json()["data"]
-    exported = await lines_in(exporting.exported(storage, "local", OPERATOR))
+    exported = await lines_in(exporting.exported(storage, "local"))
     assert [line["batch"] for line in exported if line["type"] == "batch"] == shown and len(shown) == 4
     assert exported[-1]["batches"] == 4
     assert page['antiphon_batches_lines_total{status="completed"}'] == 3

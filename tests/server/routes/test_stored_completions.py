@@ -13,7 +13,6 @@ from openai import AsyncOpenAI, NotFoundError
 from sqlalchemy import insert
 
 from engine import Fail, Say, ScriptedEngine
-from server.access import Actor
 from server.admin.exports import exported
 from storage.tables import runners
 from tests.support import wire
@@ -256,7 +255,7 @@ async def test_the_sweep_lets_the_old_ones_go(tmp_path: Path) -> None:
 async def test_an_export_has_them(server_app: Running, client: httpx.AsyncClient) -> None:
     whole = await made(client, metadata={"a": "b"})
     storage = server_app.context.storage
-    pieces = [piece async for piece in exported(storage, "local", Actor("test", "req_1", None))]
+    pieces = [piece async for piece in exported(storage, "local")]
     lines = map(orjson.loads, b"".join(pieces).splitlines())
     (line,) = [line for line in lines if line["type"] == "chat_completion"]
     assert line["chat_completion"] == whole

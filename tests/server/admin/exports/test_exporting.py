@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.access import OPERATOR, Actor
+from server.access import Actor
 from server.admin.exports import exported
 from server.clock import now_us
 from storage import Storage
@@ -19,7 +19,7 @@ from tests.support.talk import WEATHER, Api, call
 
 async def read(storage: Storage) -> dict[str, Any]:
     """The lines of responses in an export, by their ids."""
-    async with aclosing(exported(storage, "local", OPERATOR)) as pieces:
+    async with aclosing(exported(storage, "local")) as pieces:
         whole = b"".join([piece async for piece in pieces])
     found = [json.loads(line) for line in whole.splitlines()]
     return {line["response"]["id"]: line for line in found if line["type"] == "response"}
