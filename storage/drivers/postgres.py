@@ -136,6 +136,11 @@ class PostgreSQL:
         return _denied(conn, found.role, found.schema) if complete else None
 
     def cause(self, error: BaseException) -> str | None:
+        if sqlstate(error) in _POOLED:
+            return (
+                "a pooler in between gives each transaction another session of PostgreSQL's: have it leave "
+                "each connection its own (in pgbouncer pool_mode = session), or give --db the server itself"
+            )
         if sqlstate(error) not in _DENIED:
             return None  # the driver's words say it
         said, role = str(root(error)).partition("\n")[0], self._url.username or "ROLE"
@@ -147,7 +152,6 @@ class PostgreSQL:
 
     def _line(self, *, migrates: bool = False) -> Line:
         settings = {
-            "application_name": "antiphon",
             "synchronous_commit": "on",
             "default_transaction_isolation": "read committed",
             "lock_timeout": "0" if migrates else str(LOCK_MS),
@@ -243,6 +247,8 @@ class Line:
     """
 
     def __init__(self, url: URL, settings: dict[str, str], command_s: float | None) -> None:
+        """settings: of each session, by their names. They are made once it is there, because a pooler takes
+        few of them with the connection itself."""
         engine = create_async_engine(
             url,
             poolclass=NullPool,
@@ -251,11 +257,13 @@ class Line:
             connect_args={
                 "timeout": CONNECT_S,
                 "command_timeout": command_s,
-                "server_settings": settings,
+                "server_settings": {"application_name": "antiphon"},
                 "prepared_statement_cache_size": 500,
             },
         )
         self._engine = engine.sync_engine
+        made = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+        self._settings = f"SELECT {', '.join(made)}"
         self._socket = _socket(url)
         self._loop = asyncio.SelectorEventLoop()
         self._connection: Connection | None = None
@@ -285,6 +293,7 @@ class Line:
         try:
             self._connection = self._engine.connect()
             self._raw = self._connection.connection.driver_connection
+            self.say(self._settings)
             self.on_connect()
         except Exception as error:
             self._drop()
@@ -545,8 +554,10 @@ def sqlstate(error: BaseException) -> str:
 _CONTENDED = ("55P03", "40P01", "40001", "57014")
 # insufficient_privilege; invalid_schema_name: there is none that the role may use
 _DENIED = ("42501", "3F000")
+# invalid_sql_statement_name, duplicate_prepared_statement: what a session was told, another one is asked for
+_POOLED = ("26000", "42P05")
 # insufficient_resources; a server that gave its place to another; system_error
-_REFUSED = ("53", READ_ONLY, "58", *_DENIED)
+_REFUSED = ("53", READ_ONLY, "58", *_DENIED, *_POOLED)
 
 
 def trouble(error: BaseException) -> ErrorKind | None:

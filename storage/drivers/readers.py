@@ -91,7 +91,7 @@ class Readers:
             trouble = self._database.trouble(error)
             if trouble is None:
                 raise self._database.meaning(error) from error.__cause__
-            told = unavailable("the database could not be read", error)
+            told = unavailable("the database could not be read", error, self._database.cause(error))
             raise (_Away(told) if trouble is ErrorKind.LOST else told) from error
         finally:
             with self._handing:

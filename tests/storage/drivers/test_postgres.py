@@ -519,6 +519,31 @@ async def test_every_session_says_what_it_needs(a: Storage) -> None:
     }
 
 
+async def test_a_connection_is_made_with_nothing_that_a_pooler_refuses(a: Storage) -> None:
+    """https://www.pgbouncer.org/config.html#ignore_startup_parameters"""
+    given = "SELECT name FROM pg_settings WHERE source = 'client'"
+    names = await a._read(lambda conn: set(conn.execute(text(given)).scalars()))
+    assert names <= {"application_name", "client_encoding", "DateStyle", "TimeZone"}
+
+
+@pytest.mark.parametrize(
+    "kind", [asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError]
+)
+async def test_a_pooler_that_mixes_sessions_is_told(a: Storage, kind: type[Exception]) -> None:
+    """Another session does not know what this one has prepared, or knows something else by its name."""
+
+    def read(_: Connection) -> None:
+        raise kind('prepared statement "__asyncpg_stmt_1__" does not exist')
+
+    before = patience_s.set(0.0)
+    try:
+        for work in (a._read, a._write):
+            with pytest.raises(StorageUnavailable, match="pool_mode = session"):
+                await work(read)
+    finally:
+        patience_s.reset(before)
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Hints
 
