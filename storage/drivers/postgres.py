@@ -19,11 +19,12 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import asyncpg
 from sqlalchemy import Connection, bindparam, select, text
@@ -58,15 +59,14 @@ READ_ONLY = "25006"  # read_only_sql_transaction
 
 
 class PostgreSQL:
-    """A database on a server. ValueError for a URL with another driver."""
+    """A database on a server. ValueError for a URL with another driver, or with parameters of no use."""
 
     shared = True
 
     def __init__(self, url: URL) -> None:
         if url.drivername not in ("postgresql", "postgresql+asyncpg"):
             raise ValueError(f"PostgreSQL is reached by postgresql+asyncpg://, not by {url.drivername}://")
-        query = {"ssl" if name == "sslmode" else name: value for name, value in url.query.items()}
-        self._url = url.set(drivername="postgresql+asyncpg", query=query)
+        self._url = url.set(drivername="postgresql+asyncpg", query=_as_taken(url.query))
         self.shown = url.set(query={}).render_as_string(hide_password=True)  # a query may hold one too
 
     def exists(self) -> bool:
@@ -163,6 +163,31 @@ class PostgreSQL:
             "tcp_keepalives_count": "3",
         }
         return Line(self._url, settings, None if migrates else COMMAND_S)
+
+
+_TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+_TLS = ("sslmode", *_TLS_FILES, "sslpassword", "ssl_min_protocol_version", "ssl_max_protocol_version")
+_OTHERS = (
+    *("host", "port", "user", "password", "database", "passfile"),
+    *("target_session_attrs", "krbsrvname", "gsslib"),
+)
+
+
+def _as_taken(query: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
+    """The parameters of a URL as asyncpg takes them, which knows those of TLS in a `dsn` alone. ValueError
+    for one that is unknown, and for a file that cannot be read."""
+    given = {"sslmode" if name == "ssl" else name: value for name, value in query.items()}
+    for name in given:
+        if name not in (*_TLS, *_OTHERS):
+            known = ", ".join((*_OTHERS, *_TLS))
+            raise ValueError(f"unknown parameter {name} of the database's URL: it may have {known}")
+    tls = {name: given.pop(name) for name in _TLS if name in given}
+    for name, value in tls.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{name} is given twice in the database's URL")
+        if name in _TLS_FILES and not os.access(value, os.R_OK):
+            raise ValueError(f"{name} of the database's URL: {value} cannot be read, or is not there")
+    return {**given, "dsn": f"postgresql:?{urlencode(tls)}"} if tls else given
 
 
 # Whether a role can write, and who owns the tables that are there.

@@ -6,10 +6,11 @@ import asyncio
 import os
 import re
 import signal
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from storage import (
     RunAppend,
     Storage,
     StorageUnavailable,
+    check_url,
     inspect_database,
     open_storage,
     patience_s,
@@ -36,6 +38,7 @@ from storage.drivers.interface import CommitUnknown, ErrorKind
 from storage.drivers.postgres import ConnectionLost, Line, trouble
 from storage.tables import conversations, runs
 from tests.support.blocking import gathered, is_unready, note, notes, until
+from tests.support.certificates import make_certificate
 from tests.support.making import OWNER, check, entry, finish, key, message, new, now, query, record
 from tests.support.postgres import Postgres
 
@@ -409,11 +412,59 @@ async def test_a_server_that_does_not_let_us_in(postgres: Postgres) -> None:
         (postgres.url("postgres").replace("postgres@", "nobody:secret@"), 'role "nobody" does not exist'),
         ("postgresql+asyncpg://me:secret@127.0.0.1:9/db", "127.0.0.1"),
         ("postgresql://me:secret@/db?host=/nowhere", "listens at the socket /nowhere/.s.PGSQL.5432"),
-        (postgres.url("postgres") + "&nonsense=1", "nonsense"),
     ):
         with pytest.raises(StorageUnavailable, match=why) as refused:
             await open_storage(url, runner="x")
         assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.fixture
+async def tls_port(tmp_path: Path) -> AsyncIterator[int]:
+    """Of a server that speaks TLS by tmp_path/server.pem, and lets nobody in."""
+    certfile, keyfile, _ = make_certificate(tmp_path, "server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certfile, keyfile)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError):
+            await reader.readexactly(8)  # SSLRequest
+            writer.write(b"S")
+            await writer.start_tls(context)
+            await reader.readexactly(4)  # a StartupMessage
+            fields = b"SFATAL\0C28000\0Mit came by TLS\0\0"
+            writer.write(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_the_servers_certificate_is_verified_as_the_url_says(tmp_path: Path, tls_port: int) -> None:
+    other, _, _ = make_certificate(tmp_path, "other")
+    own = tmp_path / "server.pem"
+    for host, parameters, told in (
+        ("localhost", f"sslmode=verify-full&sslrootcert={own}", "it came by TLS"),
+        ("127.0.0.1", f"sslmode=verify-ca&sslrootcert={own}", "it came by TLS"),
+        ("127.0.0.1", f"ssl=verify-full&sslrootcert={own}", "certificate is not valid for '127.0.0.1'"),
+        ("localhost", f"sslmode=verify-full&sslrootcert={other}", "CERTIFICATE_VERIFY_FAILED"),
+        ("localhost", "sslmode=some", "`sslmode` parameter must be one of"),
+    ):
+        with pytest.raises(StorageUnavailable, match=told):
+            await inspect_database(f"postgresql+asyncpg://me@{host}:{tls_port}/db?{parameters}")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ("connect_timeout=3", "unknown parameter connect_timeout of the database's URL: it may have host, "),
+        ("sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "sslrootcert of the database's URL: /nowhere/ca"),
+        ("sslmode=require&sslmode=prefer", "sslmode is given twice"),
+    ],
+)
+def test_parameters_of_the_url_that_are_of_no_use_are_named(parameters: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        check_url(f"postgresql+asyncpg://me:secret@db/db?{parameters}")
 
 
 async def test_a_socket_that_nobody_listens_at_is_named(tmp_path: Path) -> None:
