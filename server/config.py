@@ -48,7 +48,7 @@ from server.settings import (
     read_sealing_keys,
 )
 from server.web_settings import WebSettings, read_web_settings
-from storage import MAX_PERSONS, check_url
+from storage import MAX_PERSONS, check_url, why_barred
 from tools import Egress, read_rule
 
 THREADED_BYTES = 32 * 1024
@@ -1332,6 +1332,8 @@ def _read_file(file: Path) -> str:
         return file.read_text("utf-8")
     except FileNotFoundError:
         return ""
+    except PermissionError as exc:
+        raise ConfigError(why_barred(file) or f"{file}: {exc}") from None
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{file}: {exc}") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.batches import (
@@ -328,12 +329,20 @@ __all__ = [
     "open_storage",
     "patience_s",
     "unfinished_plans",
+    "why_barred",
 ]
 
 
 def check_url(url: str) -> None:
     """ValueError for a URL with which `open_storage` can do nothing, whatever stands there."""
     import_module("storage.drivers").database(url)
+
+
+def why_barred(file: Path) -> str | None:
+    """Why this user cannot read and write a file: the folder or file that is in the way, and whose it is.
+    None where nothing is."""
+    why: str | None = import_module("storage.drivers").why_barred([file])
+    return why
 
 
 async def open_storage(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from storage.drivers.blob_folder import INCOMING, blob_folder, copied, sync
 from storage.drivers.bulk import Keys, by_keys, many, returned
 from storage.drivers.connect import database
+from storage.drivers.file_access import why_barred
 from storage.drivers.interface import (
     PART_BYTES,
     BlobStore,
@@ -46,4 +47,5 @@ __all__ = [
     "shared_clock",
     "sync",
     "unavailable",
+    "why_barred",
 ]
