@@ -97,15 +97,18 @@ async def exported(storage: Storage, owner: str) -> AsyncGenerator[bytes]:
         async with aclosing(kind(storage, owner, counts)) as pieces:
             async for piece in pieces:
                 yield piece
-    end = {"type": "end", "owner": owner, "owner_name": await _name_of(storage, owner)}
+    end = {"type": "end", "owner": owner, **await _told_of(storage, owner)}
     yield orjson.dumps({**end, **{name: counts[name] for name in COUNTED}}) + b"\n"
 
 
-async def _name_of(storage: Storage, owner: str) -> str | None:
+async def _told_of(storage: Storage, owner: str) -> dict[str, Any]:
+    """The members of the last line that say what the owner is; times in microseconds."""
+    names = ("owner_name", "owner_created_at", "owner_archived_at")
     try:
-        return (await storage.get_owner(owner)).name
+        found = await storage.get_owner(owner)
     except NotFound:
-        return None
+        return dict.fromkeys(names)
+    return dict(zip(names, (found.name, found.created_at, found.archived_at), strict=True))
 
 
 async def _conversations(storage: Storage, owner: str, counts: Counter[str]) -> AsyncGenerator[bytes]:

@@ -46,6 +46,7 @@ from storage import (
     Storage,
     StorageError,
     StoredFile,
+    StoredOwner,
     StoredPrompt,
     StoredPromptVersion,
 )
@@ -77,8 +78,8 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
         if options.owner is not None:
             owner = owner_id(config, options.owner, makes=True)
         try:
-            name = options.owner or found.get("owner_name") or owner
-            counts, has_key = asyncio.run(_import(config, owner, name, source, size))
+            whose = _owner(found) if options.owner is None else StoredOwner(owner, options.owner, now_us())
+            counts, has_key, is_archived = asyncio.run(_import(config, whose, source, size))
         except FolderHeld as exc:
             raise AdminError(f"{exc}: stop it, or import into another --data and serve from that") from None
         except (StorageError, ValueError) as exc:
@@ -96,7 +97,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
             f"loopback takes whoever reaches it for the owner {LOCAL_OWNER}, until one is made"
         )
     command = f"antiphon keys create --owner {shlex.quote(owner)}{config.flags}"
-    yield f"all of it belongs to the owner {owner}: {command}"
+    yield f"all of it belongs to the owner {owner}{', who is archived' if is_archived else f': {command}'}"
 
 
 @contextmanager
@@ -129,6 +130,7 @@ def check(source: BinaryIO, size: int) -> dict[str, Any]:
                     raise ValueError("it comes behind the last one")
                 line = orjson.loads(raw)
                 if line["type"] == "end":
+                    _owner(line)
                     end = line
                     continue
                 _check_line(line)
@@ -185,12 +187,14 @@ def _listed(end: Mapping[str, Any]) -> str:
 
 
 async def _import(
-    config: Config, owner: str, name: str, source: BinaryIO, size: int
-) -> tuple[Counter[tuple[str, str]], bool]:
-    """Store the lines; returns how many of each kind, and whether the database has a key."""
+    config: Config, told: StoredOwner, source: BinaryIO, size: int
+) -> tuple[Counter[tuple[str, str]], bool, bool]:
+    """Store the lines as those of an owner; returns how many of each kind, whether the database has a key,
+    and whether the owner is archived there."""
     counts: Counter[tuple[str, str]] = Counter()
+    owner = told.id
     async with opened(config, makes=True) as storage:
-        await _ensure_owner(storage, owner, name)
+        is_archived = await _ensure_owner(storage, told)
         await storage.add_audit(OPERATOR.did("project.imported", owner, owner))
         with Progress("importing", total=size, unit="B") as progress:
             for raw in source:
@@ -204,21 +208,29 @@ async def _import(
                     new = await _STORED[kind](storage, owner, line)
                     counts["new" if new else "known", _plural(kind)] += 1
                 progress.add(len(raw))
-        return counts, await storage.any_key()
+        return counts, await storage.any_key(), is_archived
 
 
-async def _ensure_owner(storage: Storage, owner: str, name: str) -> None:
-    """Make the owner, who may get keys then. name: given unless it means somebody else here."""
+async def _ensure_owner(storage: Storage, told: StoredOwner) -> bool:
+    """Make the owner as it is told, unless there is one of its id; returns whether it is archived. Its name
+    is given unless it means somebody else here."""
+    owner, name = told.id, told.name
     if owner == LOCAL_OWNER:  # the first server without keys would make it
-        await storage.ensure_owners((owner,), now_us())
-        return
+        await storage.ensure_owners((owner,), told.created_at)
+        return False
     known = await every_owner(storage)
-    if any(owner == one.id for one in known):
-        return
+    for one in known:
+        if one.id == owner:
+            return one.archived_at is not None
     if any(name == one.id or (name == one.name and one.archived_at is None) for one in known):
         name = owner
     entry = OPERATOR.did("project.created", owner, owner, name=name)
-    await storage.create_owner(owner, name, now_us(), entry=entry)
+    await storage.create_owner(owner, name, told.created_at, entry=entry)
+    if told.archived_at is None:
+        return False
+    entry = OPERATOR.did("project.archived", owner, owner)
+    await storage.archive_owner(owner, told.archived_at, entry=entry)
+    return True
 
 
 async def _store_conversation(storage: Storage, owner: str, line: Line) -> bool:
@@ -292,6 +304,17 @@ _STORED: Mapping[str, Callable[[Storage, str, Line], Awaitable[bool]]] = {
 
 # ------------------------------------------------------------------------------------------------------------
 # Lines as what is stored
+
+
+def _owner(end: Line) -> StoredOwner:
+    """The owner that an export is of, from its last line; older exports have its id alone."""
+    created_at, archived_at = end.get("owner_created_at"), end.get("owner_archived_at")
+    return StoredOwner(
+        end["owner"],
+        end.get("owner_name") or end["owner"],
+        now_us() if created_at is None else int(created_at),
+        None if archived_at is None else int(archived_at),
+    )
 
 
 def _items(shown: list[dict[str, Any]], kept: Mapping[str, Any]) -> list[NewItem]:

@@ -95,7 +95,9 @@ async def test_an_export_holds_what_its_owner_reads(
             first, *responses, one, two, kept, box, held, end = exported
             counts = {"conversations": 1, "responses": 12, "batches": 0, "files": 2, "vector_stores": 1}
             counts |= {"containers": 1, "container_files": 1, "chat_completions": 0, "prompts": 0}
-            assert end == {"type": "end", "owner": "ann", "owner_name": "ann", **counts}
+            assert end.pop("owner_created_at") < now_us()
+            of = {"owner": "ann", "owner_name": "ann", "owner_archived_at": None}
+            assert end == {"type": "end", **of, **counts}
             assert (kept["type"], kept["vector_store"]["id"]) == ("vector_store", store["id"])
             assert {file["id"] for file in kept["files"]} == set(named["file_ids"])
             assert box == {"type": "container", "container": container}

@@ -306,6 +306,35 @@ def test_an_owner_that_is_not_there_is_made_with_its_name(
     assert named == [(id, "Sales")]
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_an_owner_that_was_archived_stays_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], older: bool
+) -> None:
+    """Exports of earlier versions tell nothing of it."""
+    here, there, file = (str(tmp_path / name) for name in ("a", "b", "sales.jsonl"))
+
+    def listed(data: str) -> list[dict[str, Any]]:
+        capsys.readouterr()
+        assert main(["owners", "list", "--json", "--data", data]) == 0
+        return list(json.loads(capsys.readouterr().out))
+
+    for argv in (["create", "Sales"], ["archive", "Sales"]):
+        assert main(["owners", *argv, "--data", here]) == 0
+    [owner] = listed(here)
+    assert main(["export", "--owner", "Sales", "--data", here]) == 0
+    [end] = lines(capsys.readouterr().out)
+    assert end["owner_archived_at"] is not None
+    if older:
+        end = {name: value for name, value in end.items() if not name.startswith("owner_")}
+    Path(file).write_text(json.dumps(end))
+    for _ in range(2):
+        told = imported(capsys, file, "--data", there)[-1]
+        assert told.startswith(f"all of it belongs to the owner {owner['id']}")
+        assert told.endswith("who is archived") is not older
+    [back] = listed(there)
+    assert (back == owner) is not older and back["id"] == owner["id"]
+
+
 async def test_a_move_to_postgresql_tells_that_keys_do_not_come_along(
     tmp_path: Path, postgres: Postgres, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,6 +383,7 @@ FILE: dict[str, Any] = {"type": "file", "file": {"id": "file_1", "bytes": 1}, "k
         ([{**END, "files": 2}], "the file is not whole: it has 0 files of 2"),
         (["{"], "line 1 is not of an export"),
         ([{"type": "song"}], "line 1 is not of an export"),
+        ([{**END, "owner_created_at": []}], "line 1 is not of an export"),
         ([END, END], "line 2 is not of an export that can be imported: it comes behind the last one"),
         ([{"type": "response", "response": {}}, END], "by a version whose exports hold too little"),
         ([{**FILE, "content": "AA=="}, END], "the content of the file is not what it was"),
