@@ -94,6 +94,14 @@ async def test_chunks_are_found_by_their_words_and_by_what_they_stem_from(storag
     assert await found(storage, "?! ") == []
 
 
+async def test_files_never_set_the_last_use_of_a_store_back(storage: Storage) -> None:
+    made = replace(new_store(), created_at=1, last_active_at=1000, expires_after=5)
+    assert (await storage.vector_stores.create(made, [new_file()])).last_active_at == 1000
+    for at, last in ((999, 1000), (1001, 1001)):
+        await storage.vector_stores.add_files(OWNER, made.id, [new_file("file-2")], at)
+        assert (await storage.vector_stores.get(OWNER, made.id)).last_active_at == last
+
+
 async def test_chunks_are_ordered_by_bm25(storage: Storage) -> None:
     """More of a word adds less and less, long chunks count less, and a rare word outweighs a frequent one."""
     others = [f"w{n}" for n in range(400)]
