@@ -136,7 +136,10 @@ class PostgreSQL:
         return _denied(conn, found.role, found.schema) if complete else None
 
     def cause(self, error: BaseException) -> str | None:
-        if sqlstate(error) in _POOLED:
+        met: BaseException | None = error
+        while isinstance(met, ConnectionLost):  # also a session that has just begun meets it
+            met = met.__cause__
+        if met is not None and sqlstate(met) in _POOLED:
             return (
                 "a pooler in between gives each transaction another session of PostgreSQL's: have it leave "
                 "each connection its own (in pgbouncer pool_mode = session), or give --db the server itself"

@@ -583,8 +583,10 @@ async def test_a_connection_is_made_with_nothing_that_a_pooler_refuses(a: Storag
 async def test_a_pooler_that_mixes_sessions_is_told(a: Storage, kind: type[Exception]) -> None:
     """Another session does not know what this one has prepared, or knows something else by its name."""
 
+    met = kind("prepared statement")
+
     def read(_: Connection) -> None:
-        raise kind('prepared statement "__asyncpg_stmt_1__" does not exist')
+        raise met
 
     before = patience_s.set(0.0)
     try:
@@ -593,6 +595,9 @@ async def test_a_pooler_that_mixes_sessions_is_told(a: Storage, kind: type[Excep
                 await work(read)
     finally:
         patience_s.reset(before)
+    lost = ConnectionLost(met)  # a session that had just begun
+    lost.__cause__ = met
+    assert "pool_mode = session" in (postgres.PostgreSQL(make_url("postgresql://h/x")).cause(lost) or "")
 
 
 # ------------------------------------------------------------------------------------------------------------
