@@ -6,19 +6,22 @@ It also computes the checkpoint's fingerprint.
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors import safe_open as _safe_open
 from torch import Tensor
 
+from engine.model_folder import read_json
 from engine.types import LoadError
 
 safe_open: Any = _safe_open  # a Rust class without annotations
+
+INDEX = "model.safetensors.index.json"
 
 _WHOLE = 64 << 20  # files up to this many bytes are hashed whole
 _SAMPLE = 1 << 16  # of larger ones: this many bytes at each of `_SAMPLES` evenly spaced offsets
@@ -28,7 +31,8 @@ _SAMPLES = 64
 class Checkpoint:
     """The tensors of one folder of safetensors files, single or sharded.
 
-    Raises LoadError when the folder holds none, or when its index names a file that is not there.
+    Raises LoadError when the folder holds none, when one cannot be read, or when its index names a file that
+    is not there.
     """
 
     def __init__(self, folder: Path, files: Sequence[Path] | None = None, *, within: str = "") -> None:
@@ -36,7 +40,7 @@ class Checkpoint:
         where they stand in a larger model; a checkpoint of the inner model alone is read as if they did."""
         self.folder = folder
         self.files = files or _safetensors_files(folder)
-        self._handles = {path: safe_open(path, framework="pt") for path in self.files}
+        self._handles = {path: _opened(path) for path in self.files}
         self._where = {name: path for path, handle in self._handles.items() for name in handle.keys()}  # noqa: SIM118
         self._prefix = "" if any(name.startswith(within) for name in self._where) else within
         self._where = {self._prefix + name: path for name, path in self._where.items()}
@@ -111,16 +115,28 @@ def _elements(shape: Iterable[int]) -> int:
     return count
 
 
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise LoadError(f"{path} cannot be read: {error}") from error
+
+
 def _safetensors_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [folder / name for name in names]
+    index = read_json(folder, INDEX)
+    if index is not None:
+        where = index.get("weight_map")
+        if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+            raise LoadError(f"{folder / INDEX} has no usable 'weight_map'")
+        files = [folder / name for name in sorted(set(where.values()))]
         missing = [path.name for path in files if not path.exists()]
         if missing:
             raise LoadError(f"{folder} lacks {missing[0]}, which its index names")
         return files
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise LoadError(f"{folder} holds no .safetensors file")
+        others = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+        found = f", but {others[0]}, which is not read: load it by transformers" if others else ""
+        how = ", and save_pretrained writes it in that format" if others else ""
+        raise LoadError(f"{folder} holds no .safetensors file{found}{how}")
     return files

@@ -89,7 +89,7 @@ MODEL_PACKING = (
     Packed("head", {"lm_head.weight": "vocab hidden"}),
 )
 
-# rope types served, and the fields that each needs
+# rope types served, and the fields that each needs beside `rope_theta`
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -153,6 +153,9 @@ def parse(config: dict[str, Any], max_model_len: int | None) -> DecoderShape:
             raise LoadError(f"{architecture}: config.json has no usable {name!r}")
         return value
 
+    norm_eps = config.get("rms_norm_eps", 1e-6)
+    if not isinstance(norm_eps, (int, float)):
+        raise LoadError(f"{architecture}: config.json has no usable 'rms_norm_eps'")
     num_layers, num_heads = number("num_hidden_layers"), number("num_attention_heads")
     head_dim = number("head_dim", family.head_dim or number("hidden_size") // num_heads)
     shape = DecoderShape(
@@ -163,7 +166,7 @@ def parse(config: dict[str, Any], max_model_len: int | None) -> DecoderShape:
         num_heads=num_heads,
         num_kv_heads=number("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=float(norm_eps),
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         absent=_absent(config, family),
         windows=_windows(config, family, num_layers),
@@ -174,13 +177,17 @@ def parse(config: dict[str, Any], max_model_len: int | None) -> DecoderShape:
         raise LoadError(
             f"{architecture}: {num_heads} query heads do not share {shape.num_kv_heads} KV heads evenly"
         )
-    for field in ROPE_FIELDS[shape.rope["rope_type"]]:
-        if not isinstance(shape.rope.get(field), (int, float)):
-            raise LoadError(f"{architecture}: {shape.rope['rope_type']} rope needs {field!r}")
+    for field in ("rope_theta", *ROPE_FIELDS[shape.rope["rope_type"]]):
+        if not _is_positive(shape.rope.get(field)):
+            raise LoadError(f"{architecture}: {shape.rope['rope_type']} rope has no usable {field!r}")
     if shape.rope["rope_type"] == "dynamic" and (max_model_len or 0) > shape.max_positions:
         # beyond, the rotation of every token would depend on the longest sequence of the batch
         raise LoadError(f"{architecture}: dynamic rope serves at most its {shape.max_positions} positions")
     return shape
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 def _architecture(config: dict[str, Any]) -> str:
@@ -225,7 +232,10 @@ def _windows(config: dict[str, Any], family: Family, num_layers: int) -> tuple[i
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
     """The rotary parameters of either config form: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
-    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise LoadError(f"{_architecture(config)}: config.json has no usable 'rope_parameters'")
+    rope = dict(rope)
     rope.setdefault("rope_type", rope.get("type", "default"))
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     if "partial_rotary_factor" in config:

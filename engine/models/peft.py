@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from engine.model_folder import find_folder, read_json
@@ -69,7 +68,7 @@ def read_adapter(name: str, where: str | Path, sizes: Mapping[str, tuple[int, in
     """
     try:
         return _read(name, find_folder(where), sizes)
-    except (LoadError, SafetensorError, OSError, re.error) as error:
+    except (LoadError, OSError, re.error) as error:
         raise LoadError(f"the adapter {name!r} ({where}) is not served: {error}") from error
 
 

@@ -143,6 +143,9 @@ def test_a_fingerprint_of_large_files_samples_them(
         ("llama31", {"attention_bias": False}, "does not use"),
         ("qwen2", {"use_sliding_window": True, "layer_types": ["linear_attention"] * 3}, "linear_attention"),
         ("llama31", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, "factor"),
+        ("llama31", {"rope_parameters": {"rope_type": "default", "rope_theta": "abc"}}, "'rope_theta'"),
+        ("llama31", {"rope_parameters": "x"}, "'rope_parameters'"),
+        ("qwen3", {"rms_norm_eps": "x"}, "'rms_norm_eps'"),
     ],
 )
 def test_what_is_not_served_is_refused_in_one_line(
@@ -183,6 +186,31 @@ def test_a_folder_that_lacks_a_file(checkpoint: Find, tmp_path: Path, missing: s
     copy = changed(checkpoint("qwen3"), tmp_path)
     (copy / missing).unlink()
     with pytest.raises(LoadError):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "match"),
+    [
+        ("model.safetensors", "", "model.safetensors cannot be read"),
+        ("model.safetensors.index.json", "{", "index.json is not JSON"),
+        ("model.safetensors.index.json", "{}", "index.json has no usable 'weight_map'"),
+        ("model.safetensors.index.json", '{"weight_map": ["a"]}', "index.json has no usable 'weight_map'"),
+    ],
+)
+def test_a_file_of_the_weights_that_cannot_be_read_is_named(
+    checkpoint: Find, tmp_path: Path, file: str, content: str, match: str
+) -> None:
+    copy = changed(checkpoint("qwen3"), tmp_path)
+    (copy / file).write_text(content)
+    with pytest.raises(LoadError, match=match):
+        load(copy)
+
+
+def test_weights_in_another_format_are_named_with_what_helps(checkpoint: Find, tmp_path: Path) -> None:
+    copy = changed(checkpoint("qwen3"), tmp_path)
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(LoadError, match=r"but pytorch_model\.bin, which is not read: .*save_pretrained"):
         load(copy)
 
 
