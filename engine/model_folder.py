@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.shipped import SMALL, packaged_folder, shipped_folder
-from engine.types import LoadError, SamplingDefaults
+from engine.types import SAMPLING_RANGES, LoadError, SamplingDefaults
 
 log = logging.getLogger("antiphon.engine")
+
+GENERATION_CONFIG = "generation_config.json"
+
+MOST_COUNTED = 2**31 - 1
+"""Tokens that a field of that file may count."""
 
 MOST_NEIGHBOURS = 10
 """Folders that are named where the one that was meant is not there."""
@@ -134,23 +139,37 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """What generation_config.json says about sampling and its end; `do_sample: false` is temperature 0."""
-    config = read_json(folder, "generation_config.json") or {}
+    """What generation_config.json says about sampling and its end; `do_sample: false` is temperature 0.
 
-    def number(name: str) -> float | None:
+    A value that no request may have is left out, with a warning: every request that leaves the field open
+    would be refused for it.
+    """
+    config = read_json(folder, GENERATION_CONFIG) or {}
+
+    def number(name: str, least: float, most: float) -> float | None:
         value = config.get(name)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if value is None:
+            return None
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most:
+            return float(value)
+        given, path = json.dumps(value)[:40], folder / GENERATION_CONFIG
+        log.warning("%s: %s is left out: %s is no number from %s to %s", path, name, given, least, most)
+        return None
 
-    top_k, most, drafts = number("top_k"), number("max_new_tokens"), number("num_assistant_tokens")
-    temperature = number("temperature")
-    if config.get("do_sample") is False:
-        temperature = 0.0
+    def scale(name: str) -> float | None:
+        return number(name, *SAMPLING_RANGES[name])
+
+    def count(name: str, least: int) -> int | None:
+        value = number(name, least, MOST_COUNTED)
+        return None if value is None else int(value)
+
+    top_k, drafts = count("top_k", -1), count("num_assistant_tokens", 0)
     return SamplingDefaults(
-        temperature=temperature,
-        top_p=number("top_p"),
-        top_k=None if top_k is None else int(top_k),
-        min_p=number("min_p"),
-        repetition_penalty=number("repetition_penalty"),
-        max_new_tokens=int(most) if most is not None and most >= 1 else None,
-        num_assistant_tokens=None if drafts is None else max(0, min(MOST_DRAFTS, int(drafts))),
+        temperature=0.0 if config.get("do_sample") is False else scale("temperature"),
+        top_p=scale("top_p"),
+        top_k=0 if top_k == -1 else top_k,  # -1 is off elsewhere, 0 here
+        min_p=scale("min_p"),
+        repetition_penalty=scale("repetition_penalty"),
+        max_new_tokens=count("max_new_tokens", 1),
+        num_assistant_tokens=None if drafts is None else min(MOST_DRAFTS, drafts),
     )

@@ -53,6 +53,18 @@ class SamplingParams:
     assistant_confidence_threshold: float | None = None  # a draft model stops drafting below this probability
 
 
+SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+    "repetition_penalty": (0.01, 100),
+}
+"""Of the numbers of `SamplingParams` that scale logits, as far as floats of 32 bits go along: beyond, each
+is infinite or nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a text must look like.

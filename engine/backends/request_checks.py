@@ -6,25 +6,22 @@ The checks need no more than the request and `ModelInfo`. Constraints are checke
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from engine.types import GenerateRequest, ModelInfo, PromptTooLong, RequestError, SamplingParams
+from engine.types import (
+    SAMPLING_RANGES,
+    GenerateRequest,
+    ModelInfo,
+    PromptTooLong,
+    RequestError,
+    SamplingParams,
+)
 
 MAX_LOGPROBS = 20
 MOST_BIAS = 1e30  # far more than bans, and still a number when it is added to a logit
 
 LONG_PROMPT = 32 * 1024
 """Tokens; a look at each takes some 0.05 us, so of more it is taken in a thread."""
-
-# Numbers that scale logits, as far as floats of 32 bits go along: beyond, each is infinite or nothing.
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "presence_penalty": (-100, 100),
-    "frequency_penalty": (-100, 100),
-    "repetition_penalty": (0.01, 100),
-}
 
 
 def check_request(request: GenerateRequest, info: ModelInfo) -> None:
@@ -68,6 +65,6 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     for field, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None and not 0 <= count <= MAX_LOGPROBS:
             raise RequestError(f"{field} must be between 0 and {MAX_LOGPROBS}", param=field)
-    for field, (least, most) in _RANGES.items():
+    for field, (least, most) in SAMPLING_RANGES.items():
         if not least <= getattr(sampling, field) <= most:  # what is not a number is neither
             raise RequestError(f"{field} must be between {least:g} and {most:g}", param=field)

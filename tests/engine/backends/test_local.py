@@ -20,6 +20,7 @@ import torch
 from engine import LocalEngine, Place
 from engine.backends import local
 from engine.backends.generation import is_last
+from engine.model_folder import read_sampling_defaults
 from engine.step import RowOutput
 from engine.structured.isolation.constraints import Matcher
 from engine.types import (
@@ -653,6 +654,37 @@ async def test_generation_config_gives_the_defaults(checkpoint: Find, tmp_path: 
         info = await engine.start()
         assert info.defaults == expected and info.name == "mine"
         await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "-3"),
+        ("temperature", '"hot"'),
+        ("temperature", "NaN"),
+        ("top_p", "7"),
+        ("min_p", "3"),
+        ("top_k", "-2"),
+        ("top_k", "Infinity"),
+        ("repetition_penalty", "0"),
+        ("repetition_penalty", "true"),
+        ("max_new_tokens", "0"),
+        ("num_assistant_tokens", "-1"),
+    ],
+)
+def test_a_default_that_no_request_may_have_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, field: str, value: str
+) -> None:
+    (tmp_path / "generation_config.json").write_text(f'{{"{field}": {value}}}')
+    assert read_sampling_defaults(tmp_path) == SamplingDefaults()
+    (said,) = caplog.messages
+    assert f"generation_config.json: {field} is left out: {value} is no number from" in said
+
+
+def test_a_top_k_that_is_off_elsewhere_is_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "generation_config.json").write_text('{"top_k": -1, "top_p": null}')
+    assert read_sampling_defaults(tmp_path) == SamplingDefaults(top_k=0)
+    assert not caplog.messages
 
 
 async def test_the_fingerprint_names_weights_tokenizer_and_dialect(checkpoint: Find) -> None:
