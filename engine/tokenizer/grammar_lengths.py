@@ -11,22 +11,48 @@ MAX_DEPTH = 32  # of rules and brackets in each other
 
 
 def longest_match(pattern: str) -> float:
-    """Characters of a regex's longest match, or more: as many as are written, times all that repeats.
+    """Characters of a regex's longest match, or more.
 
-    Infinite where a class or a name is not closed, and where the regex is long. In time with its length.
+    Infinite where a repetition has no end, where a class, a name or a bracket is not closed, where the regex
+    is written with comments (the flag `x`), and where it is long. In time with its length.
     """
     if len(pattern) > MAX_SOURCE:
         return math.inf
-    found = list(_PART.finditer(pattern))
-    if any(part["open"] is not None or part[0] in ("*", "+") for part in found):
+    outer: list[tuple[float, float]] = []
+    longest = before = last = 0.0  # of the alternatives, of what stands before the last atom, of that atom
+    for part in _PART.finditer(pattern):
+        said = part[0]
+        if part["open"] is not None or "x" in (part["flags"] or ""):
+            return math.inf
+        if said == "|":
+            longest, before, last = max(longest, before + last), 0.0, 0.0
+        elif said.startswith("("):
+            outer.append((longest, before + last))
+            longest = before = last = 0.0
+        elif said == ")":
+            if not outer:
+                return math.inf
+            inner = max(longest, before + last)
+            (longest, before), last = outer.pop(), inner
+        elif (most := _most(said)) is not None:
+            last = last * most if last and most else 0.0
+        else:
+            before, last = before + last, float(said not in _WIDTHLESS)
+    return math.inf if outer else max(longest, before + last)
+
+
+def _most(said: str) -> float | None:
+    """How often a repetition repeats at most; None for any other part of a regex. What makes one lazy repeats
+    nothing."""
+    if said in ("*", "+"):
         return math.inf
-    parts = [part[0] for part in found]
-    times = 1.0
-    for part in parts:
-        if (repeated := _REPEAT.fullmatch(part)) is not None:
-            least, comma, most = repeated.groups()
-            times *= float(most or (math.inf if comma else least))
-    return times * sum(_REPEAT.fullmatch(part) is None for part in parts)
+    if said == "?":
+        return 1.0
+    repeated = _REPEAT.fullmatch(said)
+    if repeated is None:
+        return None
+    least, comma, most = repeated.groups()
+    return float(most or (math.inf if comma else least))
 
 
 def longest_text(grammar: str) -> float:
@@ -40,11 +66,15 @@ def longest_text(grammar: str) -> float:
     return _Lengths(rules).of_rule(start, 0)
 
 
-_REPEAT = re.compile(r"\{(\d+)(,?)(\d*)\}")
+_REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_WIDTHLESS = frozenset({"^", "$", r"\A", r"\z", r"\Z", r"\b", r"\B"})
 # A property's name and all; a class; one of them that is not closed, and all behind it, lest that is looked
-# through once for every bracket; an escape; a repetition; any other character.
+# through once for every bracket; an escape; a bracket with what it says of its group; a repetition; any other
+# character.
 _PART = re.compile(
-    r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>(?:\\[pP]\{|\[).*)|\\.|\{\d++,?+\d*+\}|.",
+    r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>(?:\\[pP]\{|\[).*)"
+    r"|\\(?:x[\dA-Fa-f]{2}|u[\dA-Fa-f]{4}|U[\dA-Fa-f]{8}|[xuU]\{[\dA-Fa-f]{1,8}\})|\\."
+    r"|\((?:\?(?:P?<\w*>|(?P<flags>[A-Za-z-]*):?))?|\{(?:\d++,?+\d*+|,\d++)\}|.",
     re.DOTALL,
 )
 # A comment or white space; a string; a regex; the name that a rule begins with; another; anything else. With
