@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.config import Quantization
 from engine.kernels import Workspace
 from engine.kernels.cpu import Library, Panels
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import Checkpoint, require_finite
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed
 from engine.models.fp8 import AS_NUMBERS, Stored
 from engine.models.interface import Attention, ModelSpec
@@ -72,7 +72,8 @@ class NativeDecoder:
         library: Library | None = None,
         head: Tensor | None = None,
     ) -> NativeDecoder:
-        """Read and pack the weights; raises LoadError when a tensor is missing, misshapen or left over.
+        """Read and pack the weights; raises LoadError when a tensor is missing, misshapen, not finite or left
+        over.
 
         head [outputs, hidden_size]: computed in the place of the language head, which is not read then; its
         weights are never quantized.
@@ -94,7 +95,11 @@ class NativeDecoder:
                     )
             # a single part may be the file itself, mapped: a copy outlives a file that is replaced
             whole = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
-            return whole.to(device=device, dtype=dtype)
+            whole = whole.to(device=device, dtype=dtype)
+            own = torch.split(whole, [len(part) for part in parts])
+            for source, part in zip(row.sources, own, strict=True):
+                require_finite(prefix + source, part)
+            return whole
 
         workspace = Workspace()
         layers = []

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.config import Quantization
 from engine.kernels import Workspace
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import Checkpoint, require_finite
 from engine.models.compiled import Compiled, Mapped
 from engine.models.interface import Attention, ModelSpec
 from engine.models.linear import Plain, make_linear
@@ -134,6 +134,8 @@ class GeneralDecoder:
         it is to be a decoder of text alone. image_s: seconds that a layer may take for one of them.
         """
         config, model, whole = _open(folder, dtype, device, row)
+        for name, weight in whole.named_parameters():
+            require_finite(name, weight)
         architecture = type(whole).__name__
         for layer_type in getattr(config, "layer_types", None) or ():
             if layer_type not in SERVED_LAYER_TYPES:

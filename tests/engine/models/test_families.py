@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,25 @@ def test_sharded_files_load_like_one(checkpoint: Find, tmp_path: Path) -> None:
     (copy / "b.safetensors").unlink()
     with pytest.raises(LoadError, match=r"b\.safetensors"):
         load(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "number"),
+    [
+        ("model.embed_tokens.weight", "auto", torch.nan),
+        ("model.layers.1.mlp.up_proj.weight", "auto", -torch.inf),
+        ("model.norm.weight", "float16", 1e5),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(
+    checkpoint: Find, tmp_path: Path, name: str, dtype: str, number: float
+) -> None:
+    copy = changed(checkpoint("qwen3"), tmp_path)
+    tensors = load_file(copy / "model.safetensors")
+    tensors[name].view(-1)[7] = number
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(LoadError, match=f"^{re.escape(name)} has weights that are not finite in float"):
+        load(copy, dtype)
 
 
 def test_dtypes(checkpoint: Find, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ forward.
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.benchmark.roofline import weight_bytes
 from engine.config import EngineConfig, Quantization
@@ -124,6 +126,15 @@ def test_the_trial_finds_tokens_mixed_behind_the_attention(
     monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: plain(self, x + x.roll(1, dims=1)))
     with pytest.raises(LoadError, match="mix tokens"):
         load_model(EngineConfig(checkpoint("olmo2"), dtype="float32"), torch.device("cpu"))
+
+
+def test_weights_that_are_not_finite_are_refused(checkpoint: Find, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("olmo2"), tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.inf
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match=r"layers\.1\.mlp\.up_proj\.weight has weights that are not finite"):
+        load_model(EngineConfig(tmp_path), torch.device("cpu"))
 
 
 def test_longrope_is_served_up_to_where_it_would_depend_on_the_batch(tmp_path: Path) -> None:
