@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
@@ -40,6 +41,10 @@ SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attentio
 # modules that choose among experts: a rounding error there is another expert
 CHOOSERS = frozenset({"gate", "router", "shared_expert_gate"})
 
+_of_step: ContextVar[Attention | Trial | None] = ContextVar("_of_step", default=None)
+"""The batch of the step that runs, for decoders whose layers hand nothing on to their attention but what they
+know."""
+
 
 def _attend(
     module: torch.nn.Module,
@@ -56,10 +61,12 @@ def _attend(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: [1, H, T, D] in, [1, T, H, D] out; the batch comes along in
-    `antiphon`.
+    `antiphon`, or by `_of_step`.
     """
     if antiphon is None:
-        raise LoadError("the model keeps the batch's metadata from its attention layers")
+        antiphon = _of_step.get()
+    if antiphon is None:
+        raise LoadError(f"{type(module).__name__} attends outside a step")
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise LoadError(f"{type(module).__name__} has no layer index")
@@ -239,13 +246,17 @@ def _forward(
     """A flattened batch [T] through a transformers model, whose head runs for `logits_at` only. positions:
     [T], or as the model takes them. embeddings: [T, hidden], where they are not those of the tokens."""
     named = {"input_ids": token_ids[None]} if embeddings is None else {"inputs_embeds": embeddings[None]}
-    output = model(
-        **named,
-        position_ids=positions[None] if positions.ndim == 1 else positions,
-        use_cache=False,
-        logits_to_keep=logits_at,
-        antiphon=attention,
-    )
+    before = _of_step.set(attention)
+    try:
+        output = model(
+            **named,
+            position_ids=positions[None] if positions.ndim == 1 else positions,
+            use_cache=False,
+            logits_to_keep=logits_at,
+            antiphon=attention,
+        )
+    finally:
+        _of_step.reset(before)
     logits: Tensor = output.logits[0]
     return logits
 

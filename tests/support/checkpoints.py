@@ -106,6 +106,9 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
         },
     ),
+    # the layers of these two hand nothing on to their attention but what they know
+    "stablelm": ("stablelm", {"use_qkv_bias": True, "qk_layernorm": True}),
+    "nemotron": ("nemotron", {"head_dim": 16}),
     # these two have their windows in the masks alone
     "phimoe": (
         "phimoe",

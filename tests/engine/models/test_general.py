@@ -31,7 +31,7 @@ from tests.support.driver import Driver, greedy
 
 Find = Callable[[str], Path]
 COUNT = 10
-FAMILIES = ["gemma2", "olmo2", "phi3", "gpt_neox", "cohere2", "gpt_oss"]
+FAMILIES = ["gemma2", "olmo2", "phi3", "gpt_neox", "cohere2", "gpt_oss", "stablelm", "nemotron"]
 
 
 @pytest.mark.sampled(2)
