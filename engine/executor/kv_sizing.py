@@ -97,7 +97,8 @@ def size_pools(model: Model, config: EngineConfig, device: torch.device) -> Pool
         ratio = min(available / groups.bytes_for(length), config.max_num_seqs)
         most_length = _longest(groups, available, length)
     if fits:
-        return PoolSizes(tuple(int(count * ratio) for count in groups.blocks_for(length)), length, dtype)
+        num_blocks = tuple(int(count * ratio) for count in groups.blocks_for(length))
+        return PoolSizes(num_blocks, length, dtype, "" if max_model_len is not None else spec.shortened)
     if max_model_len is not None or most_length <= block_size:
         size = readable_size(groups.bytes_for(length))
         raise LoadError(

@@ -40,6 +40,8 @@ IMPLEMENTATION = "antiphon_paged"
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 # modules that choose among experts: a rounding error there is another expert
 CHOOSERS = frozenset({"gate", "router", "shared_expert_gate"})
+# what longrope has twice, once for sequences of the original length and once for longer ones
+LONGROPE = ("factor", "mscale")
 
 _of_step: ContextVar[Attention | Trial | None] = ContextVar("_of_step", default=None)
 """The batch of the step that runs, for decoders whose layers hand nothing on to their attention but what they
@@ -129,6 +131,7 @@ class GeneralDecoder:
         device: torch.device,
         *,
         quantization: Quantization = "none",
+        max_model_len: int | None = None,
         compile: bool = False,
         row: Seeing | None = None,
         image_bytes: int | None = None,
@@ -137,10 +140,11 @@ class GeneralDecoder:
         """Load a model by transformers and try it; raises LoadError for what cannot be served rightly.
 
         A quantization is of all linear maps but those that choose among experts; the head is as in
-        `NativeDecoder.load`. row: of a model that sees. image_bytes: of its images that are remembered; None:
-        it is to be a decoder of text alone. image_s: seconds that a layer may take for one of them.
+        `NativeDecoder.load`. max_model_len: with longrope it chooses the factors; see `_choose_long`. row: of
+        a model that sees. image_bytes: of its images that are remembered; None: it is to be a decoder of text
+        alone. image_s: seconds that a layer may take for one of them.
         """
-        config, model, whole = _open(folder, dtype, device, row)
+        config, model, whole = _open(folder, dtype, device, row, max_model_len)
         for name, weight in whole.named_parameters():
             require_finite(name, weight)
         architecture = type(whole).__name__
@@ -158,6 +162,7 @@ class GeneralDecoder:
             architecture=architecture,
             vocab_size=vocab_size,
             max_positions=_max_positions(config),
+            shortened=_shortened(config),
             num_parameters=checkpoint.num_parameters,
             groups=_groups(seen),
             dtype=dtype,
@@ -173,7 +178,7 @@ class GeneralDecoder:
                 raise LoadError(f"{architecture} is not served with quantization {quantization}: {why}")
             log.info("%s keeps its weights as they are stored: %s", architecture, why)
             del model, whole
-            _, model, whole = _open(folder, dtype, device, row)
+            _, model, whole = _open(folder, dtype, device, row, max_model_len)
         sight = None
         if processor is not None and image_bytes is not None:
             sight = Sight(whole, processor, dtype, image_bytes)
@@ -261,7 +266,9 @@ def _forward(
     return logits
 
 
-def _open(folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | None) -> tuple[Any, Any, Any]:
+def _open(
+    folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | None, max_model_len: int | None
+) -> tuple[Any, Any, Any]:
     """The text configuration, the decoder, its attention going through `_attend`, and the whole model: of one
     that sees, its decoder is a part."""
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -278,8 +285,11 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            text = config.get_text_config()
+            if max_model_len is not None and max_model_len > _max_positions(text):
+                _choose_long(text)
             whole: Any = kind.from_pretrained(
-                folder, dtype=dtype, attn_implementation=attention, local_files_only=True
+                folder, config=config, dtype=dtype, attn_implementation=attention, local_files_only=True
             )
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):  # its attention classes are looked up in a table of its own
@@ -293,7 +303,7 @@ def _open(folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | 
         raise LoadError(f"{type(whole).__name__} is not a decoder with a language head")
     whole = whole.eval().to(device)
     model = whole if row is None else Speaking(whole, row.language)
-    return config.get_text_config(), model, whole
+    return text, model, whole
 
 
 def _try(model: Any, config: Any) -> tuple[dict[int, Seen], int]:
@@ -421,12 +431,39 @@ def _groups(seen: dict[int, Seen]) -> tuple[LayerGroup, ...]:
 
 
 def _max_positions(config: Any) -> int:
-    """Where the served positions end: with longrope before the rotation begins to depend on the batch's
-    longest.
-    """
-    limit = int(config.max_position_embeddings)
+    """Where the served positions end: before a rotation begins to depend on the length of the sequence."""
+    ends = [int(part["original_max_position_embeddings"]) for part in _switching(config)]
+    return min([int(config.max_position_embeddings), *ends])
+
+
+def _switching(config: Any) -> list[dict[str, Any]]:
+    """Rotary parameters of longrope that have other factors for long sequences than for short ones."""
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *(inner for inner in rope.values() if isinstance(inner, dict))):
-        if part.get("rope_type") == "longrope":
-            limit = min(limit, int(part["original_max_position_embeddings"]))
-    return limit
+    parts = (rope, *(inner for inner in rope.values() if isinstance(inner, dict)))
+    longropes = (part for part in parts if part.get("rope_type") == "longrope")
+    return [
+        part
+        for part in longropes
+        if any(part.get(f"short_{kind}") != part.get(f"long_{kind}") for kind in LONGROPE)
+    ]
+
+
+def _choose_long(config: Any) -> None:
+    """Have a configuration turn all sequences by the factors that longrope has for long ones.
+
+    transformers switches when a sequence grows beyond the original length, and computes the keys of all its
+    tokens anew. Keys in the cache cannot be turned anew, and sequences of a batch share one rotation.
+    """
+    for part in _switching(config):
+        part.update({f"short_{kind}": part[f"long_{kind}"] for kind in LONGROPE if f"long_{kind}" in part})
+
+
+def _shortened(config: Any) -> str:
+    """See `ModelSpec.shortened`."""
+    served, whole = _max_positions(config), int(config.max_position_embeddings)
+    if served == whole:
+        return ""
+    return (
+        f"the context is {served} tokens instead of the {whole} of the model, which rotates longer sequences "
+        f"by other factors (longrope): with a max_model_len beyond {served} all are rotated by those"
+    )

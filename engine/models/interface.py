@@ -19,7 +19,8 @@ class ModelSpec:
     """What the rest of the engine needs to know of a loaded model.
 
     `vocab_size` counts rows of the embedding; `max_positions` is where the positions end that it was made
-    for; `groups` partition the layers by the kind of KV they keep; `adapters`: name and fingerprint of those
+    for, and `shortened` says in words why that is less than config.json has (empty: it is not); `groups`
+    partition the layers by the kind of KV they keep; `adapters`: name and fingerprint of those
     beside it, numbered from 1. `fingerprint` names the weights, and `arithmetic` what is computed with
     them: keys and values that were saved on disk are read only where both are the same.
 
@@ -36,6 +37,7 @@ class ModelSpec:
     dtype: torch.dtype
     fingerprint: bytes
     arithmetic: bytes = b""
+    shortened: str = ""
     adapters: tuple[tuple[str, bytes], ...] = ()
 
 

@@ -78,14 +78,16 @@ def load_model(config: EngineConfig, device: torch.device) -> Model:
             deterministic=config.deterministic,
             max_rank=config.max_lora_rank,
         )
-    model.spec = replace(model.spec, arithmetic=_arithmetic(fields))
+    model.spec = replace(model.spec, arithmetic=_arithmetic(fields, model.spec.max_positions))
     return model
 
 
-def _arithmetic(fields: dict[str, Any]) -> bytes:
-    """16 bytes that name what is computed with a model's weights; see `ModelSpec`."""
+def _arithmetic(fields: dict[str, Any], max_positions: int) -> bytes:
+    """16 bytes that name what is computed with a model's weights; see `ModelSpec`. The positions are those
+    that are served: longrope rotates all tokens by other factors where they are more."""
     code = "" if families.is_native(fields) else version("transformers")  # which computes all other models
     told = {name: value for name, value in fields.items() if name not in INERT}
+    told["max_position_embeddings"] = max_positions
     whole = json.dumps([ARITHMETIC, code, told], sort_keys=True)
     return hashlib.blake2b(whole.encode(), digest_size=16).digest()
 
@@ -155,6 +157,7 @@ def _load_general(
         compute,
         device,
         quantization=config.quantization,
+        max_model_len=config.max_model_len,
         compile=compile,
         row=row,
         image_bytes=None if config.text_only else config.image_cache_bytes,

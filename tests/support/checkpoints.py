@@ -70,6 +70,18 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}},
     ),
+    "llama-longrope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "long_factor": [1.0, 2.0, 4.0, 8.0],
+                "short_factor": [1.0] * 4,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
     # heads as wide as the CPU's own kernels take them
     "llama-32": ("llama", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
     "mistral-32": ("mistral", {"sliding_window": 24, "head_dim": 32}),

@@ -42,6 +42,22 @@ async def test_a_context_that_a_small_cache_shortens_is_told(
     assert told[""] == told["max_model_len"] == "", "nothing is short of what was asked for"
 
 
+async def test_a_context_that_longrope_shortens_is_told(
+    checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for max_model_len, length in ((None, 32), (16, 16), (32, 32), (512, 512)):
+        caplog.clear()
+        engine = LocalEngine(checkpoint("llama-longrope"), num_threads=1, max_model_len=max_model_len)
+        info = await engine.start()
+        await engine.close()
+        assert info.max_model_len == length
+        assert ("instead of the 512 of the model, which rotates" in info.shortened) is (max_model_len is None)
+        warned = [record.getMessage() for record in caplog.records if "longrope" in record.getMessage()]
+        assert warned == ([info.shortened] if info.shortened else [])
+    with pytest.raises(LoadError, match="513 is beyond the 512 positions"):
+        await LocalEngine(checkpoint("llama-longrope"), num_threads=1, max_model_len=513).start()
+
+
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.01])
 def test_a_share_is_above_nothing_and_at_most_all(share: float) -> None:
     with pytest.raises(LoadError, match="gpu_memory_utilization is a share"):

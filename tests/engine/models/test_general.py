@@ -26,7 +26,7 @@ from engine.models.trial_run import Trial
 from engine.types import LoadError
 from tests.engine.core.test_greedy import prompts
 from tests.support.adapters import RECIPES, make_adapter
-from tests.support.checkpoints import SMALL, oracle, oracle_greedy
+from tests.support.checkpoints import SMALL, oracle, oracle_greedy, oracle_logits
 from tests.support.driver import Driver, greedy
 
 Find = Callable[[str], Path]
@@ -137,18 +137,38 @@ def test_weights_that_are_not_finite_are_refused(checkpoint: Find, tmp_path: Pat
         load_model(EngineConfig(tmp_path), torch.device("cpu"))
 
 
-def test_longrope_is_served_up_to_where_it_would_depend_on_the_batch(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 1000.0,
-        "long_factor": [2.0] * 4,
-        "short_factor": [1.0] * 4,
-        "original_max_position_embeddings": 128,
-    }
-    fields = {"rope_parameters": rope, "pad_token_id": 0, "original_max_position_embeddings": 128}
-    folder = build(tmp_path, "phi3", **fields)
-    model = load_model(EngineConfig(folder, dtype="float32"), torch.device("cpu"))
-    assert model.spec.max_positions == 128
+def logits_of(folder: Path, ids: list[int], max_model_len: int | None) -> torch.Tensor:
+    """Logits of each of these tokens, by a model that is loaded for this context."""
+    model = load_model(EngineConfig(folder, max_model_len=max_model_len), torch.device("cpu"))
+    at = torch.arange(len(ids))
+    with torch.inference_mode():
+        return model.forward(torch.tensor(ids), at, Trial([len(ids)]), at)
+
+
+def test_longrope_rotates_by_the_factors_of_the_context_that_is_served(checkpoint: Find) -> None:
+    longrope = checkpoint("llama-longrope")
+    short, long = ([(7 * i + j) % 300 for i in range(length)] for j, length in ((1, 30), (2, 40)))
+    for max_model_len in (None, 32):
+        torch.testing.assert_close(
+            logits_of(longrope, short, max_model_len), oracle_logits(longrope, tuple(short))
+        )
+    torch.testing.assert_close(logits_of(longrope, long, 33), oracle_logits(longrope, tuple(long)))
+    # what is in the cache when a sequence grows is what the longer one needs
+    torch.testing.assert_close(logits_of(longrope, long[:30], 512), oracle_logits(longrope, tuple(long))[:30])
+
+
+def test_what_longrope_leaves_of_the_context_is_told(checkpoint: Find) -> None:
+    found = {}
+    for max_model_len in (None, 16, 32, 33, 512):
+        config = EngineConfig(checkpoint("llama-longrope"), max_model_len=max_model_len)
+        spec = load_model(config, torch.device("cpu")).spec
+        found[max_model_len] = spec.max_positions, spec.arithmetic
+        assert spec.shortened.startswith("the context is 32 tokens instead of the 512") is (
+            spec.max_positions == 32
+        )
+    assert found[None] == found[16] == found[32] and found[33] == found[512]
+    assert found[None][0] == 32 and found[512][0] == 512
+    assert found[None][1] != found[512][1], "saved keys are not read where the factors are others"
 
 
 # ------------------------------------------------------------------------------------------------------------
