@@ -1,6 +1,6 @@
 // What is said next: the text, its attachments, the model, its tools and how it is to answer.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, list, upload } from "./api.js";
 import { Button, Field, Icon, More, Popover, fileName, size } from "./elements.js";
 import { draftOf } from "./outbox.js";
@@ -61,7 +61,6 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
   const draft = draftOf(id);
   const [text, setText] = useChanged(draft.text);
   const [files, setFiles] = useChanged(draft.files);
-  const [sending, setSending] = useState(false);
   const [over, setOver] = useState(false);
   const [hinted, hint] = useState(false); // Enter was pressed where nothing can be sent
   const area = useRef();
@@ -81,7 +80,8 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
   useEffect(() => {
     if (models.value) models.reload(); // a turn may load a model, or find that it cannot be loaded
   }, [working, canStop]);
-  useEffect(() => {
+  // Before it is painted: what is typed while a first message goes on in its conversation is lost otherwise.
+  useLayoutEffect(() => {
     if (window.matchMedia("(min-width: 820px)").matches && document.activeElement.id !== "main") area.current.focus();
   }, []);
 
@@ -101,17 +101,15 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
   const broken = functionsOf(settings.value.functions).error;
   let why = null; // nothing can be sent now
   if (waiting) why = "The answer waits for you, above. Send this when it has ended.";
-  else if ((sending || unsent) && away) why = "This is sent as soon as the server can be reached.";
-  else if (working || sending) why = "An answer is being made. Send this when it has ended, or stop it.";
+  else if (unsent && away) why = "This is sent as soon as the server can be reached.";
+  else if (working) why = "An answer is being made. Send this when it has ended, or stop it.";
   else if (files.some((file) => !file.id)) why = "A file is still being uploaded.";
   const ready = (text.trim() || files.length) && !why && !broken && !disabled;
-  useEffect(() => hint((sending || unsent) && away), [why, text]);
+  useEffect(() => hint(unsent && away), [why, text]);
   const submit = async (event) => {
     event?.preventDefault();
     if (!ready) return hint(true);
-    setSending(true);
     await send({ text, files });
-    setSending(false);
     if (document.activeElement === document.body) area.current?.focus();
   };
   const keys = (event) => {

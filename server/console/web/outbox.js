@@ -1,9 +1,11 @@
 // What is written for conversations: drafts, and messages on their way. A message stays in this tab until the server has
 // taken it, also over a reload, and goes back to where it was written if it is refused.
 
-import { get, idempotencyKey, remove, sleep, watched } from "./api.js";
+import { get, idempotencyKey, online, post, remove, sleep, watched } from "./api.js";
 import { go, kept, replace, route } from "./state.js";
-import { begin, forget, leave } from "./turns.js";
+import { canTryAgain } from "./stream.js";
+import { titleOf } from "./title.js";
+import { begin, forget, leave, moved } from "./turns.js";
 
 const SHOWN_MS = 1000; // in which the first message of a conversation may be refused before it is shown
 const LATE_MS = 3_600_000; // after which a message is not sent by itself: the server may have forgotten that it has it
@@ -30,19 +32,14 @@ export const contentOf = ({ text, files }) => [
   ...(text.trim() ? [{ type: "input_text", text }] : []),
 ];
 
-/** Send what was written, once the server can be reached. Resolves to null when the server has taken it, and when it has
- * refused it to the error. from: whose draft it was; null for the first message of a conversation, which is gone again if
- * that message is refused. content: where it is not made of what was written alone. */
-export function send(conversation, body, written, { from = conversation, content } = {}) {
-  const sent = { conversation, from, body, content, written, key: idempotencyKey(), at: Date.now() };
-  takeOut(from, written); // first: the browser keeps so much and no more, drafts included
-  try {
-    sessionStorage.setItem(SENT + conversation, JSON.stringify(sent));
-    return deliver(sent);
-  } catch {
-    putBack(from, written); // too large to be kept as a message: it stays a draft until the server has taken it
-    return deliver(sent, () => takeOut(from, written));
-  }
+/** Send what was written, once the server can be reached. Resolves when the server has taken it, or refused it. conversation:
+ * null for the first message of one, which is made for it, and gone again if that message is refused. content: where it is
+ * not made of what was written alone. */
+export function send(conversation, body, written, content) {
+  const sent = { conversation, isFirst: conversation === null, body, content, written, key: idempotencyKey(), at: Date.now() };
+  takeOut(conversation, written); // first: the browser keeps so much and no more, drafts included
+  if (!keep(sent)) putBack(conversation, written); // it stays a draft until the server has taken it
+  return deliver(sent);
 }
 
 /** Send again what the server may not have taken before this page was loaded; by its key it is carried out once. */
@@ -50,7 +47,7 @@ export function sendAgain() {
   for (const name of Object.keys(sessionStorage).filter((each) => each.startsWith(SENT))) {
     const sent = JSON.parse(sessionStorage.getItem(name));
     if (Date.now() - sent.at < LATE_MS) {
-      deliver(sent).then((problem) => problem || isShown(sent.conversation) || leave(sent.conversation));
+      deliver(sent);
     } else {
       putBack(sent.conversation, sent.written);
       sessionStorage.removeItem(name);
@@ -58,24 +55,59 @@ export function sendAgain() {
   }
 }
 
-/** told: called when the server has taken the message, or refused it. */
-async function deliver({ conversation, from, body, written, content = contentOf(written), key }, told = () => {}) {
-  const turn = begin(conversation, body, [{ type: "message", role: "user", content }], key);
-  if (from === null) {
-    const early = await Promise.race([turn.begun, sleep(SHOWN_MS)]);
-    if (!early && isShown(null)) go("chat", conversation);
+async function deliver(sent) {
+  const { isFirst, body, written, content = contentOf(written), key } = sent;
+  const opening = sent.conversation ? Promise.resolve(sent.conversation) : opened(titleOf(content), `${key}-conversation`);
+  const turn = begin(sent.conversation ?? opening, body, [{ type: "message", role: "user", content }], key);
+  const conversation = await opening.catch(() => null); // the turn tells why there is none
+  if (conversation && !sent.conversation) {
+    const isRefused = await Promise.race([turn.begun, sleep(SHOWN_MS)]);
+    if (!isRefused) goOnIn(conversation, sent, turn);
   }
   const problem = await turn.begun;
-  told();
-  if (problem) {
-    const home = from === null && (await isRemoved(conversation)) ? null : conversation;
-    putBack(home, written);
-    forget(turn);
-    draftOf(home).refusal.set(problem);
-    if (home === null && isShown(conversation)) replace("chat");
+  if (!isKept(sent)) takeOut(sent.conversation, written);
+  if (!problem) {
+    sessionStorage.removeItem(SENT + key);
+    return isShown(conversation) || leave(conversation);
   }
-  sessionStorage.removeItem(SENT + conversation);
-  return problem;
+  forget(turn);
+  const home = isFirst && (!conversation || (await isRemoved(conversation))) ? null : conversation;
+  if (home !== sent.conversation) move(sent.conversation, home);
+  sessionStorage.removeItem(SENT + key);
+  putBack(home, written);
+  draftOf(home).refusal.set(problem);
+}
+
+/** Go on in the conversation that was made for a first message: what was written behind that message belongs there, too. */
+function goOnIn(conversation, sent, turn) {
+  sent.conversation = conversation;
+  if (isKept(sent)) keep(sent);
+  moved(turn, conversation);
+  move(null, conversation);
+}
+
+/** Make a conversation, as soon as there is a server that can; its id. key: by which it is made once. */
+async function opened(title, key) {
+  for (;;) {
+    try {
+      return (await post("v1/conversations", { title }, { headers: { "idempotency-key": key } })).id;
+    } catch (problem) {
+      if (!(await canTryAgain(problem))) throw problem;
+    }
+    await online();
+  }
+}
+
+const isKept = ({ key }) => sessionStorage.getItem(SENT + key) !== null;
+
+/** Keep a message that is on its way over a reload; whether there is room for it. */
+function keep(sent) {
+  try {
+    sessionStorage.setItem(SENT + sent.key, JSON.stringify(sent));
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 const isShown = (id) => route.get().page === "chat" && route.get().id === id;
@@ -85,6 +117,15 @@ function takeOut(id, written) {
   const { text, files } = draftOf(id);
   if (text.get() === written.text) text.set("");
   files.set(files.get().filter((each) => !written.files.includes(each)));
+}
+
+/** Move what is written in one box into another one, and who is writing there with it. */
+function move(from, to) {
+  const { text, files } = draftOf(from);
+  const written = { text: text.get(), files: files.get() };
+  takeOut(from, written);
+  putBack(to, written);
+  if (isShown(from)) (to === null ? replace : go)("chat", to);
 }
 
 /** Put what was written back into its box, before what was written since. */

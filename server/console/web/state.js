@@ -31,8 +31,10 @@ export const href = (page, id, query) => {
   const text = new URLSearchParams(query ?? {}).toString();
   return `#/${page}${id ? `/${id}` : ""}${text ? `?${text}` : ""}`;
 };
+/** Show a page: at once, and not with the event of its address only, so that what is typed meanwhile finds its box. */
 export const go = (...args) => {
   location.hash = href(...args);
+  route.set(read());
 };
 /** Change the address without a step in the history. */
 export const replace = (...args) => {

@@ -35,6 +35,13 @@ function ask(conversation) {
 
 export const called = (conversation) => given(conversation) || said.get(conversation.id)?.text || "Untitled";
 
+/** The title that the console gives a conversation which begins with this content. */
+export const titleOf = (content) => {
+  const parts = typeof content === "string" ? [{ type: "input_text", text: content }] : content;
+  const text = parts?.find((part) => part.type === "input_text")?.text ?? parts?.find((part) => part.filename)?.filename ?? "Chat";
+  return text.replace(/\s+/g, " ").trim().slice(0, LONGEST) || "Chat";
+};
+
 /** Whether a conversation is called so, or may be: of one that is seen its name is asked for. */
 export const isCalled = (conversation, words) =>
   `${called(conversation)} ${conversation.id}`.toLowerCase().includes(words.toLowerCase()) || !isKnown(conversation);

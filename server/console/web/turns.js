@@ -10,7 +10,8 @@ const HIDDEN_MS = 15_000; // after which a tab that nobody sees gives its connec
 const turns = new Map();
 const listeners = new Set();
 
-/** One response that is being made for a conversation. `input`: the items that it was given. */
+/** One response that is being made for a conversation, of which null is one that is not made yet. `input`: the items that
+ * it was given. */
 class Turn {
   constructor(conversation, input, model = null) {
     this.conversation = conversation;
@@ -131,19 +132,32 @@ document.addEventListener("visibilitychange", () => {
   else hiding = setTimeout(() => all.forEach((turn) => turn.pause()), HIDDEN_MS);
 });
 
-/** Begin a turn. body: of the request, without what is said here. key: its idempotency key, if it may have been sent. */
+/** Begin a turn. conversation: its id; or, while it is being made, what resolves to its id: until the turn is `moved` there
+ * it is that of the conversation null. body: of the request, without what is said here. key: its idempotency key, if it may
+ * have been sent. */
 export function begin(conversation, body, input, key) {
-  const turn = new Turn(conversation, input, body.model);
-  const whole = {
-    ...body,
-    ...(input.length ? { input } : {}),
-    conversation,
-    background: true,
-    stream: true,
-    store: true,
+  const turn = new Turn(typeof conversation === "string" ? conversation : null, input, body.model);
+  const begun = async () => {
+    const whole = {
+      ...body,
+      ...(input.length ? { input } : {}),
+      conversation: await conversation,
+      background: true,
+      stream: true,
+      store: true,
+    };
+    return start(whole, turn.handlers(), { key });
   };
-  turn.run(start(whole, turn.handlers(), { key }));
+  turn.run(begun());
   return turn;
+}
+
+/** Have a turn shown in the conversation that was made for it. */
+export function moved(turn, conversation) {
+  forget(turn);
+  turn.conversation = conversation;
+  turns.set(conversation, turn);
+  tell(turn);
 }
 
 /** Answer the calls of a response that has ended with them: the response that goes on from it is the next turn. */

@@ -351,11 +351,15 @@ def test_what_is_refused_stays_where_it_was_written(visit: Visit, server: Server
         page.reload()
         page.wait_for_function("words => document.getElementById('composer').value === words", arg=words)
         if words == "say a first thing":
-            titles = [each["title"] for each in server.get("/v1/conversations?limit=100")["data"]]
-            assert words not in titles, "nothing was said, so there is no conversation"
+            assert words not in titles(server), "nothing was said, so there is no conversation"
         page.press("#composer", "Enter")
         says(page, words.removeprefix("say "))
     assert page.input_value("#composer") == ""
+
+
+def titles(server: Server) -> list[str | None]:
+    """The titles of the conversations that there are."""
+    return [each.get("title") for each in server.get("/v1/conversations?limit=100")["data"]]
 
 
 class Held:
@@ -461,7 +465,7 @@ def test_what_is_refused_later_or_unseen_goes_back_to_where_it_was_written(
     page.set_input_files("input[type=file]", content)
     page.wait_for_selector(".attached >> text=17 B")
     route = held.say("say what is in it")
-    page.wait_for_selector(".turn.user >> text=say what is in it")  # shown, as it takes long
+    until(page, "location.hash.includes('conv_')")  # shown there, as it takes long
     conversation = page.url.rpartition("/")[2]
     assert server.get(f"/v1/conversations/{conversation}")["title"] == "say what is in it"
     route.fulfill(status=429, json=REFUSAL)
@@ -475,7 +479,7 @@ def test_what_is_refused_later_or_unseen_goes_back_to_where_it_was_written(
     page.click(".attached button")
     # It is the same where somebody else has deleted the conversation meanwhile.
     route = held.say("say it once more")
-    page.wait_for_selector(".turn.user >> text=say it once more")
+    until(page, "location.hash.includes('conv_')")
     assert httpx.delete(f"{server.url}/v1/conversations/{page.url.rpartition('/')[2]}").status_code == 200
     route.continue_()
     page.wait_for_selector("#title >> text=New chat")
@@ -496,17 +500,63 @@ def test_what_is_refused_later_or_unseen_goes_back_to_where_it_was_written(
         page.reload()
 
 
-def test_a_first_message_is_sent_when_there_is_a_server(visit: Visit, server: Server) -> None:
+def test_a_first_message_is_sent_once_when_there_is_a_server(visit: Visit, server: Server) -> None:
     page = visit.page()
     page.wait_for_selector(".model option >> text=scripted", state="attached")
     server.kill()
     page.fill("#composer", "say here again")
     page.press("#composer", "Enter")
-    page.wait_for_selector("text=This is sent as soon as the server can be reached.")
+    for _ in range(2):  # also after a look at another page
+        page.wait_for_selector("text=This is sent as soon as the server can be reached.")
+        page.wait_for_selector(".turn.assistant >> text=Not sent yet")
+        was_asked(page, "say here again")
+        wrote(page, "")
+        page.click("nav >> text=Runs")
+        page.wait_for_selector("h1 >> text=Runs")
+        page.click("nav >> text=Chat")
+    page.fill("#composer", "say and then")
+    page.press("#composer", "Enter")
     server.start()
     server.wait()
     says(page, "here again")
-    assert page.input_value("#composer") == ""
+    wrote(page, "say and then")  # it was written behind the first message
+    assert titles(server).count("say here again") == 1 and "say and then" not in titles(server)
+    page.click("text=New chat")
+    page.wait_for_selector("#title >> text=New chat")
+    wrote(page, "")
+
+
+def test_what_is_typed_behind_a_first_message_stays_in_one_piece(visit: Visit) -> None:
+    page = visit.page()
+    held: list[Route] = []
+    page.route("**/v1/conversations", lambda route: held.append(route))
+    page.fill("#composer", "say hello")
+    page.press("#composer", "Enter")
+    page.keyboard.type("second question ")
+    was_asked(page, "say hello")
+    wrote(page, "second question ")
+    while not held:
+        page.wait_for_timeout(20)
+    held[0].continue_()
+    page.keyboard.type("here please, " * 8, delay=5)
+    says(page, "hello")
+    page.keyboard.type("now")
+    wrote(page, "second question " + "here please, " * 8 + "now")
+
+
+def test_a_reload_while_a_conversation_is_made_leaves_no_other_one(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    held: list[Route] = []
+    page.route("**/v1/conversations", lambda route: held.append(route))
+    page.fill("#composer", "say in one conversation")
+    page.press("#composer", "Enter")
+    while not held:
+        page.wait_for_timeout(20)
+    held[0].fetch()  # the server has made it, of which the page hears nothing
+    page.unroute("**/v1/conversations")
+    page.reload()
+    says(page, "in one conversation")
+    assert titles(server).count("say in one conversation") == 1 and page.evaluate(SENT) == 0
 
 
 def test_an_answer_is_stopped_and_tried_again(visit: Visit) -> None:

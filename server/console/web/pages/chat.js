@@ -1,16 +1,15 @@
 // Chat: conversations, the turns of one of them, and what is said next.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { connection, get, idempotencyKey, key, list, online, post, remove, sleep } from "../api.js";
+import { connection, get, key, list, online, post, remove, sleep } from "../api.js";
 import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, More, Popover, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { textOf } from "../fold.js";
 import { Item, outputsOf, withCards } from "../items.js";
 import { attempt, go, href, kept, useChanged, useList, useLoaded, useRedraw, useWatched } from "../state.js";
-import { contentOf, draftOf, send } from "../outbox.js";
+import { draftOf, send } from "../outbox.js";
 import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
-import { canTryAgain } from "../stream.js";
 import { Composer, isSending, useSettings } from "../composer.js";
-import { Title, isCalled, learned } from "../title.js";
+import { Title, isCalled, learned, titleOf } from "../title.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
@@ -121,7 +120,7 @@ function Thread({ id, showList }) {
   const refusal = useWatched(draftOf(id).refusal);
   const loaded = useLoaded(() => (id ? history(id, most) : null), [id, owner, most]);
   const found = loaded.value;
-  const turn = id ? turnOf(id) : null;
+  const turn = turnOf(id);
 
   useEffect(() => watchTurns((each) => each.conversation === id && redraw()), [id]);
   useEffect(() => () => id && leave(id), [id]);
@@ -175,14 +174,10 @@ function Thread({ id, showList }) {
   }, [refusal]);
 
   const say = async (written) => {
-    const { refusal } = draftOf(id);
-    refusal.set(null);
-    try {
-      const where = id ?? (await opened(titleOf(contentOf(written)))); // until then it stands where it was written
-      await send(where, settings.body(), written, { from: id });
-    } catch (problem) {
-      refusal.set(problem);
-    }
+    const now = turnOf(id);
+    if (now && !now.ended) return; // Enter was pressed twice
+    draftOf(id).refusal.set(null);
+    await send(id, settings.body(), written);
   };
 
   /** What is said before an item, be it shown or not; nothing before the first. */
@@ -203,7 +198,7 @@ function Thread({ id, showList }) {
   const branch = async (item, content) => {
     const before = content ? await itemBefore(item) : found.items.find((each) => each.id === item.id);
     const made = before ? await post(`v1/conversations/${id}/fork`, { after: before.id }) : await beginning(item, content);
-    if (content) send(made.id, settings.body(), { text: textOf({ content }), files: filesOf(content) }, { content });
+    if (content) send(made.id, settings.body(), { text: textOf({ content }), files: filesOf(content) }, content);
     else begin(made.id, settings.body(), []);
     go("chat", made.id);
   };
@@ -243,7 +238,7 @@ function Thread({ id, showList }) {
       </div>
     </header>
     <${Scroller} key=${id} watch=${[found, turn?.state, turn?.state.items.length]} working=${working}>
-      ${!id && html`<${Welcome} pick=${pick} />`}
+      ${!id && !turn && html`<${Welcome} pick=${pick} />`}
       ${id && html`<${Loaded} of=${loaded}>${() => null}<//>`}
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
@@ -265,25 +260,6 @@ function Thread({ id, showList }) {
     />
   </section>`;
 }
-
-/** Make a conversation, as soon as there is a server that can; its id. */
-async function opened(title) {
-  const headers = { "idempotency-key": idempotencyKey() };
-  for (;;) {
-    try {
-      return (await post("v1/conversations", { title }, { headers })).id;
-    } catch (problem) {
-      if (!(await canTryAgain(problem))) throw problem;
-    }
-    await online();
-  }
-}
-
-const titleOf = (content) => {
-  const parts = typeof content === "string" ? [{ type: "input_text", text: content }] : content;
-  const text = parts?.find((part) => part.type === "input_text")?.text ?? parts?.find((part) => part.filename)?.filename ?? "Chat";
-  return text.replace(/\s+/g, " ").trim().slice(0, 80) || "Chat";
-};
 
 function Welcome({ pick }) {
   const ideas = ["Count from 1 to 100.", "What can you do?", "My name is Anna. Say hello to me.", "What is the capital of France?"];
