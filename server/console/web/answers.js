@@ -5,8 +5,9 @@ import { html, useState } from "./vendor/standalone.module.js";
 import { Button, Icon, Json, State } from "./elements.js";
 import { SchemaForm, initial } from "./schema_form.js";
 
-/** A call that waits for its approval, or how it was decided. answer(outputs) sends it. */
-export function Approval({ item, answered, open, answer }) {
+/** A call that waits for its approval, or how it was decided. given: it is, though not among the items. answer(outputs) sends
+ * it. */
+export function Approval({ item, answered, open, given, answer }) {
   const [reason, setReason] = useState("");
   const [sending, send] = useState(false);
   const decide = async (approve) => {
@@ -18,7 +19,7 @@ export function Approval({ item, answered, open, answer }) {
   return html`<div class=${`call-card ${open ? "open" : ""}`} role="group" aria-label=${`Approval of ${item.name}`}>
     <div class="call-head">
       <${Icon} name="tool" /><strong>${item.name}</strong><span class="faint">of ${item.server_label}</span>
-      ${answered ? html`<${State} name=${answered.approve ? "approved" : "declined"} />` : html`<${State} name=${open ? "waiting" : "not answered"} />`}
+      ${answered ? html`<${State} name=${answered.approve ? "approved" : "declined"} />` : html`<${State} name=${open ? "waiting" : given ? "answered" : "not answered"} />`}
     </div>
     <${Arguments} text=${item.arguments} />
     ${open &&

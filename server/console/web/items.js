@@ -35,9 +35,9 @@ export function withCards(items) {
 
 export const nameOf = (item) => item.name ?? NAMES[item.type] ?? item.type.replaceAll("_", " ");
 
-/** One item. outputs: see `outputsOf`. pending: the ids of calls that wait, and `answer(outputs)` what sends one.
- * busy: the response is still being made. */
-export function Item({ item, outputs = {}, pending, answer, tools, busy }) {
+/** One item. outputs: see `outputsOf`. pending: the ids of calls that wait, and `answer(outputs)` what sends one. given: the
+ * ids of those that are answered without an output among the items. busy: the response is still being made. */
+export function Item({ item, outputs = {}, pending, given, answer, tools, busy }) {
   switch (item.type) {
     case "message":
       return html`<${Message} item=${item} />`;
@@ -50,6 +50,7 @@ export function Item({ item, outputs = {}, pending, answer, tools, busy }) {
         item=${item}
         answered=${outputs[item.id]}
         open=${pending?.has(item.id)}
+        given=${given?.has(item.id)}
         answer=${answer}
       />`;
     case "compaction":
@@ -60,6 +61,7 @@ export function Item({ item, outputs = {}, pending, answer, tools, busy }) {
         item=${item}
         output=${outputs[item.call_id]}
         open=${pending?.has(item.call_id)}
+        given=${given?.has(item.call_id)}
         answer=${answer}
         tools=${tools}
       />`;
@@ -151,7 +153,7 @@ function Listing({ item }) {
 
 const RUNNING = new Set(["in_progress", "searching", "interpreting", "generating", "calling"]);
 
-function Call({ item, output, open, answer, tools }) {
+function Call({ item, output, open, given, answer, tools }) {
   const failed = item.error || item.status === "failed";
   const state = open ? "waiting" : failed ? "failed" : RUNNING.has(item.status) ? "in_progress" : item.status ?? "completed";
   const said = item.output ?? output?.output;
@@ -161,7 +163,7 @@ function Call({ item, output, open, answer, tools }) {
       <${Icon} name="tool" /><strong>${nameOf(item)}</strong>
       <code class="clip">${brief(item)}</code>
       ${item.approval_request_id && html`<small class="faint">approved</small>`}
-      <${State} name=${unanswered && item.status === "completed" ? "called" : state} />
+      <${State} name=${unanswered && item.status === "completed" ? (given ? "answered" : "called") : state} />
     </summary>
     <div class="fold-body">
       <${Input} item=${item} />

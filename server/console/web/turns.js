@@ -83,14 +83,36 @@ class Turn {
 
   /** The calls and approvals that wait for somebody, by the id that answers them. */
   get pending() {
-    return pendingOf(this.state.items);
+    return pendingOf(this.state.items, this.id);
   }
 }
 
-/** Which of these items wait for somebody to answer them: their call ids, or for an approval the item's own. */
-export function pendingOf(items) {
+const answers = new Map();
+
+/** The ids of the calls of a response whose answers the server has, and does not have among the items yet: it waits until
+ * all calls that were made at once are answered. */
+export function answeredOf(id) {
+  if (!answers.has(id)) answers.set(id, new Set());
+  return answers.get(id);
+}
+
+const keyOf = (each) => each.approval_request_id ?? each.call_id;
+
+/** The ids of the calls that a response says it waits for; null where it says nothing of them. */
+export const namedOf = ({ pending_tool_calls: calls }) => calls && new Set(calls.map(keyOf));
+
+/** Remember which calls of a response are answered, be it by somebody else; the response. */
+export function noted(response) {
+  const named = namedOf(response);
+  for (const id of named ? pendingOf(response.output) : []) if (!named.has(id)) answeredOf(response.id).add(id);
+  return response;
+}
+
+/** Which of these items wait for somebody to answer them: their call ids, or for an approval the item's own. id: of the
+ * response that made them. */
+export function pendingOf(items, id = null) {
   const there = items.filter(Boolean);
-  const answered = new Set(there.filter(isOutput).map((item) => item.approval_request_id ?? item.call_id));
+  const answered = new Set([...there.filter(isOutput).map(keyOf), ...answeredOf(id)]);
   const open = there.filter((item) => {
     if (item.type === "mcp_approval_request") return !answered.has(item.id);
     if (item.environment?.type === "container_reference") return false; // the server carries it out
@@ -172,7 +194,7 @@ export function goOn(conversation, id, outputs) {
 export async function resume(conversation, response) {
   if (turns.has(conversation)) return turns.get(conversation);
   const turn = new Turn(conversation, []);
-  turn.id = response.id;
+  turn.id = noted(response).id;
   turn.state.response = response;
   turn.state.status = response.status;
   turns.set(conversation, turn);
@@ -187,6 +209,13 @@ export async function resume(conversation, response) {
 export const stop = (turn) => post(`v1/responses/${turn.id}/cancel`, {});
 
 /** Send outputs of tools, or approvals. */
-export const answer = (id, outputs) => post(`v1/responses/${id}/tool_outputs`, { tool_outputs: outputs });
+export async function answer(id, outputs) {
+  try {
+    await post(`v1/responses/${id}/tool_outputs`, { tool_outputs: outputs });
+    for (const each of outputs) answeredOf(id).add(keyOf(each));
+  } finally {
+    await get(`v1/responses/${id}`).then(noted, () => null); // somebody else may have answered, too
+  }
+}
 
 export const hasEnded = (response) => TERMINAL.includes(response.status);

@@ -954,6 +954,37 @@ def test_a_response_that_ended_with_a_call_goes_on(visit: Visit, server: Server)
     assert page.locator(".call-card").count() == 0
 
 
+def test_of_calls_at_once_those_that_are_answered_wait_no_more(visit: Visit, server: Server) -> None:
+    conversation = server.post("/v1/conversations", {})["id"]
+    tools = [{"type": "function", "strict": False, "name": name} for name in ("f", "g", "h")]
+    asked = {"input": "call f {}\ncall g {}\ncall h {}", "tools": tools, "conversation": conversation}
+    made = server.post("/v1/responses", {**asked, "background": True, "await_tool_outputs": True})["id"]
+    page = visit.page(f"#/chat/{conversation}", "form.answer >> nth=2")
+    page.fill("form.answer >> nth=0 >> textarea", "one")
+    page.click("text=Send output >> nth=0")
+    page.wait_for_selector(".toast >> text=Answered")
+    page.wait_for_selector("details.call:has-text('f') >> .state >> text=answered")
+    assert page.locator("form.answer").count() == 2
+    run = visit.page(f"#/runs/{made}")
+    run.click("#tab-items")
+    waiting = visit.page("#/waiting", "form.answer")
+    page.reload()
+    for each in (page, run, waiting):
+        each.wait_for_selector("form.answer >> nth=1")
+        assert each.locator("form.answer").count() == 2
+    waiting.fill("form.answer >> nth=0 >> textarea", "two")
+    waiting.click("text=Send output >> nth=0")
+    waiting.wait_for_selector("form.answer >> nth=1", state="detached")
+    # What was answered elsewhere is known at the latest with the next answer.
+    run.fill("form.answer >> nth=0 >> textarea", "two, too")
+    run.click("text=Send output >> nth=0")
+    run.wait_for_selector("form.answer >> nth=1", state="detached")
+    assert run.locator(".state >> text=answered").count() == 2
+    run.fill("form.answer textarea", "three")
+    run.click("text=Send output")
+    says(page, "The tool said: one; two; three")
+
+
 def test_a_conversation_without_a_title_is_called_by_what_was_said_first(
     visit: Visit, server: Server
 ) -> None:

@@ -7,7 +7,7 @@ import { textOf } from "../fold.js";
 import { Item, outputsOf, withCards } from "../items.js";
 import { attempt, go, href, kept, useChanged, useList, useLoaded, useRedraw, useWatched } from "../state.js";
 import { draftOf, send } from "../outbox.js";
-import { answer, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
+import { answer, answeredOf, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { Composer, isSending, useSettings } from "../composer.js";
 import { Title, isCalled, learned, titleOf } from "../title.js";
 
@@ -322,11 +322,8 @@ function Turns({ found, editing, edit, branch, branching, id, working, live, aga
   }, [found]);
   const [given, give] = useState([]);
   useEffect(() => give([]), [found]);
-  const open = useMemo(() => {
-    const waiting = pendingOf(found.items);
-    for (const each of given) waiting.delete(each.approval_request_id ?? each.call_id);
-    return waiting;
-  }, [found, given]);
+  const said = new Set(given.map((each) => each.approval_request_id ?? each.call_id));
+  const open = useMemo(() => new Set([...pendingOf(found.items)].filter((each) => !said.has(each))), [found, given]);
   // A response that ended with calls goes on once all of them are answered.
   const send = (response, outputs_) => {
     const now = [...given, ...outputs_];
@@ -376,6 +373,7 @@ function Turns({ found, editing, edit, branch, branching, id, working, live, aga
         outputs=${outputs}
         tools=${response?.tools}
         pending=${last && response && !working ? open : undefined}
+        given=${said}
         answer=${(outputs_) => send(response, outputs_)}
       />`)}
       <footer class="turn-foot">
@@ -474,14 +472,14 @@ function Live({ turn, redraw, again: retry }) {
   const { pending } = turn;
   const outputs = outputsOf(state.items);
   const send = async (outputs_) => {
-    await attempt(() => answer(turn.id, outputs_));
+    await attempt(() => answer(turn.id, outputs_), "Answered");
     redraw();
   };
   const shown = withCards(state.items);
   const quiet = !turn.ended && !pending.size && !shown.some((item) => item.type === "message" && textOf(item));
   return html`${turn.input.map((item, index) => item.type === "message" && html`<${Said} key=${`in${index}`} item=${item} />`)}
     <article class="turn assistant" aria-label="Answer" aria-busy=${!turn.ended}>
-      ${shown.map((item, index) => html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
+      ${shown.map((item, index) => html`<${Item} key=${item.id ?? index} item=${item} outputs=${outputs} pending=${pending} given=${answeredOf(turn.id)} answer=${send} tools=${state.response?.tools} busy=${!turn.ended} />`)}
       ${quiet && html`<${Quiet} model=${turn.id ? null : turn.model} unsent=${!turn.id} said=${state.status === "queued" ? "Queued" : "Being answered"} />`}
       ${isCut(turn) && html`<div class="notice ask" role="status">The server goes on with this answer. It is shown again with another key of the same owner.</div>`}
       ${turn.error && !isCut(turn) && html`${turn.error.code === LOCKED ? html`<${Locked} />` : html`<${Failure} error=${turn.error} />`}

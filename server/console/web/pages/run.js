@@ -7,7 +7,7 @@ import { Item, outputsOf } from "../items.js";
 import { useEvents, waited } from "../run_events.js";
 import { attempt, go, href, useList, useLoaded, useRedraw, useWatched } from "../state.js";
 import { Timeline } from "../timeline.js";
-import { answer, hasEnded, pendingOf } from "../turns.js";
+import { answer, answeredOf, hasEnded, noted, pendingOf } from "../turns.js";
 
 const EVERY_MS = 1000; // between two looks at how long it has lasted
 const TABS = ["timeline", "items", "input", "usage", "raw"];
@@ -17,15 +17,16 @@ export function Run({ id }) {
   const [after, setAfter] = useState(-1);
   const [turn, setTurn] = useState(0);
   const [tab, setTab] = useState("timeline");
-  const loaded = useLoaded(() => get(`v1/responses/${id}`), [id, owner], 0);
+  const loaded = useLoaded(async () => noted(await get(`v1/responses/${id}`)), [id, owner], 0);
   const stored = loaded.value;
   const events = useEvents(stored, after, `${turn} ${owner}`, loaded.reload);
   const input = useList((most) => list(`v1/responses/${id}/input_items`, { order: "asc" }, most), [id, owner]);
   const seen = events.state.response;
   const response = seen && !hasEnded(stored ?? {}) ? { ...stored, ...seen, status: events.state.status, output: events.state.items.filter(Boolean) } : stored;
-  const pending = useMemo(() => (response && !hasEnded(response) ? pendingOf(response.output) : new Set()), [response?.status, response?.output.length, events.rows.length]);
+  const pending = useMemo(() => (response && !hasEnded(response) ? pendingOf(response.output, id) : new Set()), [stored, response?.status, response?.output.length, events.rows.length]);
 
   const cancel = () => attempt(() => post(`v1/responses/${id}/cancel`, {}), "Cancelled").then(() => loaded.reload());
+  const send = (outputs) => attempt(() => answer(id, outputs), "Answered").then(() => loaded.reload());
   const fork = (body = {}) => attempt(async () => go("runs", (await post(`v1/responses/${id}/fork`, body)).id), "Forked");
   const erase = () => attempt(() => remove(`v1/responses/${id}`).then(() => go("runs")), "Deleted");
   const replay = (number_) => {
@@ -62,7 +63,7 @@ export function Run({ id }) {
           ${tab === "timeline" && (response.forked_from
             ? html`<p class="notice">A fork was not run, so it has no events of its own.</p>`
             : html`<${Timeline} id=${id} events=${events} replay=${replay} fork=${(seq) => fork({ starting_after: seq })} after=${after} running=${running} />`)}
-          ${tab === "items" && html`<${Items} items=${response.output} pending=${pending} tools=${response.tools} busy=${running} answer=${(outputs) => attempt(() => answer(id, outputs))} fork=${(item) => fork({ after: item.id })} />`}
+          ${tab === "items" && html`<${Items} items=${response.output} pending=${pending} tools=${response.tools} busy=${running} given=${answeredOf(id)} answer=${send} fork=${(item) => fork({ after: item.id })} />`}
           ${tab === "input" && html`<${Loaded} of=${input}>${({ data }) => html`<${Items} items=${data} /><${More} of=${input} />`}<//>`}
           ${tab === "usage" && html`<${Used} usage=${response.forked_from ? null : response.usage} />`}
           ${tab === "raw" && html`<${Json} value=${response} label="the response" />`}
@@ -103,7 +104,7 @@ function Facts({ response, state, events }) {
     </div>`)}</dl>`;
 }
 
-function Items({ items, pending, tools, busy, answer: send, fork }) {
+function Items({ items, pending, given, tools, busy, answer: send, fork }) {
   const outputs = outputsOf(items);
   if (!items.length) return html`<p class="faint">Nothing yet.</p>`;
   return html`<div class="item-list">
@@ -113,7 +114,7 @@ function Items({ items, pending, tools, busy, answer: send, fork }) {
         </span>
         ${item.id && html`<${Id} value=${item.id} />`}
         ${fork && item.id && !busy && html`<${Button} icon="fork" kind="quiet" label="Fork behind this item" onClick=${() => fork(item)} />`}</header>
-      <${Item} item=${item} outputs=${outputs} pending=${pending} answer=${send} tools=${tools} busy=${busy} />
+      <${Item} item=${item} outputs=${outputs} pending=${pending} given=${given} answer=${send} tools=${tools} busy=${busy} />
       <details class="fold slight"><summary>JSON</summary><${Json} value=${item} label=${`item ${index}`} /></details>
     </article>`)}
   </div>`;

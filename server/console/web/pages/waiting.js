@@ -6,7 +6,7 @@ import { Answer, Approval, Arguments } from "../answers.js";
 import { Ago, Empty, Icon, Loaded, More, Page, State } from "../elements.js";
 import { nameOf, outputsOf } from "../items.js";
 import { attempt, href, useList, useWatched } from "../state.js";
-import { answer, pendingOf } from "../turns.js";
+import { answer, namedOf, pendingOf } from "../turns.js";
 
 const EVERY_MS = 2000;
 const PAGE = 30;
@@ -27,11 +27,10 @@ export function Waiting() {
 
 function Waits({ response, reload }) {
   const [given, setGiven] = useState(new Set());
-  const pending = pendingOf(response.output);
-  const named = new Set((response.pending_tool_calls ?? []).map((each) => each.call_id ?? each.approval_request_id));
+  const open = namedOf(response) ?? pendingOf(response.output);
   const items = response.output.filter((item) => {
     const id = item.type === "mcp_approval_request" ? item.id : item.call_id;
-    return (pending.has(id) || named.has(id)) && !given.has(id) && !/_output$|_response$/.test(item.type);
+    return open.has(id) && !given.has(id) && !/_output$|_response$/.test(item.type);
   });
   const outputs = outputsOf(response.output);
   const send = async (id, said) => {
