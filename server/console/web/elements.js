@@ -281,17 +281,20 @@ export function Popover({ icon, label, text, children, up = false, kind = "quiet
     ref.current.querySelector(".popover input, .popover select, .popover textarea, .popover button")?.focus();
     return () => document.removeEventListener("pointerdown", away);
   }, [open]);
+  const close = () => {
+    set(false);
+    ref.current.querySelector("button").focus();
+  };
   const keys = (event) => {
     if (event.key !== "Escape" || !open) return;
     event.stopPropagation();
-    set(false);
-    ref.current.querySelector("button").focus();
+    close();
   };
   return html`<div class="popover-frame" ref=${ref} onKeyDown=${keys}>
     <${Button} icon=${icon} label=${label} kind=${kind} aria-expanded=${open} aria-haspopup="dialog" onClick=${() => set(!open)}
       >${text}<//
     >
-    ${open && html`<div class="popover" role="dialog" aria-label=${label}>${children(() => set(false))}</div>`}
+    ${open && html`<div class="popover" role="dialog" aria-label=${label}>${children(close)}</div>`}
   </div>`;
 }
 

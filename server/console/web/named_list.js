@@ -3,9 +3,31 @@
 import { html, useState } from "./vendor/standalone.module.js";
 import { key, list, post } from "./api.js";
 import { Ago, Button, Dialog, Empty, Field, Id, Loaded, More, Page, State } from "./elements.js";
-import { attempt, go, href, useList, useWatched } from "./state.js";
+import { go, href, useList, useWatched } from "./state.js";
 
 const EVERY_MS = 4000;
+
+/** A dialog that asks for the name of what `make(name)` makes; it stays, and says why, where that fails. */
+export function NameDialog({ title, close, make }) {
+  const [problem, setProblem] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const submit = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      await make(new FormData(event.target).get("name").trim());
+      close();
+    } catch (error) {
+      setProblem(error.message);
+      setBusy(false);
+    }
+  };
+  return html`<${Dialog} title=${title} close=${close}>
+    <form onSubmit=${submit}><${Field} label="Name"><input name="name" required maxlength="256" /><//>
+      ${problem && html`<p class="notice bad" role="alert">${problem}</p>`}
+      <footer><button type="submit" class="button primary" disabled=${busy}>Make it</button></footer></form>
+  <//>`;
+}
 
 // page: of this console. path: of the API. noun: what one of them is called. columns: those between the id and
 // the time of the last use, each [heading, class, function of a row]. empty: { icon, title, text }.
@@ -13,18 +35,9 @@ export function NamedList({ page, path, title, noun, note, columns, empty }) {
   const owner = useWatched(key);
   const [making, make] = useState(false);
   const loaded = useList((most) => list(path, {}, most), [owner], EVERY_MS);
-  const submit = async (event) => {
-    event.preventDefault();
-    const name = new FormData(event.target).get("name").trim();
-    make(false);
-    await attempt(async () => go(page, (await post(path, { name })).id));
-  };
   return html`<${Page} title=${title} note=${note}
     actions=${html`<${Button} icon="plus" kind="primary" onClick=${() => make(true)}>New ${noun}<//>`}>
-    ${making && html`<${Dialog} title=${`New ${noun}`} close=${() => make(false)}>
-      <form onSubmit=${submit}><${Field} label="Name"><input name="name" required maxlength="256" /><//>
-        <footer><button type="submit" class="button primary">Make it</button></footer></form>
-    <//>`}
+    ${making && html`<${NameDialog} title=${`New ${noun}`} close=${() => make(false)} make=${async (name) => go(page, (await post(path, { name })).id)} />`}
     <${Loaded} of=${loaded}>
       ${({ data }) => (data.length
         ? html`<div class="table-frame"><table class="list">

@@ -1787,6 +1787,45 @@ def test_a_page_that_fails_takes_no_other_page_with_it(visit: Visit) -> None:
     page.wait_for_selector("h1 >> text=Usage")
 
 
+def test_what_is_typed_as_a_name_stays_until_the_server_has_it(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    ask(page, "tick 30\ncount 2000")
+    begun(page)
+    page.click("[aria-label=More]")
+    page.fill("[name=title]", "A better name")
+    shown = "document.querySelector('.turn.assistant .prose').textContent.length"
+    before = page.evaluate(shown)
+    until(page, f"{shown} > {before + 50}")
+    assert page.input_value("[name=title]") == "A better name"
+
+    def refuse(route: Route) -> None:
+        if route.request.method == "POST":
+            route.fulfill(status=429, json=REFUSAL)
+        else:
+            route.continue_()
+
+    page.route("**/v1/organization/projects?*", paged([{"id": "proj_1", "name": "ann"}]))
+    for path in ("conversations/conv_*", "vector_stores", "organization/projects"):
+        page.route(f"**/v1/{path}", refuse)
+    page.click("text=Rename")
+    page.wait_for_selector(".toast >> text=Too many requests.")
+    assert page.input_value("[name=title]") == "A better name"
+    page.unroute("**/v1/conversations/conv_*")
+    page.click("text=Rename")
+    page.wait_for_selector("#title >> text=A better name")
+    page.wait_for_selector("[aria-label=More]:focus")
+    page.click("[aria-label=Stop]")
+    for where, button in (("stores", "New store"), ("keys", "New owner")):
+        page.evaluate("(where) => { location.hash = `#/${where}`; }", where)
+        page.click(f"text={button}")
+        page.fill("dialog [name=name]", "A long name")
+        page.click("text=Make it")
+        page.wait_for_selector("dialog >> text=Too many requests.")
+        assert page.input_value("dialog [name=name]") == "A long name"
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="detached")
+
+
 NARROW = {"runOnly": {"type": "rule", "values": ["scrollable-region-focusable", "landmark-unique"]}}
 """What is looked at again on a small screen, where tables scroll."""
 

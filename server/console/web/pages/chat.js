@@ -275,8 +275,9 @@ function ThreadMenu({ conversation, reload }) {
   const rename = async (event, close) => {
     event.preventDefault();
     const title = new FormData(event.target).get("title").trim();
+    if (!(await attempt(() => post(`v1/conversations/${conversation.id}`, { title: title || null })))) return;
     close();
-    if (await attempt(() => post(`v1/conversations/${conversation.id}`, { title: title || null }))) reload();
+    reload();
   };
   const fork = () => attempt(async () => go("chat", (await post(`v1/conversations/${conversation.id}/fork`, {})).id), "Forked");
   const archive = async () => {
@@ -287,7 +288,7 @@ function ThreadMenu({ conversation, reload }) {
   const archived = conversation.status === "archived";
   return html`<${Popover} icon="more" label="More" align="right">
     ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>
-        <label class="field"><span>Title</span><input name="title" maxlength="512" value=${conversation.title ?? ""} />
+        <label class="field"><span>Title</span><input name="title" maxlength="512" defaultValue=${conversation.title ?? ""} />
           </label>
         <div class="foot"><button type="submit" class="button small">Rename</button></div>
       </form>

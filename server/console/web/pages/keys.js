@@ -4,6 +4,7 @@ import { html, useState } from "../vendor/standalone.module.js";
 import { get, key, list, post, remove, watched } from "../api.js";
 import { Ago, Button, Copy, Dialog, Empty, Failure, Field, Id, Loaded, More, Page, Sure } from "../elements.js";
 import { limitWords } from "../limit_words.js";
+import { NameDialog } from "../named_list.js";
 import { attempt, dialog, notify, useList, useWatched } from "../state.js";
 
 const SCOPES = [
@@ -48,11 +49,9 @@ export function Keys() {
       refuse(error);
     }
   };
-  const createOwner = async (event) => {
-    event.preventDefault();
-    const name = new FormData(event.target).get("name").trim();
-    begin(null);
-    if (await attempt(() => post("v1/organization/projects", { name }))) loaded.reload();
+  const createOwner = async (name) => {
+    await post("v1/organization/projects", { name });
+    loaded.reload();
   };
   if (denied) {
     return html`<${Page} title="Keys">
@@ -65,9 +64,7 @@ export function Keys() {
     ${made && html`<div class="notice good" role="status"><p>Copy the key now: it is shown until you press Done or reload this page, and never again.</p>
       <div class="row"><code class="secret">${made}</code><${Copy} text=${made} label="Copy the key" />
       <${Button} kind="quiet" onClick=${() => fresh.set(null)}>Done<//></div></div>`}
-    ${making === "owner" && html`<${Dialog} title="New owner" close=${() => begin(null)}>
-      <form onSubmit=${createOwner}><${Field} label="Name"><input name="name" required maxlength="256" /><//><footer>
-        <button type="submit" class="button primary">Make it</button></footer></form><//>`}
+    ${making === "owner" && html`<${NameDialog} title="New owner" close=${() => begin(null)} make=${createOwner} />`}
     ${making && making !== "owner" && html`<${Dialog} title=${`New key of ${making.project.name}`} close=${() => begin(null)}>
       <form onSubmit=${create}>
         <${Field} label="Name"><input name="name" required maxlength="256" /><//>
