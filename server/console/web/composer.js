@@ -8,6 +8,7 @@ import { kept, notify, useChanged, useList, useLoaded, useWatched } from "./stat
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
 
+const STORES_MS = 10_000; // between two looks at which stores there are, while they are to be searched
 const MODELS_MS = 10_000; // between two looks at which models are loaded, besides those at the begin and end of a turn
 const MARKS = { unloaded: " (not loaded)", waiting: " (loading)", loading: " (loading)", failed: " (failed to load)" };
 
@@ -51,6 +52,14 @@ function functionsOf(text) {
   } catch (error) {
     return { tools: [], error: `This is no JSON: ${error.message.replace(/\.$/, "")}.` };
   }
+}
+
+/** Why nothing can be sent with these settings, or null. */
+function brokenOf({ functions, tools = [], stores = [] }) {
+  const { error } = functionsOf(functions);
+  if (error) return `The functions under Tools cannot be sent. ${error}`;
+  const searches = tools.some((tool) => tool.type === "file_search");
+  return searches && !stores.length ? "File search has nothing to search. Choose a store under Tools." : null;
 }
 
 /** Whether a key that was pressed where one writes sends what stands there: Enter, without Shift. */
@@ -98,7 +107,7 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
       }
     }
   };
-  const broken = functionsOf(settings.value.functions).error;
+  const broken = brokenOf(settings.value);
   let why = null; // nothing can be sent now
   if (waiting) why = "The answer waits for you, above. Send this when it has ended.";
   else if (unsent && away) why = "This is sent as soon as the server can be reached.";
@@ -150,7 +159,7 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
       onPaste=${(event) => event.clipboardData.files.length && (event.preventDefault(), attach([...event.clipboardData.files]))}
     ></textarea>
     <div role="status">
-      ${broken ? html`<p class="composer-note bad-text">The functions under Tools cannot be sent. ${broken}</p>` : hinted && why && html`<p class="composer-note faint">${why}</p>`}
+      ${broken ? html`<p class="composer-note bad-text">${broken}</p>` : hinted && why && html`<p class="composer-note faint">${why}</p>`}
     </div>
     <div class="composer-bar">
       <input ref=${picker} type="file" multiple hidden onChange=${(event) => (attach([...event.target.files]), (event.target.value = ""))} />
@@ -184,15 +193,18 @@ function Tools({ value, change }) {
   const offered = useLoaded(async () => (await get("v1/tools")).data, [owner]);
   const chosen = value.tools ?? [];
   const searches = chosen.some((tool) => tool.type === "file_search");
-  const stores = useList((most) => (searches ? list("v1/vector_stores", {}, most) : null), [owner, searches]);
+  const ticked = value.stores ?? [];
+  const stores = useList((most) => (searches ? list("v1/vector_stores", {}, most) : null), [owner, searches], searches ? STORES_MS : 0);
+  const listed = stores.value?.data ?? [];
+  const unlisted = stores.value ? ticked.filter((id) => !listed.some((store) => store.id === id)) : []; // deleted, unless more can be listed
+  useEffect(() => {
+    if (stores.value && !stores.value.has_more && unlisted.length) change("stores", ticked.filter((id) => !unlisted.includes(id)));
+  }, [stores.value]);
   const { tools: functions, error } = functionsOf(value.functions);
   const toggle = (tool) =>
     change("tools", chosen.some((each) => same(each, tool)) ? chosen.filter((each) => !same(each, tool)) : [...chosen, tool]);
   const count = chosen.length + functions.length;
-  const flip = (id) => {
-    const now = value.stores ?? [];
-    change("stores", now.includes(id) ? now.filter((each) => each !== id) : [...now, id]);
-  };
+  const flip = (id) => change("stores", ticked.includes(id) ? ticked.filter((each) => each !== id) : [...ticked, id]);
   return html`<${Popover} icon="tool" label="Tools" text=${count ? String(count) : null} up>
     ${() => html`<h2>Tools</h2>
       ${(offered.value ?? []).map(
@@ -203,8 +215,8 @@ function Tools({ value, change }) {
       )}
       ${searches &&
       html`<fieldset><legend>Stores to search</legend>
-        ${(stores.value?.data ?? []).map((store) => html`<label class="check">
-          <input type="checkbox" checked=${(value.stores ?? []).includes(store.id)} onChange=${() => flip(store.id)} />
+        ${[...listed, ...unlisted.map((id) => ({ id }))].map((store) => html`<label class="check">
+          <input type="checkbox" checked=${ticked.includes(store.id)} onChange=${() => flip(store.id)} />
             <span>${store.name || store.id}</span>
         </label>`)}
         ${stores.value?.data.length === 0 && html`<small class="faint">There is none yet.</small>`}

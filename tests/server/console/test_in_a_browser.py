@@ -773,6 +773,23 @@ def test_names_of_files_fit_and_fake_no_end(visit: Visit, server: Server) -> Non
     page.wait_for_selector(".attached", state="detached")
 
 
+def test_a_store_that_was_deleted_is_searched_no_more(visit: Visit, server: Server) -> None:
+    store = server.post("/v1/vector_stores", {"name": "Old papers"})["id"]
+    page = visit.page()
+    page.click("[aria-label=Tools]")
+    page.check("text=File search")
+    page.wait_for_selector(".composer-note >> text=Choose a store under Tools.")
+    page.check("text=Old papers")
+    page.wait_for_selector(".composer-note", state="detached")
+    assert httpx.delete(f"{server.url}/v1/vector_stores/{store}").status_code == 200
+    page.reload()
+    page.wait_for_selector(".composer-note >> text=Choose a store under Tools.")
+    assert store not in page.evaluate("sessionStorage.getItem('antiphon.settings')")
+    page.click("[aria-label=Tools]")
+    page.uncheck(".popover >> text=File search")
+    page.wait_for_selector(".composer-note", state="detached")
+
+
 WEATHER = {
     "type": "function",
     "name": "get_weather",
