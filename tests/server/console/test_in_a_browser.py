@@ -1891,6 +1891,16 @@ def test_every_page_is_accessible_and_fits_a_small_screen(visit: Visit, server: 
         server.post(f"/v1/responses/{each}/cancel", {})
 
 
+def test_a_long_title_is_cut_at_the_edge_of_a_small_screen(visit: Visit, server: Server) -> None:
+    server.post("/v1/conversations", {"title": "A title that is long " * 8})
+    page = visit.page()
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.click("button[aria-label=Conversations]")
+    page.wait_for_selector(".side-list >> text=A title that is long")
+    side = page.locator(".side").bounding_box()
+    assert side is not None and side["width"] <= 390
+
+
 def test_the_keyboard_is_enough(visit: Visit) -> None:
     page = visit.page()
     page.wait_for_selector("#composer:focus")
