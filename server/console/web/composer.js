@@ -65,7 +65,8 @@ function brokenOf({ functions, tools = [], stores = [] }) {
 /** Whether a key that was pressed where one writes sends what stands there: Enter, without Shift. */
 export const isSending = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
 
-/** unsent: whether what was said last is still on its way. send: takes what is written. */
+/** unsent: whether what was said last is still on its way. send: takes what is written. disabled: why nothing can be written,
+ * if it cannot. */
 export function Composer({ id, send, unsent, working, waiting, stop, canStop, disabled, settings, keep }) {
   const draft = draftOf(id);
   const [text, setText] = useChanged(draft.text);
@@ -151,8 +152,8 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
       id="composer"
       rows="1"
       aria-label="Message"
-      placeholder=${disabled ? "This conversation is archived." : "Message"}
-      disabled=${disabled}
+      placeholder=${disabled || "Message"}
+      disabled=${Boolean(disabled)}
       value=${text}
       onInput=${(event) => setText(event.target.value)}
       onKeyDown=${keys}

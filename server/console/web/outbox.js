@@ -72,7 +72,7 @@ async function deliver(sent) {
   }
   forget(turn);
   const home = isFirst && (!conversation || (await isRemoved(conversation))) ? null : conversation;
-  if (home !== sent.conversation) move(sent.conversation, home);
+  if (home !== sent.conversation) moveDraft(sent.conversation, home);
   sessionStorage.removeItem(SENT + key);
   putBack(home, written);
   draftOf(home).refusal.set(problem);
@@ -83,7 +83,7 @@ function goOnIn(conversation, sent, turn) {
   sent.conversation = conversation;
   if (isKept(sent)) keep(sent);
   moved(turn, conversation);
-  move(null, conversation);
+  moveDraft(null, conversation);
 }
 
 /** Make a conversation, as soon as there is a server that can; its id. key: by which it is made once. */
@@ -120,7 +120,7 @@ function takeOut(id, written) {
 }
 
 /** Move what is written in one box into another one, and who is writing there with it. */
-function move(from, to) {
+export function moveDraft(from, to) {
   const { text, files } = draftOf(from);
   const written = { text: text.get(), files: files.get() };
   takeOut(from, written);

@@ -559,6 +559,53 @@ def test_a_reload_while_a_conversation_is_made_leaves_no_other_one(visit: Visit,
     assert titles(server).count("say in one conversation") == 1 and page.evaluate(SENT) == 0
 
 
+def test_a_conversation_that_is_deleted_elsewhere_is_over(visit: Visit, server: Server) -> None:
+    page = visit.page()
+    ask(page, "say one")
+    says(page, "one")
+    page.fill("#composer", "my draft")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    path = f"/v1/conversations/{page.url.rpartition('/')[2]}"
+    assert httpx.delete(server.url + path).status_code == 200
+    for said in ("This conversation was deleted.", "There is no such conversation."):
+        page.wait_for_selector(f".notice >> text={said}")
+        assert page.is_disabled("#composer")
+        asked.clear()
+        page.wait_for_timeout(4000)  # longer than between two looks
+        assert [url for url in asked if path in url] == []
+        page.reload()
+    page.click("text=Take what you wrote to a new chat")
+    page.wait_for_selector("#title >> text=New chat")
+    wrote(page, "my draft")
+    # One that is deleted here is not come back to.
+    ask(page, "tick 20\ncount 2000")
+    begun(page)
+    deleted = page.url
+    page.click("[aria-label=More]")
+    page.click("text=Delete >> nth=-1")
+    page.click("dialog >> text=Delete >> nth=-1")
+    page.wait_for_selector("#title >> text=New chat")
+    page.go_back()
+    page.wait_for_selector("#title >> text=New chat")
+    assert page.url != deleted
+
+
+def test_a_conversation_that_is_deleted_while_it_answers_is_asked_for_once(
+    visit: Visit, server: Server
+) -> None:
+    page = visit.page()
+    ask(page, "tick 20\ncount 2000")
+    begun(page)
+    path = f"/v1/conversations/{page.url.rpartition('/')[2]}"
+    assert httpx.delete(server.url + path).status_code == 200
+    page.wait_for_selector(".notice >> text=This conversation was deleted.")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(4000)  # longer than between two looks
+    assert [url for url in asked if path in url] == []
+
+
 def test_an_answer_is_stopped_and_tried_again(visit: Visit) -> None:
     page = visit.page()
     ask(page, "tick 30\ncount 4000")

@@ -1,15 +1,15 @@
 // Chat: conversations, the turns of one of them, and what is said next.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/standalone.module.js";
-import { connection, get, key, list, online, post, remove, sleep } from "../api.js";
-import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, More, Popover, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
+import { connection, get, key, list, online, post, refused, remove, sleep } from "../api.js";
+import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, More, Popover, State, Sure, cancelledFor, isNarrow, number, seconds, survived } from "../elements.js";
 import { textOf } from "../fold.js";
 import { Item, outputsOf, withCards } from "../items.js";
-import { attempt, go, href, kept, useChanged, useList, useLoaded, useRedraw, useWatched } from "../state.js";
-import { draftOf, send } from "../outbox.js";
+import { attempt, dialog, go, href, kept, replace, useChanged, useList, useLoaded, useRedraw, useWatched } from "../state.js";
+import { draftOf, moveDraft, send } from "../outbox.js";
 import { answer, answeredOf, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { Composer, isSending, useSettings } from "../composer.js";
-import { Title, isCalled, learned, titleOf } from "../title.js";
+import { Title, called, isCalled, learned, titleOf } from "../title.js";
 
 const PAGE = 100; // items that are shown at first, and more by the button
 const AGAIN_MS = 500; // before a conversation that could not be loaded is loaded again
@@ -120,6 +120,7 @@ function Thread({ id, showList }) {
   const refusal = useWatched(draftOf(id).refusal);
   const loaded = useLoaded(() => (id ? history(id, most) : null), [id, owner, most]);
   const found = loaded.value;
+  const gone = loaded.error?.status === 404;
   const turn = turnOf(id);
 
   useEffect(() => watchTurns((each) => each.conversation === id && redraw()), [id]);
@@ -136,37 +137,38 @@ function Thread({ id, showList }) {
     if (newest && !hasEnded(newest)) resume(id, newest);
   }, [found]);
   useEffect(() => {
-    if (!id || !found) return undefined;
+    if (!id || !found || gone) return undefined;
     const look = async () => {
       if (document.visibilityState !== "visible" || turnOf(id)) return;
-      const now = await latest(id).catch(() => null);
+      const now = await latest(id).catch((problem) => (problem.status === 404 ? "gone" : null));
       if (!now || turnOf(id)) return;
-      if (now.newest && !hasEnded(now.newest)) resume(id, now.newest);
+      if (now === "gone") loaded.reload();
+      else if (now.newest && !hasEnded(now.newest)) resume(id, now.newest);
       else if (markOf(now) !== markOf(found)) loaded.reload();
     };
     const timer = setInterval(look, WATCH_MS);
     return () => clearInterval(timer);
-  }, [id, found]);
+  }, [id, found, gone]);
 
   // A turn that has ended is shown as it was until the stored conversation has it.
   const ended = turn?.ended && turn;
   useEffect(() => {
-    if (!ended || ended.error) return undefined;
-    let gone = false;
+    if (!ended || ended.error || gone) return undefined;
+    let left = false;
     const join = async () => {
-      while (!gone && !(await loaded.reload())) {
+      while (!left && !(await loaded.reload())) {
         await sleep(AGAIN_MS);
         await online();
       }
-      if (gone) return;
+      if (left) return;
       forget(ended);
       redraw();
     };
     join();
     return () => {
-      gone = true;
+      left = true;
     };
-  }, [ended]);
+  }, [ended, gone]);
 
   // What was refused is back in its box, and it may be that somebody else was first, whose turn is shown.
   useEffect(() => {
@@ -226,7 +228,7 @@ function Thread({ id, showList }) {
   const stored = new Set(found?.responses.filter(hasEnded).map((response) => response.id));
   const live = [];
   for (let each = turn; each && !stored.has(each.id); each = each.before) live.unshift(each);
-  const title = found ? html`<${Title} conversation=${found.conversation} />` : id ? "Untitled" : "New chat";
+  const title = found ? html`<${Title} conversation=${found.conversation} />` : gone ? "Not there" : id ? "Untitled" : "New chat";
   return html`<section class="thread" aria-labelledby="title">
     <header class="thread-head">
       <${Button} icon="chat" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${showList} />
@@ -234,17 +236,18 @@ function Thread({ id, showList }) {
       ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}>
         <${Icon} name="fork" />forked</a>`}
       <div class="actions">
-        ${id && html`<${ThreadMenu} conversation=${found?.conversation} reload=${loaded.reload} />`}
+        ${id && html`<${ThreadMenu} conversation=${gone ? null : found?.conversation} reload=${loaded.reload} />`}
       </div>
     </header>
     <${Scroller} key=${id} watch=${[found, turn?.state, turn?.state.items.length]} working=${working}>
       ${!id && !turn && html`<${Welcome} pick=${pick} />`}
-      ${id && html`<${Loaded} of=${loaded}>${() => null}<//>`}
+      ${id && !gone && html`<${Loaded} of=${loaded}>${() => null}<//>`}
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
-      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${branchOnce} branching=${branching} id=${id} working=${working} live=${live} again=${again} />`}
+      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${branchOnce} branching=${branching} id=${id} working=${working || gone} live=${live} again=${again} />`}
       ${live.map((each) => html`<${Live} key=${each} turn=${each} redraw=${redraw} again=${again} />`)}
-      ${refusal && (refusal.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${refusal} />`)}
+      ${gone && html`<${Gone} id=${id} known=${Boolean(found)} />`}
+      ${refusal && !gone && (refusal.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${refusal} />`)}
     <//>
     <${Composer}
       id=${id}
@@ -254,11 +257,21 @@ function Thread({ id, showList }) {
       waiting=${turn?.pending.size > 0}
       stop=${() => attempt(() => stop(turn))}
       canStop=${Boolean(turn?.id)}
-      disabled=${found?.conversation.status === "archived"}
+      disabled=${gone ? "This conversation was deleted." : found?.conversation.status === "archived" && "This conversation is archived."}
       settings=${settings}
       keep=${keep}
     />
   </section>`;
+}
+
+/** That a conversation is not there. known: it was there before. */
+function Gone({ id, known }) {
+  const draft = draftOf(id);
+  const text = useWatched(draft.text);
+  const files = useWatched(draft.files);
+  return html`<div class="notice ask" role="alert">
+      ${known ? "This conversation was deleted." : "There is no such conversation. It was deleted, or it is another owner's."}</div>
+    ${(text || files.length > 0) && html`<div><${Button} icon="plus" onClick=${() => moveDraft(id, null)}>Take what you wrote to a new chat<//></div>`}`;
 }
 
 function Welcome({ pick }) {
@@ -284,7 +297,7 @@ function ThreadMenu({ conversation, reload }) {
     const status = conversation.status === "archived" ? "active" : "archived";
     if (await attempt(() => post(`v1/conversations/${conversation.id}`, { status }))) reload();
   };
-  const erase = () => attempt(() => remove(`v1/conversations/${conversation.id}`).then(() => go("chat")), "Deleted");
+  const erase = () => attempt(() => remove(`v1/conversations/${conversation.id}`).then(() => replace("chat")), "Deleted");
   const archived = conversation.status === "archived";
   return html`<${Popover} icon="more" label="More" align="right">
     ${(close) => html`<form onSubmit=${(event) => rename(event, close)}>

@@ -4,7 +4,7 @@ import { html } from "../vendor/standalone.module.js";
 import { download, get, key, list, remove } from "../api.js";
 import { Ago, Button, Id, Loaded, More, Page, State, Sure, fileName, size } from "../elements.js";
 import { NamedList } from "../named_list.js";
-import { attempt, go, useList, useWatched } from "../state.js";
+import { attempt, replace, useList, useWatched } from "../state.js";
 
 const LIST = {
   page: "containers",
@@ -31,7 +31,7 @@ function Container({ id }) {
     return { container, ...files };
   };
   const loaded = useList(load, [id, owner], 5000);
-  const erase = () => attempt(() => remove(`v1/containers/${id}`).then(() => go("containers")), "Deleted");
+  const erase = () => attempt(() => remove(`v1/containers/${id}`).then(() => replace("containers")), "Deleted");
   const take = async (file) => {
     if (await attempt(() => remove(`v1/containers/${id}/files/${file.id}`))) loaded.reload();
   };

@@ -5,7 +5,7 @@ import { get, key, list, post, remove } from "../api.js";
 import { Ago, Button, Empty, ForkMark, Icon, Id, Loaded, More, Page, State, Sure } from "../elements.js";
 import { textOf } from "../fold.js";
 import { brief, nameOf } from "../items.js";
-import { attempt, go, href, useList, useWatched } from "../state.js";
+import { attempt, go, href, replace, useList, useWatched } from "../state.js";
 import { Title, isCalled, learned } from "../title.js";
 
 const PAGE = 500; // conversations, which have to be there with what they were forked from
@@ -84,7 +84,7 @@ function One({ id, changed }) {
   const erase = () =>
     attempt(async () => {
       await remove(`v1/conversations/${id}`);
-      go("conversations");
+      replace("conversations");
       changed();
     }, "Deleted");
   return html`<section class="detail" aria-label="Conversation">

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/standalone.module.js";
 import { get, key, list, post, remove } from "../api.js";
 import { Ago, Icon, Id, Loaded, More, Page, State, Sure, fileName, number, size } from "../elements.js";
 import { NamedList } from "../named_list.js";
-import { attempt, go, useList, useLoaded, useWatched } from "../state.js";
+import { attempt, replace, useList, useLoaded, useWatched } from "../state.js";
 
 const EVERY_MS = 4000;
 const KNOWN = 500; // files whose names are asked for at once, and that can be added
@@ -52,7 +52,7 @@ function Store({ id }) {
     await attempt(async () => setHits((await post(`v1/vector_stores/${id}/search`, { query, max_num_results: 10 })).data));
     setBusy(false);
   };
-  const erase = () => attempt(() => remove(`v1/vector_stores/${id}`).then(() => go("stores")), "Deleted");
+  const erase = () => attempt(() => remove(`v1/vector_stores/${id}`).then(() => replace("stores")), "Deleted");
   return html`<${Page} title=${html`<a class="up" href="#/stores">Vector stores</a> ${store.value?.name ?? ""}`}
     actions=${html`<${Id} value=${id} />
       <${Sure} icon="trash" label="Delete store" question="The store is deleted. Its files stay." onYes=${erase} />`}>
