@@ -2,13 +2,12 @@
 
 import { html, useState } from "../vendor/standalone.module.js";
 import { get, key, list, post, remove } from "../api.js";
-import { Ago, Icon, Id, Loaded, More, Page, State, Sure, fileName, number, size } from "../elements.js";
+import { Ago, Button, Icon, Id, Loaded, More, Page, State, Sure, fileName, number, size } from "../elements.js";
 import { NamedList } from "../named_list.js";
 import { attempt, replace, useList, useLoaded, useWatched } from "../state.js";
 
 const EVERY_MS = 4000;
 const KNOWN = 500; // files whose names are asked for at once, and that can be added
-const MORE = "more";
 
 const LIST = {
   page: "stores",
@@ -36,11 +35,12 @@ function Store({ id }) {
   const [busy, setBusy] = useState(false);
   const names = Object.fromEntries((known.value?.data ?? []).map((file) => [file.id, fileName(file.filename)]));
   const there = new Set((files.value?.data ?? []).map((file) => file.id));
+  const [chosen, choose] = useState("");
   const add = async (event) => {
-    const chosen = event.target.value;
-    event.target.value = "";
-    if (chosen === MORE) known.more();
-    else if (chosen && (await attempt(() => post(`v1/vector_stores/${id}/files`, { file_id: chosen })))) files.reload();
+    event.preventDefault();
+    if (!(await attempt(() => post(`v1/vector_stores/${id}/files`, { file_id: chosen })))) return;
+    choose("");
+    files.reload();
   };
   const take = async (file) => {
     if (await attempt(() => remove(`v1/vector_stores/${id}/files/${file.id}`))) files.reload();
@@ -78,10 +78,14 @@ function Store({ id }) {
       ${!hits.length && html`<p class="faint">Nothing was found.</p>`}
     </section>`}
     <div class="section-head"><h2>Files</h2>
-      <label><span class="out-of-sight">Add a file</span><select onChange=${add}><option value="">Add a file…</option>
-        ${(known.value?.data ?? []).filter((file) => !there.has(file.id)).map((file) => html`<option value=${file.id}>${fileName(file.filename)}</option>`)}
-        ${known.value?.has_more && html`<option value=${MORE}>Have older files listed…</option>`}
-      </select></label></div>
+      <form class="row" onSubmit=${add}>
+        <select aria-label="Add a file" onChange=${(event) => choose(event.target.value)}>
+          <option value="" selected=${!chosen}>Add a file…</option>
+          ${(known.value?.data ?? []).filter((file) => !there.has(file.id)).map((file) => html`<option value=${file.id} selected=${file.id === chosen}>${fileName(file.filename)}</option>`)}
+        </select>
+        <button type="submit" class="button small" disabled=${!chosen}>Add</button>
+        ${known.value?.has_more && html`<${Button} kind="quiet" onClick=${known.more}>List older files<//>`}
+      </form></div>
     <${Loaded} of=${files}>
       ${({ data }) => (data.length
         ? html`<div class="table-frame"><table class="list">
