@@ -99,7 +99,8 @@ export function url(path, query = {}) {
   return made;
 }
 
-/** A fetch with the key. Raises ApiError for a refusal, and Offline where nothing answers. */
+/** A fetch with the key. Raises ApiError for a refusal, Offline where nothing answers, and Error where it is the browser that
+ * cannot send a form. */
 export async function request(method, path, { query, body, form, headers, signal, as } = {}) {
   const sent = { ...PROFILE, ...headers };
   const own = as ?? key.get();
@@ -117,6 +118,7 @@ export async function request(method, path, { query, body, form, headers, signal
     });
   } catch (error) {
     if (signal?.aborted) throw error;
+    if (form && (await isReady().catch(() => false))) throw new Error("The file cannot be read. It may have changed since it was chosen.");
     lost();
     throw new Offline();
   }
@@ -143,6 +145,8 @@ function note(reply) {
   if (Object.keys(said).length) limits.set({ ...limits.get(), ...said });
 }
 
+const isReady = async () => (await fetch(url("ready"), { cache: "no-store", credentials: "omit" })).ok;
+
 let asking = false;
 
 /** Ask until the server is ready again; readers wait for `connection` instead of each asking by itself. */
@@ -153,8 +157,7 @@ async function lost(state = "offline") {
   for (let wait = 250; connection.get() !== "online"; wait = Math.min(wait * 1.5, 3000)) {
     await sleep(wait);
     try {
-      const reply = await fetch(url("ready"), { cache: "no-store", credentials: "omit" });
-      connection.set(reply.ok ? "online" : "starting");
+      connection.set((await isReady()) ? "online" : "starting");
     } catch {
       connection.set("offline");
     }

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, list, upload } from "./api.js";
-import { Button, Field, Icon, More, Popover, fileName, size } from "./elements.js";
+import { Button, Field, Icon, More, Popover, droppedFiles, fileName, size } from "./elements.js";
 import { draftOf } from "./outbox.js";
 import { kept, notify, useChanged, useList, useLoaded, useWatched } from "./state.js";
 
@@ -129,7 +129,13 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
   const dropped = (event) => {
     event.preventDefault();
     setOver(false);
-    attach([...event.dataTransfer.files]);
+    attach(droppedFiles(event.dataTransfer));
+  };
+  const pasted = (event) => {
+    const { files: copied, types } = event.clipboardData;
+    if (!copied.length || types.includes("text/plain")) return; // beside a text it is an image of that text
+    event.preventDefault();
+    attach([...copied]);
   };
   const change = (name, value) => keep((before) => ({ ...before, [name]: value }));
   return html`<form
@@ -157,7 +163,7 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
       value=${text}
       onInput=${(event) => setText(event.target.value)}
       onKeyDown=${keys}
-      onPaste=${(event) => event.clipboardData.files.length && (event.preventDefault(), attach([...event.clipboardData.files]))}
+      onPaste=${pasted}
     ></textarea>
     <div role="status">
       ${broken ? html`<p class="composer-note bad-text">${broken}</p>` : hinted && why && html`<p class="composer-note faint">${why}</p>`}

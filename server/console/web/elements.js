@@ -3,7 +3,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.module.js";
 import { isTold } from "./api.js";
 import { copyText } from "./markdown.js";
-import { attempt } from "./state.js";
+import { attempt, notify } from "./state.js";
 
 const PATHS = {
   chat: "M3 4.5h10v7H7l-3 2v-2H3z",
@@ -78,6 +78,14 @@ export const State = ({ name }) => html`<span class=${`state ${STATES[name] ?? "
 
 /** The name of a file as it can be shown: signs that turn what stands behind them, and so fake its end, are seen. */
 export const fileName = (name) => name?.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+
+/** The files that were dropped, without folders, which no browser uploads. */
+export function droppedFiles({ items }) {
+  const files = [...items].filter((item) => item.kind === "file");
+  const folders = files.filter((item) => item.webkitGetAsEntry()?.isDirectory);
+  if (folders.length) notify("A folder cannot be uploaded. Drop the files that are in it.", "error");
+  return files.filter((item) => !folders.includes(item)).map((item) => item.getAsFile());
+}
 
 /** An id that is copied by a click. */
 export function Id({ value, short = true }) {

@@ -21,6 +21,7 @@ import { Waiting } from "./pages/waiting.js";
 const WAITING_MS = 5000;
 const COUNTED = 9; // of those that wait: each comes whole
 const FIND = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘K" : "Ctrl K";
+const KEY = /^[!-~]+$/; // what a header can carry as it is
 const NEEDED = "This server needs a key.";
 
 /** Every page: its name in the address, what it is called, its icon, the letter behind `g`, what shows it. */
@@ -177,14 +178,16 @@ function KeyDialog({ close, why }) {
   const [problem, setProblem] = useState(key.get() ? why : null);
   const submit = async (event) => {
     event.preventDefault();
+    const given = value.trim();
+    if (!KEY.test(given)) return setProblem("A key consists of plain letters, digits and signs. This holds something else.");
     let owner = null;
     try {
-      ({ owner } = await get("v1/tools", {}, { as: value.trim() }));
+      ({ owner } = await get("v1/tools", {}, { as: given }));
     } catch (error) {
       // A key that may not make responses is a good key all the same.
       if (error.status !== 403) return setProblem(error.message);
     }
-    useKey(value.trim(), owner);
+    useKey(given, owner);
     close();
   };
   const hint = "Kept in this tab alone, until it is closed.";

@@ -799,6 +799,50 @@ def test_an_upload_goes_on_while_one_looks_at_another_page(visit: Visit) -> None
     assert page.locator(".attached li").count() == 1
 
 
+def test_what_the_browser_cannot_send_is_no_server_that_is_away(visit: Visit) -> None:
+    page = visit.page()
+    page.route("**/v1/files", lambda route: route.abort())  # as where a file has changed since it was chosen
+    page.set_input_files("input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"a"})
+    page.wait_for_selector(".toast >> text=The file cannot be read.")
+    page.click("nav [aria-label='Use a key']")
+    page.fill("dialog input", "sk-ключ")
+    page.click("text=Use it")
+    page.wait_for_selector("dialog >> text=A key consists of plain letters, digits and signs.")
+    page.keyboard.press("Escape")
+    assert page.locator(".banner").count() == 0
+
+
+DROP = """() => {
+  const folder = { kind: 'file', webkitGetAsEntry: () => ({ isDirectory: true }) };
+  const file = new File(['Dry.'], 'notes.txt', { type: 'text/plain' });
+  const one = { kind: 'file', webkitGetAsEntry: () => ({ isDirectory: false }), getAsFile: () => file };
+  const event = new Event('drop', { bubbles: true, cancelable: true });
+  event.dataTransfer = { items: [folder, one] };
+  document.querySelector('.composer').dispatchEvent(event);
+}"""
+"""Drops a folder and a file on the composer."""
+
+PASTE = """(types) => {
+  const data = new DataTransfer();
+  for (const type of types) data.setData(type, 'a table');
+  data.items.add(new File(['png'], 'image.png', { type: 'image/png' }));
+  const event = new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true });
+  return document.getElementById('composer').dispatchEvent(event);
+}"""
+"""Pastes an image, and texts of these types beside it; whether the browser goes on to paste the text."""
+
+
+def test_of_what_is_dropped_or_pasted_what_can_be_attached_is(visit: Visit) -> None:
+    page = visit.page()
+    page.evaluate(DROP)
+    page.wait_for_selector(".toast >> text=A folder cannot be uploaded.")
+    page.wait_for_selector(".attached >> text=4 B")
+    assert page.evaluate(PASTE, ["text/plain"]) is True  # as from a spreadsheet
+    assert page.evaluate(PASTE, []) is False
+    page.wait_for_selector(".attached >> text=image.png")
+    assert page.locator(".attached li").count() == 2
+
+
 def test_names_of_files_fit_and_fake_no_end(visit: Visit, server: Server) -> None:
     page = visit.page()
     page.set_viewport_size({"width": 390, "height": 800})

@@ -2,7 +2,7 @@
 
 import { html, useRef, useState } from "../vendor/standalone.module.js";
 import { download, key, list, remove, upload } from "../api.js";
-import { Ago, Button, Empty, Id, Loaded, More, Page, Sure, fileName, size } from "../elements.js";
+import { Ago, Button, Empty, Id, Loaded, More, Page, Sure, droppedFiles, fileName, size } from "../elements.js";
 import { attempt, useList, useWatched } from "../state.js";
 
 export function Files() {
@@ -26,7 +26,7 @@ export function Files() {
     class=${`drop ${over ? "over" : ""}`}
     onDragOver=${(event) => (event.preventDefault(), setOver(true))}
     onDragLeave=${() => setOver(false)}
-    onDrop=${(event) => (event.preventDefault(), setOver(false), bring([...event.dataTransfer.files]))}
+    onDrop=${(event) => (event.preventDefault(), setOver(false), bring(droppedFiles(event.dataTransfer)))}
   >
     <${Page} title="Files" note="Drop files anywhere on this page."
       actions=${html`<input ref=${picker} type="file" multiple hidden onChange=${(event) => bring([...event.target.files])} />
