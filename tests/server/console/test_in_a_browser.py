@@ -1305,6 +1305,9 @@ def test_keys_have_limits_and_an_end(visit_other: Visit, other: Server) -> None:
     use(keys, made.stdout.split()[0])
     keys.click("text=New key")
     keys.fill("[name=name]", "small")
+    radio, words = (keys.locator(f"label:has([name=whole]) >> {each} >> nth=0") for each in ("input", "span"))
+    left, right = radio.bounding_box(), words.bounding_box()
+    assert left is not None and right is not None and right["x"] - (left["x"] + left["width"]) < 20
     keys.check("text=Only what is chosen here")
     for scope in ("responses", "conversations", "usage"):
         keys.check(f"text='{scope}'")
