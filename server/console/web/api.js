@@ -126,7 +126,10 @@ export async function request(method, path, { query, body, form, headers, signal
   if (error && isAway(error)) lost("starting");
   else connection.set("online");
   note(reply);
-  if (!own && !error && path.startsWith("v1/")) sessionStorage.setItem(OWNER, LOCAL); // other paths need no key anywhere
+  if (!error && as === undefined && path.startsWith("v1/")) { // other paths need no key anywhere
+    refused.set(null);
+    if (!own) sessionStorage.setItem(OWNER, LOCAL);
+  }
   if (!error) return reply;
   if (reply.status === 401 && as === undefined) refused.set(error.message);
   throw error;

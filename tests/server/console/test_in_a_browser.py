@@ -1442,6 +1442,10 @@ def test_another_key_of_the_same_owner_goes_on(browser: Browser, tmp_path: Path)
         page.wait_for_selector("dialog >> text=was revoked")
         page.wait_for_selector(".turn.assistant >> text=The server goes on with this answer.")
         assert page.locator("text=Try again").count() == 0
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="detached")
+        page.press("#composer", "Enter")
+        page.wait_for_selector("dialog >> text=was revoked")
         where = page.url
         use_key(page, keys["ann"])
         says(page, counted(200))

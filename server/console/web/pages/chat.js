@@ -178,6 +178,7 @@ function Thread({ id, showList }) {
   const say = async (written) => {
     const now = turnOf(id);
     if (now && !now.ended) return; // Enter was pressed twice
+    if (refused.get()) return dialog.set("key");
     draftOf(id).refusal.set(null);
     await send(id, settings.body(), written);
   };
