@@ -740,6 +740,13 @@ def test_a_fork_is_made_once_however_often_one_presses(visit: Visit, server: Ser
     says(page, "once")
     page.goto(first)
     says(page, "once")
+    held.clear()
+    page.locator(".turn.assistant").last.hover()
+    page.dblclick("[aria-label='Fork behind this answer'] >> nth=-1")
+    go_on()
+    says(page, "once")
+    page.goto(first)
+    says(page, "once")
     page.locator(".turn.user").last.hover()
     page.locator("[aria-label='Edit and fork']").last.click()
     page.fill(".editing textarea", "say twice")
@@ -753,7 +760,7 @@ def test_a_fork_is_made_once_however_often_one_presses(visit: Visit, server: Ser
     page.press(".editing textarea", "Enter")
     go_on()
     says(page, "twice")
-    assert len(forks) == 3
+    assert len(forks) == 4
     assert page.evaluate("sessionStorage.getItem('antiphon.edited')") == "null"
 
 

@@ -205,13 +205,15 @@ function Thread({ id, showList }) {
     else begin(made.id, settings.body(), []);
     go("chat", made.id);
   };
-  const branchOnce = async (...args) => {
+  const once = async (...attempted) => {
     if (branching) return false;
     setBranching(true);
-    const done = await attempt(() => branch(...args));
+    const done = await attempt(...attempted);
     setBranching(false);
     return done;
   };
+  const branchOnce = (...args) => once(() => branch(...args));
+  const fork = (body, done) => once(async () => go("chat", (await post(`v1/conversations/${id}/fork`, body)).id), done);
 
   const again = async (input) => {
     if (turn) forget(turn);
@@ -237,7 +239,7 @@ function Thread({ id, showList }) {
       ${found?.conversation.forked_from && html`<a class="chip" href=${href("chat", found.conversation.forked_from.conversation_id)}>
         <${Icon} name="fork" />forked</a>`}
       <div class="actions">
-        ${id && html`<${ThreadMenu} conversation=${gone ? null : found?.conversation} reload=${loaded.reload} />`}
+        ${id && html`<${ThreadMenu} conversation=${gone ? null : found?.conversation} reload=${loaded.reload} fork=${fork} />`}
       </div>
     </header>
     <${Scroller} key=${id} watch=${[found, turn?.state, turn?.state.items.length]} working=${working}>
@@ -245,7 +247,7 @@ function Thread({ id, showList }) {
       ${id && !gone && html`<${Loaded} of=${loaded}>${() => null}<//>`}
       ${found?.more && html`<div class="centre">
         <${Button} kind="quiet" onClick=${() => setMost(most + 200)}>Show earlier items<//></div>`}
-      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${branchOnce} branching=${branching} id=${id} working=${working || gone} live=${live} again=${again} />`}
+      ${found && html`<${Turns} found=${found} editing=${editing} edit=${edit} branch=${branchOnce} fork=${fork} branching=${branching} id=${id} working=${working || gone} live=${live} again=${again} />`}
       ${live.map((each) => html`<${Live} key=${each} turn=${each} redraw=${redraw} again=${again} />`)}
       ${gone && html`<${Gone} id=${id} known=${Boolean(found)} />`}
       ${refusal && !gone && (refusal.code === LOCKED ? working && html`<${Locked} />` : html`<${Failure} error=${refusal} />`)}
@@ -284,7 +286,7 @@ function Welcome({ pick }) {
   </div>`;
 }
 
-function ThreadMenu({ conversation, reload }) {
+function ThreadMenu({ conversation, reload, fork }) {
   if (!conversation) return null;
   const rename = async (event, close) => {
     event.preventDefault();
@@ -293,7 +295,6 @@ function ThreadMenu({ conversation, reload }) {
     close();
     reload();
   };
-  const fork = () => attempt(async () => go("chat", (await post(`v1/conversations/${conversation.id}/fork`, {})).id), "Forked");
   const archive = async () => {
     const status = conversation.status === "archived" ? "active" : "archived";
     if (await attempt(() => post(`v1/conversations/${conversation.id}`, { status }))) reload();
@@ -307,7 +308,7 @@ function ThreadMenu({ conversation, reload }) {
         <div class="foot"><button type="submit" class="button small">Rename</button></div>
       </form>
       <div class="menu">
-        <${Button} icon="fork" kind="quiet" onClick=${() => (close(), fork())}>Fork this conversation<//>
+        <${Button} icon="fork" kind="quiet" onClick=${() => (close(), fork({}, "Forked"))}>Fork this conversation<//>
         <${Button} icon="archive" kind="quiet" onClick=${() => (close(), archive())}>${archived ? "Take out of the archive" : "Archive"}<//>
         <${Sure} icon="trash" label="Delete conversation" question="The conversation and its items are deleted. Forks of it stay." onYes=${erase}>Delete<//>
       </div>`}
@@ -328,7 +329,7 @@ function groups(items) {
   return found;
 }
 
-function Turns({ found, editing, edit, branch, branching, id, working, live, again }) {
+function Turns({ found, editing, edit, branch, fork, branching, id, working, live, again }) {
   const outputs = useMemo(() => outputsOf(found.items), [found]);
   const made = useMemo(() => {
     const byItem = new Map();
@@ -394,7 +395,7 @@ function Turns({ found, editing, edit, branch, branching, id, working, live, aga
       <footer class="turn-foot">
         <${Copy} text=${() => group.items.filter((item) => item.type === "message").map(textOf).join("\n\n")} label="Copy answer" />
         ${last && lastUser && html`<${Button} icon="again" kind="quiet" label="Answer anew in a fork" disabled=${working || branching} onClick=${() => branch(lastUser, null)} />`}
-        <${Button} icon="fork" kind="quiet" label="Fork behind this answer" onClick=${() => forkAt(id, group.items[group.items.length - 1])} />
+        <${Button} icon="fork" kind="quiet" label="Fork behind this answer" disabled=${branching} onClick=${() => fork({ after: group.items.at(-1).id }, FORKED)} />
         <${Meta} response=${response} />
       </footer>
     </article>`;
@@ -402,8 +403,7 @@ function Turns({ found, editing, edit, branch, branching, id, working, live, aga
   return [...all_.flatMap((group, index) => [...before(index), turn(group, index)]), ...before(all_.length)];
 }
 
-const forkAt = (id, item) =>
-  attempt(async () => go("chat", (await post(`v1/conversations/${id}/fork`, { after: item.id })).id), "Forked: what you say now is said there alone");
+const FORKED = "Forked: what you say now is said there alone";
 
 function Meta({ response }) {
   if (!response) return null;
