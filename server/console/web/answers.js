@@ -47,11 +47,17 @@ export function Arguments({ text }) {
   </dl>`;
 }
 
-/** A form for the output of a call. tool: as the request offered it; its `output_schema` makes the form. */
+const drafts = new Map(); // {value, text} by the ids of the items that they are to answer
+
+/** A form for the output of a call; what is written in it stays while another page is looked at. tool: as the request offered it; its `output_schema` makes the form. */
 export function Answer({ item, answer, tool }) {
   const schema = tool?.output_schema ?? tool?.outputSchema ?? null;
-  const [value, setValue] = useState(() => (schema ? initial(schema) : ""));
-  const [text, setText] = useState(!schema);
+  const [{ value, text }, setDraft] = useState(() => drafts.get(item.id) ?? { value: schema ? initial(schema) : "", text: !schema });
+  const change = (next) => {
+    const draft = { value, text, ...next };
+    drafts.set(item.id, draft);
+    setDraft(draft);
+  };
   const [sending, send] = useState(false);
   const submit = async (event) => {
     event.preventDefault();
@@ -59,16 +65,13 @@ export function Answer({ item, answer, tool }) {
     await answer([{ call_id: item.call_id, output: typeof value === "string" ? value : JSON.stringify(value) }]);
     send(false);
   };
-  const swap = () => {
-    setText(!text);
-    setValue(text ? parsed(value, schema) : JSON.stringify(value, null, 2) ?? "");
-  };
+  const swap = () => change({ text: !text, value: text ? parsed(value, schema) : JSON.stringify(value, null, 2) ?? "" });
   return html`<form class="answer" onSubmit=${submit}>
     ${text
       ? html`<label class="field"><span>Output of the tool</span>
-          <textarea rows="3" required value=${value} onInput=${(event) => setValue(event.target.value)}></textarea>
+          <textarea rows="3" required value=${value} onInput=${(event) => change({ value: event.target.value })}></textarea>
             </label>`
-      : html`<${SchemaForm} schema=${schema} value=${value} change=${setValue} name="Output of the tool" />`}
+      : html`<${SchemaForm} schema=${schema} value=${value} change=${(next) => change({ value: next })} name="Output of the tool" />`}
     <div class="foot">
       ${schema && html`<${Button} kind="quiet" onClick=${swap}>${text ? "As a form" : "As text"}<//>`}
       <button type="submit" class="button small primary" disabled=${sending}><${Icon} name="send" />

@@ -863,7 +863,7 @@ def test_names_of_files_fit_and_fake_no_end(visit: Visit, server: Server) -> Non
     stores = visit.page(f"#/stores/{store}", ".section-head select")
     stores.wait_for_selector(".section-head option >> nth=1", state="attached")
     stores.set_viewport_size({"width": 390, "height": 800})
-    head, select = (stores.locator(f".section-head {each}").bounding_box() for each in ("h2", "select"))
+    head, add = (stores.locator(f".section-head {each}").bounding_box() for each in ("h2", "button"))
     assert head is not None and head["height"] < 30
     assert add is not None and add["x"] + add["width"] <= 390
     # The keyboard looks through the files; the button adds one.
@@ -1104,6 +1104,19 @@ def test_of_calls_at_once_those_that_are_answered_wait_no_more(visit: Visit, ser
     run.fill("form.answer textarea", "three")
     run.click("text=Send output")
     says(page, "The tool said: one; two; three")
+
+
+def test_an_output_that_is_typed_stays_while_one_looks_elsewhere(visit: Visit, server: Server) -> None:
+    asked = {"input": 'call get_weather {"city": "Oslo"}', "tools": [{**WEATHER, "output_schema": None}]}
+    made = server.post("/v1/responses", {**asked, "background": True, "await_tool_outputs": True})["id"]
+    page = visit.page("#/waiting", "form.answer")
+    page.fill("form.answer textarea", "half of")
+    page.click("nav >> text=Usage")
+    page.wait_for_selector("h1 >> text=Usage")
+    page.click("nav >> text=Waiting")
+    page.wait_for_selector("form.answer")
+    assert page.input_value("form.answer textarea") == "half of"
+    server.post(f"/v1/responses/{made}/cancel", {})
 
 
 def test_a_conversation_without_a_title_is_called_by_what_was_said_first(
