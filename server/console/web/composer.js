@@ -180,9 +180,9 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
         </select></label>
       <span class="grow"></span>
       ${working
-        ? html`<button type="button" class="button round" aria-label="Stop" title="Stop" disabled=${!canStop} onClick=${stop}>
+        ? html`<button key="stop" type="button" class="button round" aria-label="Stop" title="Stop" disabled=${!canStop} onClick=${stop}>
           <${Icon} name="stop" /></button>`
-        : html`<button type="submit" class="button round primary" aria-label="Send" title="Send (Enter)" disabled=${!ready}>
+        : html`<button key="send" type="submit" class="button round primary" aria-label="Send" title="Send (Enter)" disabled=${!ready}>
           <${Icon} name="send" /></button>`}
     </div>
   </form>`;

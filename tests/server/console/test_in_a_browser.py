@@ -1119,6 +1119,28 @@ def test_an_output_that_is_typed_stays_while_one_looks_elsewhere(visit: Visit, s
     server.post(f"/v1/responses/{made}/cancel", {})
 
 
+def test_the_focus_goes_on_where_one_does(visit: Visit, server: Server) -> None:
+    conversation = server.post("/v1/conversations", {})["id"]
+    tools = [{"type": "function", "strict": False, "name": name} for name in ("f", "g")]
+    asked = {"input": "call f {}\ncall g {}", "tools": tools, "conversation": conversation}
+    server.post("/v1/responses", {**asked, "background": True, "await_tool_outputs": True})
+    page = visit.page(f"#/chat/{conversation}", "form.answer >> nth=1")
+    for _ in range(2):
+        page.fill("form.answer >> nth=0 >> textarea", "one")
+        page.press("form.answer button >> nth=0", "Enter")
+        until(page, "document.activeElement.tagName === 'TEXTAREA'")
+    page.wait_for_selector("#composer:focus")
+    page.fill("#composer", "tick 30\ncount 2000")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[aria-label=Stop]:not([disabled])")
+    page.press("[aria-label=Stop]", "Enter")
+    page.wait_for_selector("#composer:focus")
+    page.press("button:has-text('Try again')", "Enter")
+    page.wait_for_selector("#composer:focus")
+    page.wait_for_selector("[aria-label=Stop]:not([disabled])")
+    page.click("[aria-label=Stop]")
+
+
 def test_a_conversation_without_a_title_is_called_by_what_was_said_first(
     visit: Visit, server: Server
 ) -> None:

@@ -117,6 +117,8 @@ function Thread({ id, showList }) {
   const [most, setMost] = useState(PAGE);
   const [editing, edit] = useState(() => (edited.get()?.conversation === id ? edited.get().item : null));
   const [branching, setBranching] = useState(false);
+  const section = useRef();
+  const focused = useRef(null); // what has had the focus last
   const refusal = useWatched(draftOf(id).refusal);
   const loaded = useLoaded(() => (id ? history(id, most) : null), [id, owner, most]);
   const found = loaded.value;
@@ -226,13 +228,21 @@ function Thread({ id, showList }) {
     document.getElementById("composer").focus();
   };
 
+  // What had the focus may be gone with what it has done: then it is where one goes on.
+  useLayoutEffect(() => {
+    if (!focused.current || focused.current.isConnected || document.activeElement !== document.body) return;
+    focused.current = null;
+    const next = section.current.querySelector(":is(.answer, .call-card.open) :is(input, select, textarea)");
+    (next ?? document.getElementById(isNarrow() ? "title" : "composer")).focus();
+  });
+
   const working = turn && !turn.ended;
   // What has ended is shown once: as it was written until it is loaded, and as it is stored from then on.
   const stored = new Set(found?.responses.filter(hasEnded).map((response) => response.id));
   const live = [];
   for (let each = turn; each && !stored.has(each.id); each = each.before) live.unshift(each);
   const title = found ? html`<${Title} conversation=${found.conversation} />` : gone ? "Not there" : id ? "Untitled" : "New chat";
-  return html`<section class="thread" aria-labelledby="title">
+  return html`<section class="thread" aria-labelledby="title" ref=${section} onFocusCapture=${(event) => (focused.current = event.target)}>
     <header class="thread-head">
       <${Button} icon="chat" kind="quiet" label="Conversations" class="button small quiet bare only-narrow" onClick=${showList} />
       <h1 id="title" tabindex="-1" class="clip" dir="auto">${title}</h1>
