@@ -97,7 +97,7 @@ export function Id({ value, short = true }) {
     setTimeout(() => set(false), 1200);
   };
   const shown = short && value.length > 18 ? `${value.slice(0, 12)}…${value.slice(-4)}` : value;
-  return html`<button type="button" class="id" title=${`Copy ${value}`} aria-label=${`Copy ${value}`} onClick=${copy}>
+  return html`<button type="button" class="id" title=${`Copy ${value}`} onClick=${copy}>
     ${done ? "copied" : shown}
   </button>`;
 }

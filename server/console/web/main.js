@@ -1,7 +1,7 @@
 // The frame around all pages: navigation, the state of the connection, the key, shortcuts, notices.
 
 import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/standalone.module.js";
-import { connection, get, key, refused, useKey } from "./api.js";
+import { connection, get, key, refused, useKey, watched } from "./api.js";
 import { Button, Dialog, Field, Icon, Page } from "./elements.js";
 import { sendAgain } from "./outbox.js";
 import { dialog, dismiss, go, href, notices, route, useLoaded, useWatched } from "./state.js";
@@ -61,7 +61,7 @@ function App() {
   useEffect(() => {
     setMenu(false);
     document.title = `${page.title} · Antiphon`;
-  }, [at]);
+  }, [at.page, at.id]);
   useEffect(() => {
     if (denied) open("key");
   }, [denied]);
@@ -151,7 +151,7 @@ const Connection = ({ state }) => html`<span class=${`connection ${state}`} role
 // --- the look
 
 const THEMES = ["auto", "light", "dark"];
-const themeOf = () => localStorage.getItem("antiphon.theme") || "auto";
+const theme = watched(localStorage.getItem("antiphon.theme") || "auto");
 
 function applyTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
@@ -159,16 +159,16 @@ function applyTheme(theme) {
 }
 
 function nextTheme() {
-  const next = THEMES[(THEMES.indexOf(themeOf()) + 1) % THEMES.length];
+  const next = THEMES[(THEMES.indexOf(theme.get()) + 1) % THEMES.length];
   localStorage.setItem("antiphon.theme", next);
   applyTheme(next);
-  return next;
+  theme.set(next);
 }
 
 function Theme() {
-  const [theme, set] = useState(themeOf());
+  const now = useWatched(theme);
   const icons = { auto: "auto", light: "sun", dark: "moon" };
-  return html`<${Button} icon=${icons[theme]} kind="quiet" label=${`Colours: ${theme === "auto" ? "as the system" : theme}`} onClick=${() => set(nextTheme())} />`;
+  return html`<${Button} icon=${icons[now]} kind="quiet" label=${`Colours: ${now === "auto" ? "as the system" : now}`} onClick=${nextTheme} />`;
 }
 
 // --- dialogs
@@ -231,6 +231,6 @@ function Notices() {
   </div>`;
 }
 
-applyTheme(themeOf());
+applyTheme(theme.get());
 sendAgain();
 render(html`<${App} />`, document.getElementById("app"));

@@ -1141,6 +1141,25 @@ def test_the_focus_goes_on_where_one_does(visit: Visit, server: Server) -> None:
     page.click("[aria-label=Stop]")
 
 
+def test_a_tab_and_the_palette_say_what_is(visit: Visit) -> None:
+    page = visit.page()
+    page.click("[aria-label='How to answer']")
+    page.fill("[aria-label='How to answer'] [type=number][min='16']", "16")
+    page.keyboard.press("Escape")
+    ask(page, "count 50")
+    page.wait_for_selector("text=Ended early: max output tokens.")
+    until(page, "document.title === 'count 50 · Antiphon'")
+    page.reload()
+    page.wait_for_selector("text=Ended early: max output tokens.")
+    page.wait_for_selector("[aria-label='Colours: as the system']")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("light, dark")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[aria-label='Colours: light']")
+    page.click("nav >> text=Usage")
+    until(page, "document.title === 'Usage · Antiphon'")
+
+
 def test_a_conversation_without_a_title_is_called_by_what_was_said_first(
     visit: Visit, server: Server
 ) -> None:

@@ -125,6 +125,12 @@ function Thread({ id, showList }) {
   const gone = loaded.error?.status === 404;
   const turn = turnOf(id);
 
+  useWatched(learned);
+  const name = found && called(found.conversation);
+  useEffect(() => {
+    if (name) document.title = `${name} · Antiphon`;
+  }, [name]);
+
   useEffect(() => watchTurns((each) => each.conversation === id && redraw()), [id]);
   useEffect(() => () => id && leave(id), [id]);
 
@@ -402,6 +408,7 @@ function Turns({ found, editing, edit, branch, fork, branching, id, working, liv
         given=${said}
         answer=${(outputs_) => send(response, outputs_)}
       />`)}
+      <${Outcome} response=${response} />
       <footer class="turn-foot">
         <${Copy} text=${() => group.items.filter((item) => item.type === "message").map(textOf).join("\n\n")} label="Copy answer" />
         ${last && lastUser && html`<${Button} icon="again" kind="quiet" label="Answer anew in a fork" disabled=${working || branching} onClick=${() => branch(lastUser, null)} />`}

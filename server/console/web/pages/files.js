@@ -29,7 +29,7 @@ export function Files() {
     onDrop=${(event) => (event.preventDefault(), setOver(false), bring(droppedFiles(event.dataTransfer)))}
   >
     <${Page} title="Files" note="Drop files anywhere on this page."
-      actions=${html`<input ref=${picker} type="file" multiple hidden onChange=${(event) => bring([...event.target.files])} />
+      actions=${html`<input ref=${picker} type="file" multiple hidden onChange=${(event) => (bring([...event.target.files]), (event.target.value = ""))} />
         <${Button} icon="plus" kind="primary" disabled=${busy > 0} onClick=${() => picker.current.click()}>${busy ? `Uploading ${busy}…` : "Upload"}<//>`}>
       <${Loaded} of=${loaded}>
         ${({ data }) => (data.length
