@@ -3,7 +3,7 @@
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, list, upload } from "./api.js";
 import { Button, Field, Icon, More, Popover, droppedFiles, fileName, size } from "./elements.js";
-import { draftOf } from "./outbox.js";
+import { changeFiles, draftOf } from "./outbox.js";
 import { kept, notify, useChanged, useList, useLoaded, useWatched } from "./state.js";
 
 const TOOL_WAIT_S = 24 * 3600; // as long as a response may wait for somebody
@@ -101,10 +101,10 @@ export function Composer({ id, send, unsent, working, waiting, stop, canStop, di
       setFiles((before) => [...before, entry]);
       try {
         entry.id = (await upload(file)).id;
-        setFiles((before) => [...before]);
+        changeFiles(entry, (now) => [...now]);
       } catch (error) {
         notify(`${fileName(file.name)}: ${error.message}`, "error");
-        setFiles((before) => before.filter((each) => each !== entry));
+        changeFiles(entry, (now) => now.filter((each) => each !== entry));
       }
     }
   };

@@ -26,6 +26,11 @@ export function draftOf(id) {
   return drafts.get(name);
 }
 
+/** Change the files among which this one is, wherever a draft has taken them meanwhile. */
+export function changeFiles(file, change) {
+  for (const { files } of drafts.values()) if (files.get().includes(file)) files.set(change(files.get()));
+}
+
 /** The content of a message that was written. */
 export const contentOf = ({ text, files }) => [
   ...files.map((file) => ({ type: file.image ? "input_image" : "input_file", file_id: file.id })),

@@ -544,6 +544,24 @@ def test_what_is_typed_behind_a_first_message_stays_in_one_piece(visit: Visit) -
     wrote(page, "second question " + "here please, " * 8 + "now")
 
 
+def test_a_file_for_the_second_message_goes_along_while_it_is_uploaded(visit: Visit) -> None:
+    page = visit.page()
+    opening: list[Route] = []
+    uploading: list[Route] = []
+    page.route("**/v1/conversations", lambda route: opening.append(route))
+    page.route("**/v1/files", lambda route: uploading.append(route))
+    page.fill("#composer", "say hello")
+    page.press("#composer", "Enter")
+    page.set_input_files("input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"a"})
+    while not (opening and uploading):
+        page.wait_for_timeout(20)
+    opening[0].continue_()
+    says(page, "hello")
+    page.wait_for_selector(".attached >> text=uploading")
+    uploading[0].continue_()
+    page.wait_for_selector(".attached >> text=1 B")
+
+
 def test_a_reload_while_a_conversation_is_made_leaves_no_other_one(visit: Visit, server: Server) -> None:
     page = visit.page()
     held: list[Route] = []
