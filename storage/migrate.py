@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("antiphon.storage")
 
-HEAD = "0034"
-"""The revision that this code is written for; the newest in `alembic/versions`."""
-
 
 def script_location() -> Path:
     """The migrations: `alembic/` in a checkout, `storage/migrations/` in an installed wheel."""
     packaged = Path(__file__).parent / "migrations"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[1] / "alembic"
+
+
+HEAD = max(path.name[:4] for path in (script_location() / "versions").glob("[0-9]*.py"))
+"""The revision that this code is written for; the newest, by the names of files, which begin with theirs."""
 
 
 def revision(database: Database, connection: Connection) -> str | None:
