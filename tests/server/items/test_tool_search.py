@@ -15,7 +15,7 @@ from tests.support.mcp_servers import large_server, serving
 from tests.support.running import http_client, live_app, running_app
 from tests.support.talk import WEATHER, Api, Gate, answer, loose, prompts, saying, text, wrote
 from tests.support.wire import Json
-from tools import best_matches
+from tools import BUILTIN, best_matches
 
 
 def function(name: str, about: str, *arguments: str, **more: Any) -> Json:
@@ -249,7 +249,7 @@ async def test_the_tools_of_this_server_are_deferred_too(tmp_path: Path) -> None
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         response = await Api(client).create("Go.", tools=[own, SEARCH])
     listing, _, found, made, _ = response["output"]
-    assert {tool["name"] for tool in listing["tools"]} == {"calculator", "save_note"}
+    assert {tool["name"] for tool in listing["tools"]} == set(BUILTIN)
     assert found["tools"] == [{**own, "allowed_tools": ["calculator"]}]
     assert made["output"] == "42"
 
@@ -264,7 +264,7 @@ async def test_a_deferred_tool_of_this_server_gives_way_to_a_function(tmp_path: 
         mine = function("calculator", "Mine.", "sum")
         response = await Api(client).create("Go.", tools=[own, mine, SEARCH])
     listing, _, found, made, _ = response["output"]
-    assert {tool["name"] for tool in listing["tools"]} == {"calculator", "save_note"}
+    assert {tool["name"] for tool in listing["tools"]} == set(BUILTIN)
     assert found["tools"] == [{**own, "allowed_tools": ["calculator"]}]
     assert (made["name"], made["output"]) == ("calculator", "42")
     assert "These tools can be called now: own__calculator." in prompts(engine)[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tools
 from server.config import Config
 from server.process.lifecycle import Refused, ServerLifecycle
 from tests.support.processes import server_process
@@ -47,7 +48,7 @@ async def test_a_tool_of_the_data_folder_is_listed_and_called(tmp_path: Path) ->
     async with running_app(tmp_path, registry=None) as running, http_client(running) as client:
         done = await Api(client).create('call get_weather {"city": "Paris"}', tools=[BUILTIN])
         listing, call, message = done["output"]
-        assert {tool["name"] for tool in listing["tools"]} == {"calculator", "save_note", "get_weather"}
+        assert {tool["name"] for tool in listing["tools"]} == {*tools.BUILTIN, "get_weather"}
         assert (call["type"], call["status"], call["output"]) == ("mcp_call", "completed", "sunny")
         assert message["content"][0]["text"] == "The tool said: sunny"
         failed = await Api(client).create('call get_weather {"city": "Rome"}', tools=[BUILTIN])

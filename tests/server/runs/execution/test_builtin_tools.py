@@ -41,7 +41,7 @@ async def test_a_server_tool_is_listed_called_and_answered(api: Api) -> None:
     stream = await api.stream(SUM, tools=[BUILTIN])
     listing, made, message = stream.response["output"]
     assert (listing["type"], listing["server_label"]) == ("mcp_list_tools", "antiphon")
-    assert {tool["name"] for tool in listing["tools"]} == {"calculator", "save_note"}
+    assert {tool["name"] for tool in listing["tools"]} == set(tools.BUILTIN)
     assert all(tool["input_schema"]["type"] == "object" for tool in listing["tools"])
     assert (made["type"], made["status"], made["name"]) == ("mcp_call", "completed", "calculator")
     assert (json.loads(made["arguments"]), made["output"], made["error"]) == (
@@ -104,7 +104,7 @@ async def test_names_that_collide_are_told_apart(tmp_path: Path, is_last: bool) 
         for item in first["output"]
         if item["type"] == "mcp_list_tools"
     ]
-    assert listed == [{"antiphon": ["calculator", "save_note"]}, {"my own": ["calculator"]}]
+    assert listed == [{"antiphon": [*tools.BUILTIN]}, {"my own": ["calculator"]}]
     made = [(item["server_label"], item["name"], item["output"]) for item in first["output"][2:5]]
     assert made == [
         ("antiphon", "save_note", "Noted: five"),
@@ -432,9 +432,8 @@ async def test_a_call_of_a_tool_that_there_is_not_is_told_to_the_model(tmp_path:
         None,
     )
     told = unknown["error"]["content"][0]["text"]
-    assert told == (
-        "There is no tool named 'productcreate_note'. The tools are: calculator, get_weather, save_note."
-    )
+    known = ", ".join(sorted([*tools.BUILTIN, "get_weather"]))
+    assert told == f"There is no tool named 'productcreate_note'. The tools are: {known}."
     assert told in prompts(engine)[1] and mended["output"] == "5"
     assert stored["output"] == response["output"] and following["status"] == "completed"
 
