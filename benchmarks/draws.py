@@ -23,7 +23,7 @@ from engine.core.loop import EngineLoop, build_loop
 from engine.core.messages import Inbox, Submit
 from engine.kernels import sampler
 from engine.kernels.cpu import open_library
-from engine.step import DrawPlan, no_draws
+from engine.step import DrawPlan, plain_draws
 from engine.tiny import CHECKPOINT
 from server.process.process_ends import tune_process
 
@@ -44,14 +44,13 @@ def plan(
 ) -> DrawPlan:
     """The same draw for every row."""
     return replace(
-        no_draws(),
+        plain_draws(rows),
         temperature=np.full(rows, temperature, np.float32),
-        top_k=np.full(rows, top_k, np.int64),
+        top_k=np.full(rows, top_k),
         top_p=np.full(rows, top_p, np.float32),
         min_p=np.full(rows, min_p, np.float32),
         noise=np.arange(rows) * 987654321987654321,
         draw_index=np.arange(rows),
-        logprobs=np.full(rows, -1),
     )
 
 

@@ -100,28 +100,34 @@ class StepPlan:
     grid_positions: Ints | None = None  # [3, T], where images in it count positions by rows and columns
 
 
-def no_draws() -> DrawPlan:
-    """The plan of a step that draws nothing."""
-    ints, floats = np.zeros(0, np.int64), np.zeros(0, np.float32)
+def plain_draws(rows: int) -> DrawPlan:
+    """One draw for each row, at temperature 1 from the whole vocabulary, all with the noise of key 0."""
+    none, no_floats = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    zeros, ones = np.zeros(rows, np.int64), np.ones(rows, np.float32)
     return DrawPlan(
-        temperature=floats,
-        top_k=ints,
-        top_p=floats,
-        min_p=floats,
-        noise=ints,
-        draw_index=ints,
-        logprobs=ints,
-        bias_rows=ints,
-        bias_ids=ints,
-        bias_values=floats,
-        penalized=ints,
-        repetition=floats,
-        presence=floats,
-        frequency=floats,
-        history_rows=ints,
-        history_ids=ints,
+        temperature=ones,
+        top_k=zeros,
+        top_p=ones,
+        min_p=np.zeros(rows, np.float32),
+        noise=zeros,
+        draw_index=zeros,
+        logprobs=np.full(rows, -1),
+        bias_rows=none,
+        bias_ids=none,
+        bias_values=no_floats,
+        penalized=none,
+        repetition=no_floats,
+        presence=no_floats,
+        frequency=no_floats,
+        history_rows=none,
+        history_ids=none,
         history_is_output=np.zeros(0, np.bool_),
     )
+
+
+def no_draws() -> DrawPlan:
+    """The plan of a step that draws nothing."""
+    return plain_draws(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from engine.kernels.large_pages import LARGE, Reserve, large_pages, touch
 from engine.kernels.torch_attention import Workspace, memory_of, new_pool, write_kv
 from engine.models.decoder import NativeDecoder
 from engine.models.linear import make_linear
-from engine.step import DrawPlan, no_draws
+from engine.step import DrawPlan, plain_draws
 from engine.tiny import CHECKPOINT
 from engine.types import LoadError
 from tests.support.driver import Driver, greedy
@@ -99,17 +99,8 @@ def made(
 
 def draw_plan(rows: int, **fields: NDArray[np.generic]) -> DrawPlan:
     """Rows at temperature 1 with noise of their own, but for these fields."""
-    plan = replace(
-        no_draws(),
-        temperature=np.ones(rows, np.float32),
-        top_k=np.zeros(rows, np.int64),
-        top_p=np.ones(rows, np.float32),
-        min_p=np.zeros(rows, np.float32),
-        noise=np.arange(rows) * 987654321987654321 - 2**62,
-        draw_index=np.arange(rows) * 7,
-        logprobs=np.full(rows, -1),
-    )
-    return replace(plan, **fields)
+    noise, index = np.arange(rows) * 987654321987654321 - 2**62, np.arange(rows) * 7
+    return replace(plain_draws(rows), **{"noise": noise, "draw_index": index, **fields})
 
 
 def masks_of(rows: Sequence[int], vocabulary: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,48 +18,38 @@ from hypothesis import strategies as st
 from engine.core.batch_state import noise_key
 from engine.kernels import sampler
 from engine.kernels.sampler import draw, draw_keys, gumbel, noise_bits, score
-from engine.step import DrawPlan
+from engine.step import DrawPlan, plain_draws
 
 NONE = np.zeros(0, np.int64)
 
 
 def plan(rows: int, **fields: Any) -> DrawPlan:
-    """A draw plan for so many rows; numbers are repeated for every row."""
-
-    def column(name: str, default: float, dtype: type) -> Any:
-        value = fields.pop(name, default)
-        return np.full(rows, value, dtype) if np.isscalar(value) else np.array(value, dtype)
-
-    history = fields.pop("history", {})  # row -> (prompt tokens, output tokens)
-    bias = fields.pop("bias", [])  # (row, id, value)
+    """A draw plan for so many rows; numbers are repeated for every row. `history` of a row: its prompt's and
+    its output's tokens; `bias`: (row, id, value)."""
+    history, bias = fields.pop("history", {}), fields.pop("bias", [])
     penalized = np.array(sorted(history), np.int64)
     parts = [
-        (i, token, is_output)
+        (i, token, bool(is_output))
         for i, row in enumerate(penalized.tolist())
         for is_output, tokens in enumerate(history[row])
         for token in tokens
     ]
-    made = DrawPlan(
-        temperature=column("temperature", 1.0, np.float32),
-        top_k=column("top_k", 0, np.int64),
-        top_p=column("top_p", 1.0, np.float32),
-        min_p=column("min_p", 0.0, np.float32),
-        noise=column("noise", 12345, np.int64),
-        draw_index=column("draw_index", 0, np.int64),
-        logprobs=column("logprobs", -1, np.int64),
+    plain = replace(
+        plain_draws(rows),
+        noise=np.full(rows, 12345),
         bias_rows=np.array([row for row, _, _ in bias], np.int64),
         bias_ids=np.array([token for _, token, _ in bias], np.int64),
         bias_values=np.array([value for _, _, value in bias], np.float32),
         penalized=penalized,
-        repetition=np.full(len(penalized), fields.pop("repetition", 1.0), np.float32),
-        presence=np.full(len(penalized), fields.pop("presence", 0.0), np.float32),
-        frequency=np.full(len(penalized), fields.pop("frequency", 0.0), np.float32),
+        repetition=np.ones(len(penalized), np.float32),
+        presence=np.zeros(len(penalized), np.float32),
+        frequency=np.zeros(len(penalized), np.float32),
         history_rows=np.array([i for i, _, _ in parts], np.int64),
         history_ids=np.array([token for _, token, _ in parts], np.int64),
-        history_is_output=np.array([bool(is_output) for _, _, is_output in parts], np.bool_),
+        history_is_output=np.array([is_output for _, _, is_output in parts], np.bool_),
     )
-    assert not fields, fields
-    return made
+    columns = {name: np.full_like(getattr(plain, name), value) for name, value in fields.items()}
+    return replace(plain, **columns)
 
 
 def ids(logits: torch.Tensor, made: DrawPlan, **masks: Any) -> list[int]:

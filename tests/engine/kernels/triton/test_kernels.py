@@ -16,7 +16,7 @@ from engine.kernels import sampler
 from engine.kernels.fp8 import FP8, quantize_rows, to_fp8
 from engine.kernels.torch_attention import GroupStep
 from engine.kernels.triton import reference
-from engine.step import DrawPlan
+from engine.step import DrawPlan, plain_draws
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -313,30 +313,13 @@ def test_inputs_are_laid_out_and_drawn_tokens_looked_up() -> None:
 
 def plan(rows: int, **given: float) -> DrawPlan:
     """A plan of rows that all have the same numbers and each its own noise."""
-
-    def same(name: str, default: float, dtype: type) -> Any:
-        return np.full(rows, given.get(name, default), dtype)
-
-    none = np.zeros(0, np.int64)
-    return DrawPlan(
-        temperature=same("temperature", 1.0, np.float32),
-        top_k=same("top_k", 0, np.int64),
-        top_p=same("top_p", 1.0, np.float32),
-        min_p=same("min_p", 0.0, np.float32),
+    plain = replace(
+        plain_draws(rows),
         noise=np.arange(rows, dtype=np.int64) * 0x1234567887654321 + 5,
         draw_index=np.arange(rows, dtype=np.int64) % 3,
-        logprobs=np.full(rows, -1, np.int64),
-        bias_rows=none,
-        bias_ids=none,
-        bias_values=np.zeros(0, np.float32),
-        penalized=none,
-        repetition=np.zeros(0, np.float32),
-        presence=np.zeros(0, np.float32),
-        frequency=np.zeros(0, np.float32),
-        history_rows=none,
-        history_ids=none,
-        history_is_output=np.zeros(0, np.bool_),
     )
+    same = {name: np.full_like(getattr(plain, name), value) for name, value in given.items()}
+    return replace(plain, **same)
 
 
 def kernel_draw(logits: Tensor, own: DrawPlan) -> list[int]:
