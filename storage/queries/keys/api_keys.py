@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, func, insert, or_, select, update
@@ -190,17 +190,9 @@ def _insert(conn: Connection, new: NewKey, replaces: str | None = None) -> Store
     return get(conn, new.id)
 
 
+_FIELDS = tuple(field.name for field in fields(StoredKey))
+
+
 def _stored(row: Row[*tuple[Any, ...]]) -> StoredKey:
-    return StoredKey(
-        id=row.id,
-        owner=row.owner,
-        name=row.name,
-        hint=row.hint,
-        created_at=row.created_at,
-        revoked_at=row.revoked_at,
-        scopes=tuple(row.scopes.split(",")),
-        expires_at=row.expires_at,
-        last_used_at=row.last_used_at,
-        replaces=row.replaces,
-        limits=row.limits,
-    )
+    values = {name: row._mapping[name] for name in _FIELDS}
+    return StoredKey(**{**values, "scopes": tuple(row.scopes.split(","))})
