@@ -59,7 +59,6 @@ class Loading:
     room: Hold
     first: int
     num_blocks: int
-    expected_s: float  # what computing would take
     deadline: float  # time.monotonic seconds
     followers: list[Sequence] = field(default_factory=list)
     over: bool = False  # nobody waits any more
@@ -290,7 +289,6 @@ class Tiering:
             room,
             num_hit,
             num_blocks,
-            expected_s=compute_s,
             deadline=time.monotonic() + disk.wait_s() + compute_s + PATIENCE_S,
         )
         self._loading[sequence.handle] = loading

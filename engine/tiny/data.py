@@ -163,15 +163,13 @@ def families(seed: int, long_text: float = 0.08, branched: float = 0.06) -> Iter
         yield [Dialogue(turn.skill, (*system, *turn.messages), tuple(tools), thinking) for turn in turns]
 
 
-def dialogues(
-    seed: int, split: Split, skill: str | None = None, long_text: float = 0.08
-) -> Iterator[Dialogue]:
+def dialogues(seed: int, split: Split, skill: str | None = None) -> Iterator[Dialogue]:
     """Dialogues for ever: the whole mix, or one key of it."""
     rng = random.Random(f"{seed}/{split}/{skill}")
     words = Words(rng, split)
     skills, weights = list(MIX), list(MIX.values())
     while True:
-        yield make_dialogue(words, skill or rng.choices(skills, weights)[0], long_text)
+        yield make_dialogue(words, skill or rng.choices(skills, weights)[0])
 
 
 def tokenizer_corpus(seed: int, count_of: int) -> Iterator[str]:

@@ -261,7 +261,7 @@ def turns(dialogue: Dialogue) -> list[Dialogue]:
 # ---------------------------------------------------------------------------------------------- who answers
 
 
-def local_asker(checkpoint: Path, greedy: bool, seed: int = 1) -> Asker:
+def local_asker(checkpoint: Path, greedy: bool) -> Asker:
     """Answers through transformers' own `generate`, with the checkpoint's sampling defaults or greedily."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -269,7 +269,7 @@ def local_asker(checkpoint: Path, greedy: bool, seed: int = 1) -> Asker:
 
     # The table is what is to be seen.
     transformers_logging.disable_progress_bar()
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     model.eval()

@@ -563,7 +563,6 @@ def _flag(words: Words) -> Slot:
     return Slot(name, {"type": "boolean"}, said, told)
 
 
-TITLES = ("title", "name", "label", "subject")
 SLOTS: list[Callable[[Words], Slot]] = [
     _text("recipient person guest customer user assignee to", lambda w: w.name(), "for {}", "to {}"),
     _text("city place location town", lambda w: w.city().split(",")[0], "in {}", "in {}", "to {}", "near {}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -23,14 +22,13 @@ PROJECTS = "/v1/organization/projects/"
 class Accesses:
     """The reads of this process that the audit log has an entry of."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._noted: dict[tuple[str, str | None, str], float] = {}  # who, from where, what: until when
 
     async def note(self, storage: Storage, by: Actor, path: str) -> None:
         """Write a read down, unless it was lately: its path with escapes, so that it is one word. Raises
         StorageUnavailable: what cannot be written down is not shown."""
-        read, now = (by.id, by.ip, path), self._clock()
+        read, now = (by.id, by.ip, path), time.monotonic()
         if self._noted.get(read, now) > now:
             return
         project = path.removeprefix(PROJECTS).partition("/")[0] if path.startswith(PROJECTS) else None

@@ -246,9 +246,8 @@ class Limiter:
         """Take units of several limits, all or none. ApiError 429 that names the limit in the way, and
         whose it is."""
         if (found := await self.meters.take(wanted)) is not None:
-            name = _name(found[0].id)
-            self._refused(name)
-            raise _refusal(name, subjects, found, self.meters.now())
+            self._refused(_name(found[0].id))
+            raise _refusal(subjects, found, self.meters.now())
 
     async def take_tokens(self, subjects: Sequence[Subject], model: str, tokens: int) -> None:
         """Take the tokens of work that a model does within a request, or long after it: it is counted as no
@@ -443,9 +442,7 @@ def _limit(id: str, subjects: Sequence[Subject]) -> str:
     return f"{WHAT[name]} of {whose(kind, subjects)}" + (f" for '{model}'" if model else "")
 
 
-def _refusal(
-    name: str, subjects: Sequence[Subject], found: tuple[Meter, int, int | None], now: int
-) -> ApiError:
+def _refusal(subjects: Sequence[Subject], found: tuple[Meter, int, int | None], now: int) -> ApiError:
     """429: `rate_limit_exceeded`, or `insufficient_quota` where a day's allowance is spent."""
     meter, units, wait = found
     rate, left = meter.rate, meter.remaining(now)

@@ -43,19 +43,19 @@ class Moderation:
         return {"model": self.model, "input": self.input, "output": self.output}
 
 
-def parse_moderation(value: Any, param: str = "moderation") -> Moderation:
+def parse_moderation(value: Any) -> Moderation:
     """The field `moderation`. A half without a policy is scored. Raises ApiError 400."""
-    mapping(value, param)
-    unread(value, ("model", "policy"), param)
+    mapping(value, "moderation")
+    unread(value, ("model", "policy"), "moderation")
     if value.get("model") is None:
-        missing(f"{param}.model")
-    model = text(1, 512)(value["model"], f"{param}.model")
+        missing("moderation.model")
+    model = text(1, 512)(value["model"], "moderation.model")
     modes: dict[str, Mode] = {}
-    policy = mapping({} if value.get("policy") is None else value["policy"], f"{param}.policy")
-    unread(policy, ("input", "output"), f"{param}.policy")
+    policy = mapping({} if value.get("policy") is None else value["policy"], "moderation.policy")
+    unread(policy, ("input", "output"), "moderation.policy")
     for half in ("input", "output"):
         if policy.get(half) is not None:
-            path = f"{param}.policy.{half}"
+            path = f"moderation.policy.{half}"
             unread(mapping(policy[half], path), ("mode",), path)
             if policy[half].get("mode") is None:
                 missing(f"{path}.mode")

@@ -115,8 +115,7 @@ class ClassifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """Documents to be put in order by a query. truncate_field: where `truncate` comes from. raw: the scores
-    are wanted without their activation."""
+    """Documents to be put in order by a query. raw: the scores are wanted without their activation."""
 
     model: str | None
     query: str
@@ -125,7 +124,6 @@ class RerankRequest:
     return_documents: bool
     instruction: str = ""
     truncate: int | None = None
-    truncate_field: str = "truncate_prompt_tokens"
     per_document: bool = False  # truncate counts tokens of the document, not of the pair
     raw: bool = False
 
@@ -212,7 +210,6 @@ def parse_rerank(body: Mapping[str, Any], *, returns: bool) -> RerankRequest:
         returns if shown is None else shown,
         read_text(body, "instruction") or "",
         per_document or truncate,
-        "max_tokens_per_doc" if per_document else "truncate_prompt_tokens",
         bool(per_document),
         _is_raw(body),
     )

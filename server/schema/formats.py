@@ -135,7 +135,7 @@ def _limit(written: bytes, path: str) -> None:
 def asked_shape(body: Mapping[str, Any], form: Format | None, param: str) -> tuple[Shape | None, str]:
     """The shape that a request asks of its answer, in a format (at `param`) or an extension, and the field
     that does. Raises ApiError 400, `mutually_exclusive_parameters` for two shapes."""
-    found = [(shape, param)] if form is not None and (shape := _shape_of(form, param)) is not None else []
+    found = [(shape, param)] if form is not None and (shape := _shape_of(form)) is not None else []
     for field, kind in EXTENSIONS.items():
         if field in body:
             found.append((_output(kind, body[field], field), field))
@@ -156,7 +156,7 @@ def asked_shape(body: Mapping[str, Any], form: Format | None, param: str) -> tup
     return found[0] if found else (None, param)
 
 
-def _shape_of(form: Format, param: str) -> Shape | None:
+def _shape_of(form: Format) -> Shape | None:
     """The shape of a format; None where any text will do."""
     kind = form["type"]
     if kind == "json_schema":

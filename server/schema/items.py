@@ -75,7 +75,7 @@ def normalize_input(value: Any, *, new_id: NewId, param: str = "input") -> list[
     return items
 
 
-def without_trigger(value: Any, new_id: NewId, param: str = "input") -> tuple[Any, bool]:
+def without_trigger(value: Any, new_id: NewId) -> tuple[Any, bool]:
     """A request's input without the item that asks for a compaction, and whether there was one. Raises
     ApiError 400 for one that is not the last."""
     if not isinstance(value, list):
@@ -83,7 +83,7 @@ def without_trigger(value: Any, new_id: NewId, param: str = "input") -> tuple[An
     for index, item in enumerate(value):
         if not (isinstance(item, dict) and is_trigger(item)):
             continue
-        path = f"{param}[{index}]"
+        path = f"input[{index}]"
         if index != len(value) - 1:
             refuse(path, f"Invalid '{path}': a 'compaction_trigger' must be the last item of the input.")
         normalize_item(item, path, new_id)

@@ -299,7 +299,7 @@ def _parts(
 
 
 def unsupported_in(
-    messages: Sequence[Mapping[str, Any]], *, modalities: frozenset[str], param: str = "messages"
+    messages: Sequence[Mapping[str, Any]], *, modalities: frozenset[str]
 ) -> list[tuple[str, str]]:
     """(path, modality) of every part of checked `messages` that a model of these modalities cannot read;
     files are read for it."""
@@ -310,5 +310,5 @@ def unsupported_in(
             kind = part["type"]
             modality = UNSUPPORTED_KINDS.get(_PARTS.get(kind, kind))
             if modality not in (None, "file") and modality not in modalities:
-                found.append((f"{param}[{index}].content[{position}]", modality))
+                found.append((f"messages[{index}].content[{position}]", modality))
     return found

@@ -86,7 +86,6 @@ _TEMPLATE_NAMES = frozenset(
 )  # fmt: skip
 
 Text = Annotated[str, Field(max_length=10_485_760)]
-Token = Annotated[int, Within(0, MAX_INT32)]
 
 
 class _Part(BaseModel):
@@ -124,12 +123,12 @@ class StreamOptions(_Part):
         unread(body.get("stream_options") or {}, type(self).model_fields, "stream_options")
 
 
-def check_metadata(value: Any, param: str = "metadata") -> dict[str, str]:
+def check_metadata(value: Any) -> dict[str, str]:
     """At most 16 pairs of strings, keys up to 64 and values up to 512 characters; raises ApiError 400."""
-    mapping(value, param)
-    check_length(param, len(value), "object", most=16)
+    mapping(value, "metadata")
+    check_length("metadata", len(value), "object", most=16)
     for key, element in value.items():
-        path = f"{param}.{shorten(key)}"
+        path = f"metadata.{shorten(key)}"
         if not isinstance(element, str):
             mistyped(path, "a string", element)
         if len(key) > 64:
@@ -415,17 +414,17 @@ def _conversation_id(value: Any) -> str:
     return found
 
 
-def parse_include(value: Any, param: str = "include") -> tuple[str, ...]:
+def parse_include(value: Any) -> tuple[str, ...]:
     """An `include` list, of a body or a query; raises ApiError 400 for a value that is not official."""
     if not isinstance(value, list):
-        mistyped(param, "an array", value)
+        mistyped("include", "an array", value)
     for index, name in enumerate(value):
         if not isinstance(name, str):
-            mistyped(f"{param}[{index}]", "a string", name)
+            mistyped(f"include[{index}]", "a string", name)
         if name not in INCLUDES:
             wanted = ", ".join(f"'{known}'" for known in sorted(INCLUDES))
             message = f"Invalid value: '{shorten(name)}'. Supported values are: {wanted}."
-            refuse(f"{param}[{index}]", message)
+            refuse(f"include[{index}]", message)
     return tuple(dict.fromkeys(value))
 
 

@@ -374,28 +374,26 @@ def _unsupported(kind: str, on: Messages | None) -> str:
 _NAMED = record({"type": STRING, "name": NAME}, {"namespace": STRING})
 
 
-def parse_tool_choice(
-    value: Any, param: str = "tool_choice", *, on: Messages | None = None
-) -> str | dict[str, Any]:
+def parse_tool_choice(value: Any, *, on: Messages | None = None) -> str | dict[str, Any]:
     """A tool choice in its official flat form; chat's nested forms are unwrapped. on: see `require_offered`.
 
     Whether the tools that it names exist and can be forced is not decided here. Raises ApiError 400.
     """
     if isinstance(value, str):
-        choice: str = one_of("none", "auto", "required")(value, param)
+        choice: str = one_of("none", "auto", "required")(value, "tool_choice")
         return choice
     if not isinstance(value, dict):
-        mistyped(param, "a string or an object", value)
-    kind: str = member(value, "type", STRING, param)
+        mistyped("tool_choice", "a string or an object", value)
+    kind: str = member(value, "type", STRING, "tool_choice")
     if kind == "allowed_tools":
-        return _allowed(value, param, on)
+        return _allowed(value, "tool_choice", on)
     if kind == "computer_use":  # an older name of it, of choices alone
         kind, value = "computer", {**value, "type": "computer"}
     if kind not in tool_shapes():
-        _refuse_kind(kind, f"{param}.type", on, "allowed_tools")
+        _refuse_kind(kind, "tool_choice.type", on, "allowed_tools")
     if kind in ("function", "custom"):
-        _require_nested(value, kind, param, on)
-    value, path = _unwrapped(value, kind, param)
+        _require_nested(value, kind, "tool_choice", on)
+    value, path = _unwrapped(value, kind, "tool_choice")
     if kind in ("function", "custom"):
         named = _NAMED(value, path)
         return {"type": kind, **{key: named[key] for key in ("name", "namespace") if key in named}}

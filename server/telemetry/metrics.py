@@ -114,7 +114,6 @@ class Telemetry:
         self._in_flight = Gauge(
             "antiphon_requests_in_flight", "Requests being answered.", registry=self._registry
         )
-        self.num_in_flight = 0
 
     def _add_generations(self) -> None:
         counter, histogram = self._counter, self._histogram
@@ -163,7 +162,6 @@ class Telemetry:
 
     def request_started(self) -> None:
         """A request's headers are here."""
-        self.num_in_flight += 1
         self._in_flight.inc()
 
     def request_ended(
@@ -171,7 +169,6 @@ class Telemetry:
     ) -> None:
         """Its reply is over. `route` is the pattern, never the path: paths hold ids. error_code: of the
         refusal, if it was one."""
-        self.num_in_flight -= 1
         self._in_flight.dec()
         known = method if method in METHODS else OTHER_METHOD
         self._requests.labels(route, known, str(status)).inc()

@@ -21,7 +21,6 @@ from server.telemetry.observation import Asked, Observation
 from server.telemetry.record import RequestRecord, current
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import Span
 
 CLOSE_S = 3.0
@@ -35,10 +34,10 @@ class TracingError(ValueError):
 class Tracing:
     """Makes spans. content: whether they hold what was said to models and tools, and by them."""
 
-    def __init__(self, *, content: bool = False, processor: SpanProcessor | None = None) -> None:
-        """processor: takes the spans that end, in place of the sender. Raises TracingError where the SDK is
-        not installed."""
+    def __init__(self, *, content: bool = False) -> None:
+        """Raises TracingError where the SDK is not installed."""
         try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import SERVICE_NAME, Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -50,11 +49,7 @@ class Tracing:
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "antiphon"}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        if processor is None:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-            processor = BatchSpanProcessor(OTLPSpanExporter())
-        self._provider.add_span_processor(processor)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("antiphon", __version__)
         self._propagator = TraceContextTextMapPropagator()
 

@@ -210,18 +210,16 @@ async def usable_stores(
     owner: str,
     ids: Sequence[str],
     filter: Filter | None = None,
-    *,
-    param: str = "vector_store_id",
 ) -> tuple[SearchedStore, ...]:
     """Stores that can be searched, with the files that a filter lets through. Raises NotFound for a store,
-    ApiError 400 for one that has expired. param: where a request names them."""
+    ApiError 400 for one that has expired."""
     now = now_us()
     shows = None if filter is None else _stored_test(filter)
     stores = await storage.vector_stores.searched(owner, ids, now, shows=shows)
     for store in stores:
         if await storage.is_over(store.expires_at, now):
             message = f"Vector store '{store.id}' has expired."
-            raise ApiError(400, message, code="vector_store_expired", param=param)
+            raise ApiError(400, message, code="vector_store_expired", param="vector_store_id")
     return stores
 
 

@@ -41,7 +41,7 @@ def create(
         replaced = remove(conn, (container.id,))
     values = {**asdict(container), "given": " ".join(container.given), "num_bytes": 0}
     conn.execute(insert(containers).values(values))
-    _add(conn, container.owner, container.id, files, room)
+    _add(conn, container.id, files, room)
     return replaced
 
 
@@ -154,7 +154,7 @@ def add_files(
     """Stores files in the places of those of the same paths, which is a use of the container; returns the
     digests of these. NotFound, ContainerFull, PathTaken."""
     get(conn, owner, id, now, hold=True)
-    replaced = _add(conn, owner, id, files, room)
+    replaced = _add(conn, id, files, room)
     _used(conn, id, now)
     return replaced
 
@@ -172,16 +172,14 @@ def give(
     new = [file_id for file_id in files if file_id not in given]
     if not new:
         return ()
-    replaced = _add(conn, owner, id, [files[file_id] for file_id in new], room)
+    replaced = _add(conn, id, [files[file_id] for file_id in new], room)
     told = " ".join((*given, *new))
     conn.execute(update(containers).where(containers.c.id == id).values(given=told))
     _used(conn, id, now)
     return replaced
 
 
-def _add(
-    conn: Connection, owner: str, id: str, files: Sequence[ContainerFile], room: ContainerRoom
-) -> Sequence[str]:
+def _add(conn: Connection, id: str, files: Sequence[ContainerFile], room: ContainerRoom) -> Sequence[str]:
     """What clients bring is refused as a whole where there is no room for it, or a folder in its place."""
     own = [*{file.path: file for file in files}.values()]  # of one path the last one
     if not own:

@@ -11,7 +11,7 @@ from server.runs.events import RETRY_S
 from storage import StorageUnavailable
 
 if TYPE_CHECKING:
-    from storage import Storage
+    pass
 
 log = logging.getLogger("antiphon.runs")
 
@@ -22,9 +22,7 @@ TAKE_AT_ONCE = 16
 class Queue:
     """Takes runs. busy: some may be waiting for room, so new ones stand in line behind them."""
 
-    def __init__(
-        self, storage: Storage, room: Callable[[], int], take: Callable[[int], Awaitable[int]]
-    ) -> None:
+    def __init__(self, room: Callable[[], int], take: Callable[[int], Awaitable[int]]) -> None:
         """room: how many more runs this process can carry on. take: takes up to so many; how many it took."""
         self._room, self._take = room, take
         self._stirred = asyncio.Event()

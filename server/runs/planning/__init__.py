@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.runs.planning import steps
-from server.runs.planning.compaction import Part, next_part, with_summary
+from server.runs.planning.compaction import Part, next_part
 from server.runs.planning.functions import Functions, enforced
 from server.runs.planning.history import Turn, drop_oldest, not_found, replayable, require_readable
 from server.runs.planning.pasts import Past, Pasts, read_items
@@ -54,6 +54,5 @@ __all__ = [
     "steps",
     "turn_tools",
     "used_by_tool",
-    "with_summary",
     "without_secrets",
 ]

@@ -12,7 +12,7 @@ goes on with the very same prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine import Prompt, PromptTooLong
@@ -308,11 +308,6 @@ async def next_part(
     much = in_large_request() or len(items) > THREADED_PARTS
     conversation = await aside(much, _Conversation.of, items, functions)
     return await _Work(plan, served, conversation, offered).next(progress)
-
-
-def with_summary(content: Compacted, summary: str) -> Compacted:
-    """What a compaction stands for, with its summary. The model may have said nothing."""
-    return replace(content, summary=summary.strip() or None)
 
 
 def _groups(messages: Sequence[Message]) -> list[list[Message]]:

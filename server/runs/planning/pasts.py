@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -125,17 +125,10 @@ CHECKED = 500
 class Pasts:
     """The pasts that were needed last, by response, or by conversation."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        max_bytes: int = MAX_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """clock: seconds."""
+    def __init__(self, storage: Storage, max_bytes: int = MAX_BYTES) -> None:
         self._storage = storage
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._clock = clock
         self._used_at: dict[str, float] = {}
         self._pasts: OrderedDict[str, Past] = OrderedDict()  # the oldest first
 
@@ -184,7 +177,7 @@ class Pasts:
     async def forget_gone(self) -> None:
         """The same for all that are not in the database any more, or not whole, whoever deleted them, and for
         those that nobody has asked for lately. StorageUnavailable."""
-        self.forget([id for id, used_at in self._used_at.items() if used_at < self._clock() - IDLE_S])
+        self.forget([id for id, used_at in self._used_at.items() if used_at < time.monotonic() - IDLE_S])
         responses = [id for id, past in self._pasts.items() if not past.head]
         for first in range(0, len(responses), CHECKED):
             self.forget(await self._storage.gone_responses(responses[first : first + CHECKED]))
@@ -212,14 +205,14 @@ class Pasts:
         past = self._pasts.get(id)
         if past is not None:
             self._pasts.move_to_end(id)
-            self._used_at[id] = self._clock()
+            self._used_at[id] = time.monotonic()
         return past
 
     def _remember(self, id: str, past: Past) -> None:
         self.forget([id])
         if past.num_bytes > self._max_bytes // 4:
             return
-        self._pasts[id], self._used_at[id] = past, self._clock()
+        self._pasts[id], self._used_at[id] = past, time.monotonic()
         self._num_bytes += past.num_bytes
         while self._num_bytes > self._max_bytes:
             self.forget([next(iter(self._pasts))])

@@ -183,9 +183,9 @@ CHOICE = tagged(
 )
 
 
-def read_choice(value: Any, param: str = "tool_choice") -> tuple[str | Json, bool]:
+def read_choice(value: Any) -> tuple[str | Json, bool]:
     """A tool choice in the form of Responses, and whether one turn may have several calls."""
-    choice = CHOICE(value, param)
+    choice = CHOICE(value, "tool_choice")
     parallel = not choice.get("disable_parallel_tool_use", False)
     match choice["type"]:
         case "tool":

@@ -154,8 +154,7 @@ async def test_what_was_taken_out_of_a_conversation_is_forgotten(tmp_path: Path)
         await server.context.storage.delete_conversation("local", third, now_us())
         await pasts.forget_gone()
         assert list(pasts._pasts) == [fourth]
-        now = pasts._clock()
-        pasts._clock = lambda: now + IDLE_S + 1
+        pasts._used_at = {id: used_at - IDLE_S - 1 for id, used_at in pasts._used_at.items()}
         await pasts.forget_gone()
         assert not pasts._pasts and not pasts._num_bytes
 
