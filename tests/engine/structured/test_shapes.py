@@ -412,7 +412,7 @@ def test_a_reference_may_lead_to_what_is_no_schema() -> None:
     named = {"allOf": {"type": "integer"}, "minItems": {}, "$ref": {}, "required": False}
     schema = {"type": "object", "properties": {**named, "a": {"$ref": "#/properties"}}}
     with contextlib.suppress(ConstraintError):
-        matcher("bytes", Constraint(answer=Shape("json", json.dumps(schema))))
+        assert not accepts("bytes", Constraint(answer=Shape("json", json.dumps(schema))), "12")
 
 
 def test_annotations_need_not_be_schemas() -> None:
@@ -473,11 +473,16 @@ BESIDE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("value", [None, 5, "x", True, ["x"], {"x": 5}, [5], [None], {"x": [[]]}, -1, 1e400])
 def test_what_is_no_schema_is_refused_or_enforced_and_never_a_crash(value: Any) -> None:
+    """Whatever a keyword says of one property, arguments are an object."""
+    call = '<tool_call>\n{"name": "f", "arguments": 5}\n</tool_call>'
     for keyword in KEYWORDS:
         for beside in BESIDE:
             schema = {"type": "object", "properties": {"a": {**beside, keyword: value}}}
+            tool = ToolShape("f", json.dumps(schema))
             with contextlib.suppress(ConstraintError):
-                matcher("bytes", Constraint((ToolShape("f", json.dumps(schema)),), 1))
+                assert not accepts(
+                    "bytes", Constraint((tool,), 1), call, ReaderParams(calls=True, tools=(tool,))
+                ), schema
 
 
 def test_integers_stay_readable() -> None:
