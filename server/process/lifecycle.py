@@ -62,7 +62,16 @@ from storage import (
     open_storage,
     patience_s,
 )
-from tools import GENERATE, Found, Registry, ToolsError, prepare_arguments, prepare_egress, prepare_pages
+from tools import (
+    GENERATE,
+    Found,
+    Registry,
+    ToolsError,
+    prepare_arguments,
+    prepare_egress,
+    prepare_pages,
+    prepare_sounds,
+)
 
 if TYPE_CHECKING:
     from engine import RemotePooling, RemoteSpeech
@@ -410,6 +419,8 @@ class ServerLifecycle:
             await asyncio.to_thread(prepare_egress)
         if searches:
             await asyncio.to_thread(prepare_pages)
+        if self.context is not None and self.context.models.speech:
+            await asyncio.to_thread(prepare_sounds)
         if self._engine is not None:
             await self._engine.prepare()
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError
 
 from engine import Window
+from server.process import lifecycle
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.speech_checkpoints import make_whisper, sound_file, tone
 from tests.support.usage import used
@@ -313,3 +315,12 @@ async def test_a_server_without_a_model_names_the_setting(tmp_path: Path) -> Non
                 assert "--speech-model" in validate_error(reply.json())["message"]
         described = (await client.get("/openapi.json")).json()["components"]["schemas"]
         assert "timestamp_granularities[]" in described["CreateTranscription"]["properties"]
+
+
+async def test_what_decodes_sounds_is_started_before_the_first_one(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Event()
+    monkeypatch.setattr(lifecycle, "prepare_sounds", started.set)
+    await server.life.prepare()
+    assert started.is_set()
