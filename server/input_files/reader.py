@@ -7,7 +7,6 @@ text, whatever becomes of the file or of the parsers.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 
 from server.config import THREADED_BYTES
 from server.errors import ApiError
-from server.input_files.sources import FoundFile, RequestFiles
+from server.input_files.sources import SOON, FoundFile, RequestFiles, in_time, not_read
 from server.items import FILE_PARTS, Item, input_files_of, with_file_texts
 from server.schema import refuse, shorten
 from server.threads import begin_large_request
@@ -37,14 +36,9 @@ every turn. Each owner's are looked for alone: how long an answer takes tells no
 ENTRY_CHARS = 500
 """What is counted of each besides its text, its name and its address."""
 
-TOTAL_S = 240.0
-"""For all files of one request: to come, to wait for their turns, and to be read. What was read is known when
-the client tries again."""
-
 Key = tuple[str, str, str, str | None]
 """Owner, digest of the bytes, name, and URL of a file that was read."""
 
-_SOON = {"retry-after": "1"}
 _PAGES = {"pptx": "slide", "xlsx": "sheet"}
 _LINE_ENDS = r"\n\f\x85\u2028\u2029"
 _FORGED = re.compile(
@@ -73,12 +67,8 @@ class InputFiles:
         be read at this moment, or all of them not in time.
         """
         named = None if paths is None else [*paths]
-        try:
-            async with asyncio.timeout(TOTAL_S):
-                return await self._read(owner, items, param, iter(named) if named else None)
-        except TimeoutError:
-            message = f"The files of this request could not be read in {TOTAL_S:g} s. Try again."
-            raise _not_read(message, named[0] if named else param) from None
+        reading = self._read(owner, items, param, iter(named) if named else None)
+        return await in_time(reading, "files", named[0] if named else param)
 
     async def _read(
         self, owner: str, items: Sequence[Item], param: str, named: Iterator[str] | None
@@ -150,7 +140,7 @@ def _num_chars(key: Key, text: str) -> int:
 def _refuse(why: UnreadableDocument, source: FoundFile, path: str) -> NoReturn:
     message = f"The file '{shorten(source.filename)}' cannot be read. {why.message}"
     if isinstance(why, ReadersBusy) and why.own:
-        raise ApiError(429, message, code="rate_limit_exceeded", param=path, headers=_SOON)
+        raise ApiError(429, message, code="rate_limit_exceeded", param=path, headers=SOON)
     match why.code:
         case "unsupported_file":
             refuse(path, message, "unsupported_file")
@@ -159,8 +149,4 @@ def _refuse(why: UnreadableDocument, source: FoundFile, path: str) -> NoReturn:
         case "too_large":
             refuse(path, message, "file_too_large")
         case "server_error":
-            raise _not_read(message, path)
-
-
-def _not_read(message: str, path: str) -> ApiError:
-    return ApiError(503, message, code="file_not_read", param=path, headers=_SOON)
+            raise not_read(message, path)

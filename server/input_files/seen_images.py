@@ -19,7 +19,15 @@ from urllib.parse import unquote, urlsplit
 
 from server.config import THREADED_BYTES, Config
 from server.errors import ApiError
-from server.input_files.sources import FoundFile, NotAllowed, RequestFiles, found_file
+from server.input_files.sources import (
+    SOON,
+    FoundFile,
+    NotAllowed,
+    RequestFiles,
+    found_file,
+    in_time,
+    not_read,
+)
 from server.items import SEES, Item, KeptPicture, path_of_image, unseen_images_of, with_pictures
 from server.schema import refuse, shorten
 from server.threads import begin_large_request
@@ -44,10 +52,6 @@ KEPT_BYTES = 64 << 20
 with every turn. Each owner's are looked for alone: how long an answer takes tells nothing of what others
 sent."""
 
-TOTAL_S = 240.0
-"""For all images of one request: to come, to wait for their turns, and to be read."""
-
-_SOON = {"retry-after": "1"}
 _CODES: Mapping[str, str] = {
     "file_too_large": "image_file_too_large",
     "not_found": "image_file_not_found",
@@ -91,12 +95,8 @@ class SeenImages:
         read; 503 where one could not be read at this moment, or all of them not in time.
         """
         named = None if paths is None else [*paths]
-        try:
-            async with asyncio.timeout(TOTAL_S):
-                return await self._read(owner, items, param, iter(named) if named else None)
-        except TimeoutError:
-            message = f"The images of this request could not be read in {TOTAL_S:g} s. Try again."
-            raise _not_read(message, named[0] if named else param) from None
+        reading = self._read(owner, items, param, iter(named) if named else None)
+        return await in_time(reading, "images", named[0] if named else param)
 
     async def _read(
         self, owner: str, items: Sequence[Item], param: str, named: Iterator[str] | None
@@ -225,7 +225,7 @@ def _of_images(error: ApiError, path: str, at: str) -> ApiError:
 def _refuse(why: UnreadableDocument, num_bytes: int, at: str) -> NoReturn:
     message = f"The image at '{shorten(at)}' cannot be read. {why.message}"
     if isinstance(why, ReadersBusy) and why.own:
-        raise ApiError(429, message, code="rate_limit_exceeded", param=at, headers=_SOON)
+        raise ApiError(429, message, code="rate_limit_exceeded", param=at, headers=SOON)
     match why.code:
         case "unsupported_file":
             refuse(at, message, "unsupported_image_media_type")
@@ -234,8 +234,4 @@ def _refuse(why: UnreadableDocument, num_bytes: int, at: str) -> NoReturn:
         case "too_large":
             refuse(at, message, "image_file_too_large" if num_bytes > MAX_BYTES else "image_too_large")
         case "server_error":
-            raise _not_read(message, at)
-
-
-def _not_read(message: str, at: str) -> ApiError:
-    return ApiError(503, message, code="file_not_read", param=at, headers=_SOON)
+            raise not_read(message, at)

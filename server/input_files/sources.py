@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
 from server.clock import now_us
@@ -27,7 +27,33 @@ MAX_BYTES = 50 << 20
 MAX_REDIRECTS = 5
 FETCH_S = 30.0
 
+TOTAL_S = 240.0
+"""For all files of one request: to come, to wait for their turns, and to be read. What was read is known when
+the client tries again."""
+
+SOON = {"retry-after": "1"}
+
 FIELDS = ("file_id", "file_data", "file_url")
+
+
+T = TypeVar("T")
+
+
+async def in_time(reading: Coroutine[Any, Any, T], what: str, path: str) -> T:
+    """What is read of all files or images of a request, by the words for them in `what`. Raises ApiError 503
+    where that takes longer than TOTAL_S, and what the reading raises."""
+    try:
+        async with asyncio.timeout(TOTAL_S):
+            return await reading
+    except TimeoutError:
+        raise not_read(
+            f"The {what} of this request could not be read in {TOTAL_S:g} s. Try again.", path
+        ) from None
+
+
+def not_read(message: str, path: str) -> ApiError:
+    """503 for what could not be read at this moment."""
+    return ApiError(503, message, code="file_not_read", param=path, headers=SOON)
 
 
 class Load(Protocol):

@@ -12,7 +12,7 @@ import pytest
 
 from engine import ScriptedEngine
 from server.errors import ApiError
-from server.input_files import InputFiles, InputImages, images, reader
+from server.input_files import InputFiles, InputImages, images, reader, sources
 from server.items import file_texts
 from tests.support.blocking import until
 from tests.support.documents import docx, docx_paragraph, pdf
@@ -415,13 +415,13 @@ async def test_the_files_of_a_request_have_a_time_together_and_what_was_read_sta
         return Document("text", (DocumentPage(None, data.decode()),))
 
     monkeypatch.setattr(reader, "read_document", read)
-    monkeypatch.setattr(reader, "TOTAL_S", 0.2)
+    monkeypatch.setattr(sources, "TOTAL_S", 0.2)
     parts = [{"type": "input_file", "file_data": data_of(data)} for data in (b"one", b"two")]
     body = {"input": [{"role": "user", "content": [*parts, {"type": "input_text", "text": "say fine"}]}]}
     late = await http.post("/v1/responses", json=body)
     assert (late.status_code, late.json()["error"]["code"]) == (503, "file_not_read")
     assert late.json()["error"]["param"] == "input" and late.headers["retry-after"] == "1"
-    monkeypatch.setattr(reader, "TOTAL_S", 60.0)
+    monkeypatch.setattr(sources, "TOTAL_S", 60.0)
     assert (await http.post("/v1/responses", json=body)).status_code == 200
     assert reads == ["one", "two", "two"]
 
