@@ -202,7 +202,7 @@ class Runs:
         self.tool_outputs = ToolOutputs(
             storage, models, config, quota, limiter, self._tasks, self.intake, self.views, self._takeover
         )
-        self._queue = Queue(storage, self._room, self._takeover.take)
+        self._queue = Queue(self._room, self._takeover.take)
         self._tasks.on_over = self._over
         self._follower = Follower(storage, self.feed, self._tasks, config.resume_grace_s)
         self._presence = Presence(config.data / "runners", storage.runner)
@@ -436,7 +436,6 @@ class Runs:
     ) -> Started:
         plan = planned.plan
         seals = await Seals.of(plan, self._sealing)
-        dumped, input_items = await aside(in_large_request(), _as_stored, planned)
         run = Run.of(plan, self._models.get(plan.model), planned.functions, planned.context, seals)
         run.input, run.place, run.reach = planned.input, held.place, reach
         run.told, run.past = planned.told, planned.past
@@ -445,36 +444,11 @@ class Runs:
         if (record := current.get()) is not None:
             record.model, record.response_id = plan.model, plan.response_id
             record.end_user = plan.end_user
+        head = run.head("queued" if plan.background else "in_progress")
+        new = await self._new_response(planned, head, echo, keyed, queue_limit, by)
         queued = plan.background and (self._queue.busy or self._room() <= 0)
-        status = "queued" if plan.background else "in_progress"
-        head = run.head(status)
-        new = NewResponse(
-            id=plan.response_id,
-            named=plan.own_id,
-            owner=plan.owner,
-            created_at=plan.created_at,
-            status=status,
-            model=plan.model,
-            background=plan.background,
-            store=plan.store,
-            head=orjson.dumps(head),
-            echo=echo,
-            plan=dumped,
-            previous_response_id=plan.previous_response_id,
-            conversation_id=plan.conversation_id,
-            input_items=input_items,
-            record=None,
-            runner=None if queued else self._storage.runner,
-            conversation_head=planned.conversation_head,
-            request=keyed,
-            hidden=plan.hidden,
-            audit=_approvals(planned, by),
-            metadata=planned.asked.metadata,
-            priority=plan.priority,
-            queue_limit=queue_limit,
-            conversation_limit=self._config.max_items_per_conversation,
-            cost=self._likely_cost(planned),
-        )
+        if queued:
+            new = replace(new, runner=None)
         channel = self.feed.open(plan.response_id, echo, stored=plan.store)
         self._num_starting += 1
         try:
@@ -492,7 +466,7 @@ class Runs:
         if plan.background:
             held.visit.leave()
         run.visit = held.visit
-        response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[status])
+        response = Snapshot(join_response(orjson.dumps(head), [], echo), POLL_AFTER_MS[new.status])
         reader = self.feed.join(plan.response_id)
         behind = partial(_behind, run)
         over = partial(self._tasks.settled, run)
@@ -500,16 +474,60 @@ class Runs:
             plan.response_id, response, reader, lambda: run.failure, behind, over, plan.id_secret
         )
         if queued:
-            self.feed.release(plan.response_id)
-            self._queue.want()
-            with suppress(StorageUnavailable, NotFound):  # it has begun, and that is told in any case
-                stored = await self._storage.get_response(plan.owner, plan.response_id)
-                turn = None if stored.run is None else stored.run.place
-                started = replace(started, response=replace(response, queue_position=turn))
-            return started
+            return await self._queued(plan, started)
         if plan.background:
             self._loop.started(run)
         self._tasks.spawn(run)
+        return started
+
+    async def _new_response(
+        self,
+        planned: Planned,
+        head: Mapping[str, Any],
+        echo: bytes,
+        keyed: KeyedRequest | None,
+        queue_limit: int | None,
+        by: Actor,
+    ) -> NewResponse:
+        """The rows that a run begins with, for a run that this process carries on."""
+        dumped, input_items = await aside(in_large_request(), _as_stored, planned)
+        plan = planned.plan
+        return NewResponse(
+            id=plan.response_id,
+            named=plan.own_id,
+            owner=plan.owner,
+            created_at=plan.created_at,
+            status=head["status"],
+            model=plan.model,
+            background=plan.background,
+            store=plan.store,
+            head=orjson.dumps(head),
+            echo=echo,
+            plan=dumped,
+            previous_response_id=plan.previous_response_id,
+            conversation_id=plan.conversation_id,
+            input_items=input_items,
+            record=None,
+            runner=self._storage.runner,
+            conversation_head=planned.conversation_head,
+            request=keyed,
+            hidden=plan.hidden,
+            audit=_approvals(planned, by),
+            metadata=planned.asked.metadata,
+            priority=plan.priority,
+            queue_limit=queue_limit,
+            conversation_limit=self._config.max_items_per_conversation,
+            cost=self._likely_cost(planned),
+        )
+
+    async def _queued(self, plan: RunPlan, started: Started) -> Started:
+        """What is told of a run that is carried on once there is room for it: its place in the queue."""
+        self.feed.release(plan.response_id)
+        self._queue.want()
+        with suppress(StorageUnavailable, NotFound):  # it has begun, and that is told in any case
+            stored = await self._storage.get_response(plan.owner, plan.response_id)
+            turn = None if stored.run is None else stored.run.place
+            return replace(started, response=replace(started.response, queue_position=turn))
         return started
 
     def _over(self, run: Run) -> None:

@@ -66,9 +66,9 @@ async def prepare_completion(
     """Tokenize every prompt and resolve everything else. person: as `prepare_chat` takes it. Raises ApiError
     400 and 403, and RequestError."""
     require_use(principal, served.allowed_as)
-    owner, service = principal.owner, principal.service
+    owner = principal.owner
     named = request.service_tier is not None or request.priority is not None
-    request = admitted(service, request)
+    request = admitted(principal.service, request)
     check_logprobs(request.logprobs, served)
     check_logprobs(request.prompt_logprobs, served, "prompt_logprobs")
     check_search(request.search, served)
@@ -98,33 +98,20 @@ async def prepare_completion(
             prompt = list(ids)
         counts.append(len(ids))
         num_scores = check_scores(sum(counts) * request.n, request.sampling.prompt_logprobs, scores_param)
-
-        def of_prompt(ids: tuple[int, ...], path: str, first: int) -> list[GenerateRequest]:
-            _check_ids(ids, path, served)
-            with words_of_field(path):
-                params = sampling(
-                    request.sampling, served.info, prompt_tokens=len(ids), seed=seed, caps=served.caps
-                )
-            if "max_tokens" in request.model_fields_set:
-                require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
-            params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
-            asked = GenerateRequest(
-                id=completion_id,
-                prompt_ids=ids,
-                sampling=steady(params, offered.answer),
-                reader=ReaderParams(dialect=False, special_tokens=not request.skip_special_tokens),
-                constraint=offered.constraint,
-                owner=owner,
-                cache_salt=request.cache_salt or "",
-                weight=service.weight,
-                priority=request.priority or 0,
-                adapter=served.adapter,
-                deadline=served.caps.deadline(),
-            )
-            return prompt_requests(asked, served, request.search, request.n, first=first)
-
         much = in_large_request() or len(ids) > THREADED_TOKENS
-        requests += await aside(much, of_prompt, ids, path, len(requests))
+        requests += await aside(
+            much,
+            _requests,
+            request,
+            served,
+            offered,
+            principal,
+            ids,
+            path,
+            seed,
+            completion_id,
+            len(requests),
+        )
         writers += await _writers(request, served, prompt, ids, first=len(writers), owner=owner)
     return Completion(
         answered=served.answered,
@@ -150,6 +137,41 @@ async def prepare_completion(
         operation="text_completion",
         num_scores=num_scores,
     )
+
+
+def _requests(
+    request: CompletionRequest,
+    served: ServedModel,
+    offered: Offer,
+    principal: Principal,
+    ids: tuple[int, ...],
+    path: str,
+    seed: int,
+    completion_id: str,
+    first: int,
+) -> list[GenerateRequest]:
+    """What the engine is asked for one prompt, which the request has at `path`. first: how many requests
+    other prompts have before. Raises ApiError 400 and RequestError."""
+    _check_ids(ids, path, served)
+    with words_of_field(path):
+        params = sampling(request.sampling, served.info, prompt_tokens=len(ids), seed=seed, caps=served.caps)
+    if "max_tokens" in request.model_fields_set:
+        require_room(request.max_tokens, "max_tokens", prompt_tokens=len(ids), info=served.info)
+    params = replace(params, prompt_logprobs=request.sampling.prompt_logprobs)
+    asked = GenerateRequest(
+        id=completion_id,
+        prompt_ids=ids,
+        sampling=steady(params, offered.answer),
+        reader=ReaderParams(dialect=False, special_tokens=not request.skip_special_tokens),
+        constraint=offered.constraint,
+        owner=principal.owner,
+        cache_salt=request.cache_salt or "",
+        weight=principal.service.weight,
+        priority=request.priority or 0,
+        adapter=served.adapter,
+        deadline=served.caps.deadline(),
+    )
+    return prompt_requests(asked, served, request.search, request.n, first=first)
 
 
 async def _writers(
