@@ -108,8 +108,8 @@ class Engine(Protocol):
         """The same with all names of an owner."""
         ...
 
-    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
-        """The names under which something is on disk, of one owner or of all; what was to be saved or
+    async def saved_names(self) -> frozenset[str]:
+        """The names under which something is on disk; what was to be saved or
         forgotten before this call has been.
         """
         ...

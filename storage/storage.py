@@ -760,18 +760,11 @@ class Storage:
         job = partial(conversations.add_items, owner=owner, id=id, new=tuple(new), now=now, limit=limit)
         return await self._kept(job, kept)
 
-    async def list_conversation_items(
-        self, owner: str, id: str, *, limit: int, order: Order = "desc", after: str | None = None
-    ) -> Page[StoredItem]:
-        """One page of the items. NotFound("conversation"), or ("item") for an unknown `after`."""
-        return await self._read(
-            partial(conversations.list_items, owner=owner, id=id, limit=limit, order=order, after=after)
-        )
-
     async def list_conversation_places(
         self, owner: str, id: str, *, limit: int, order: Order = "desc", after: str | None = None
     ) -> Page[PositionedItem]:
-        """The same with their places, and when they came there."""
+        """One page of the items, with their places, and when they came there. NotFound("conversation"), or
+        ("item") for an unknown `after`."""
         return await self._read(
             partial(conversations.list_places, owner=owner, id=id, limit=limit, order=order, after=after)
         )

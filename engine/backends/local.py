@@ -468,9 +468,9 @@ class LocalEngine(WithTexts):
         """See `Engine.forget_owner`."""
         self._inbox.put(Forget(owner=owner))
 
-    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+    async def saved_names(self) -> frozenset[str]:
         """See `Engine.saved_names`."""
-        return await self._on_disk(lambda tiering: tiering.disk.names(owner), frozenset())
+        return await self._on_disk(lambda tiering: tiering.disk.names(), frozenset())
 
     async def saved(self) -> None:
         """Wait until what was to be saved or forgotten so far has been, or could not be."""

@@ -207,9 +207,9 @@ class RemoteEngine(WithTexts):
         """See `Engine.forget_owner`; an engine that is away does it when it is back."""
         self._line.note("forget_owner", owner, owed=True)
 
-    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+    async def saved_names(self) -> frozenset[str]:
         """See `Engine.saved_names`; also raises EngineUnavailable."""
-        return frozenset(await ask(self._line, self._patience_s, "saved_names", owner))
+        return frozenset(await ask(self._line, self._patience_s, "saved_names"))
 
     # -- generation ------------------------------------------------------------------------------------------
 

@@ -373,9 +373,9 @@ class _Client(asyncio.Protocol):
             case "check", (constraint, owner):
                 assert engine is not None
                 await engine.check(read(Constraint, constraint), owner)
-            case "saved_names", (owner,):
+            case "saved_names", ():
                 assert engine is not None
-                return await engine.saved_names(owner)
+                return await engine.saved_names()
             case "encode", (index, texts, prompt, cut, owner):
                 words = [text if isinstance(text, str) else tuple(text) for text in texts]
                 model = self._pooling(index)

@@ -69,6 +69,6 @@ class WithoutKV:
     def forget_owner(self, owner: str) -> None:
         """Nothing was saved."""
 
-    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+    async def saved_names(self) -> frozenset[str]:
         """None."""
         return frozenset()

@@ -262,7 +262,7 @@ class DiskTier:
         """Run a function on the writing thread, after all that was asked for before; from any thread."""
         self._copies.put(partial(self._writes.put, function))
 
-    def names(self, owner: str | None = None) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         """What is on disk under any name, also of other models and settings, when what crashes have left is
         swept; on the writing thread."""
         try:
@@ -273,8 +273,7 @@ class DiskTier:
         self._shelf.sweep()
         found = set[str]()
         for shelf in (self._shelf, *self._elsewhere.shelves()):
-            names = shelf.index.names
-            found.update(names if owner is None else shelf.index.names_of(shelf.folder.owner(owner)))
+            found.update(shelf.index.names)
         return frozenset(found)
 
     def slow(self, why: str) -> None:

@@ -173,10 +173,6 @@ class Tokenizer:
         probe = "x"
         return str(decoder.decode([probe, token]))[len(str(decoder.decode([probe]))) :].encode()
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether the tokenizer calls this token special (hidden from visible text)."""
-        return token_id in self._special
-
     @property
     def added_ids(self) -> frozenset[int]:
         """The ids of added tokens: specials, tags and the like, which no merge of text makes."""

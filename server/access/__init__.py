@@ -31,14 +31,13 @@ from server.access.scopes import (
     read_scopes,
     tool_scope,
 )
-from server.access.tiers import EVERYTHING, Service, admitted
+from server.access.tiers import Service, admitted
 
 __all__ = [
     "ADMIN",
     "ADMIN_READS",
     "ALL",
     "AUDIT_TYPES",
-    "EVERYTHING",
     "FRESH_S",
     "GROUPS",
     "KEY_PREFIX",

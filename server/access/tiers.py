@@ -77,10 +77,6 @@ class Service:
         return tier, number
 
 
-EVERYTHING = Service()
-"""What a principal may have whose limits say nothing of it."""
-
-
 class _Asked(Protocol):
     @property
     def service_tier(self) -> str | None: ...

@@ -106,14 +106,6 @@ class Blobs:
         self._told_full = False
         return Blob(digest.hexdigest(), num_bytes)
 
-    async def put_bytes(self, data: bytes) -> Blob:
-        """The same for bytes that are in memory already."""
-
-        async def stream() -> AsyncGenerator[bytes]:
-            yield data
-
-        return await self.put(stream())
-
     @asynccontextmanager
     async def incoming(self, stream: AsyncIterable[bytes]) -> AsyncGenerator[Blob]:
         """`put` before the block, in which its row is committed, and `release` after it."""

@@ -30,7 +30,6 @@ from storage.records import (
     Page,
     PositionedItem,
     StoredConversation,
-    StoredItem,
     TooManyForks,
 )
 from storage.tables import conversation_items, conversations, runs
@@ -436,14 +435,6 @@ def list_places(
     pieces = stretches(conn, owner, id, row.parent_id)
     found, more = items.page_of_places(conn, pieces, limit=limit, order=order, after=position)
     return Page(tuple(found), more)
-
-
-def list_items(
-    conn: Connection, owner: str, id: str, *, limit: int, order: Order, after: str | None
-) -> Page[StoredItem]:
-    """The same without their places."""
-    page = list_places(conn, owner, id, limit=limit, order=order, after=after)
-    return Page(tuple(place.item for place in page.data), page.has_more)
 
 
 def get_item(conn: Connection, owner: str, id: str, item_id: str) -> PositionedItem:

@@ -18,7 +18,7 @@ from tests.chaos.database import copied
 from tests.chaos.driver import Client, Server, free_port, serving
 from tests.chaos.history import History
 from tests.chaos.report import Form, Report, row, spread
-from tests.support.making import check, query
+from tests.support.making import check, put_bytes, query
 from tests.support.postgres import postgres_server
 
 TEXTS = 8
@@ -48,7 +48,7 @@ async def prepare(url: str) -> None:
     storage = await open_storage(url, runner="preparing")
     for number in range(TEXTS):
         data = text_of(number).encode()
-        blob = await storage.blobs.put_bytes(data)
+        blob = await put_bytes(storage.blobs, data)
         file = StoredFile(
             f"file-{number}", LOCAL_OWNER, f"{number}.txt", "assistants", len(data), blob.digest, now_us()
         )

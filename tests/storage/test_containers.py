@@ -26,7 +26,7 @@ from storage import (
     StoredContainer,
     UsageFilter,
 )
-from tests.support.making import OTHER, OWNER, new, record
+from tests.support.making import OTHER, OWNER, new, put_bytes, record
 
 MADE = StoredContainer("cntr_1", OWNER, "mine", 1000, 1000, 500, "1g")
 ROOM = ContainerRoom(files=3, num_bytes=100)
@@ -118,10 +118,10 @@ async def test_a_file_is_no_folder_of_another_case(storage: Storage) -> None:
 async def test_what_makes_way_for_a_cells_files_goes_with_its_outcome(storage: Storage) -> None:
     """What a client has put meanwhile is not among the files that the cell began with."""
     containers, blobs = storage.containers, storage.blobs
-    old = {name: await blobs.put_bytes(f"old {name}".encode()) for name in ("a", "b", "c/d", "e")}
+    old = {name: await put_bytes(blobs, f"old {name}".encode()) for name in ("a", "b", "c/d", "e")}
     taken = [file(path, blob.digest) for path, blob in old.items()]
     await containers.create(MADE, taken, room=replace(ROOM, files=9))
-    new_blobs = {name: await blobs.put_bytes(f"new {name}".encode()) for name in ("a/x", "c", "e")}
+    new_blobs = {name: await put_bytes(blobs, f"new {name}".encode()) for name in ("a/x", "c", "e")}
     made = tuple(file(path, blob.digest, at=1100) for path, blob in new_blobs.items())
     for blob in old.values():
         await blobs.release(blob.digest)

@@ -36,7 +36,6 @@ VERBS: dict[str, Callable[[Storage, str], Awaitable[Any]]] = {
     "get_response": lambda s, who: s.get_response(who, "r1"),
     "history": lambda s, who: s.history(who, previous_response_id="r1"),
     "input_items": lambda s, who: s.input_items(who, "r1", limit=1),
-    "list_conversation_items": lambda s, who: s.list_conversation_items(who, "c1", limit=1),
     "list_conversations": lambda s, who: s.list_conversations(who, limit=1, after="c1"),
     "list_responses": lambda s, who: s.list_responses(who, limit=1, after="r1"),
     "pending_calls": lambda s, who: s.pending_calls(who, "waits"),

@@ -166,12 +166,12 @@ async def test_items_added_to_one_conversation_from_two_sides(a: Storage, b: Sto
     await a.create_conversation(OWNER, "conv", now(), b"{}")
     both = [(storage, f"{storage.runner}{number}") for number in range(10) for storage in (a, b)]
     await asyncio.gather(*(s.add_conversation_items(OWNER, "conv", [message(id)]) for s, id in both))
-    page = await a.list_conversation_items(OWNER, "conv", limit=100)
-    assert {item.id for item in page.data} == {id for _, id in both}
+    page = await a.list_conversation_places(OWNER, "conv", limit=100)
+    assert {place.item.id for place in page.data} == {id for _, id in both}
     adding = partial(conversations.add_items, owner=OWNER, id="conv", new=[message("twice")])
     await meet(a, adding, b.add_conversation_items(OWNER, "conv", [message("twice"), message("last")]))
-    page = await a.list_conversation_items(OWNER, "conv", limit=2, order="desc")
-    assert [item.id for item in page.data] == ["last", "twice"]
+    page = await a.list_conversation_places(OWNER, "conv", limit=2, order="desc")
+    assert [place.item.id for place in page.data] == ["last", "twice"]
 
 
 async def test_outputs_that_come_from_two_sides(a: Storage, b: Storage) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from server.clock import now_us
 from storage import Storage, StoredFile
+from tests.support.making import put_bytes
 
 Json = dict[str, Any]
 
@@ -34,7 +35,7 @@ async def input_file(
 ) -> str:
     """A file of these lines; its id."""
     data = "\n".join(lines).encode()
-    blob = await storage.blobs.put_bytes(data)
+    blob = await put_bytes(storage.blobs, data)
     file = StoredFile(
         id=f"file-{secrets.token_hex(12)}",
         owner=owner,

@@ -13,6 +13,7 @@ from server.access import LOCAL_OWNER
 from server.clock import now_us
 from server.vector_stores import Kind, Payer
 from storage import StoredFile
+from tests.support.making import put_bytes
 from tests.support.running import Running
 from tests.support.wire import Json
 
@@ -31,7 +32,7 @@ Boats keep to the right and sound their horn at the second buoy.
 async def put_file(running: Running, name: str, data: bytes | str, owner: str = LOCAL_OWNER) -> str:
     """Stores a file of an owner; returns its id."""
     storage, content = running.context.storage, data.encode() if isinstance(data, str) else data
-    blob = await storage.blobs.put_bytes(content)
+    blob = await put_bytes(storage.blobs, content)
     id = f"file-{next(_NUMBERS)}"
     await storage.files.create(StoredFile(id, owner, name, "assistants", len(content), blob.digest, now_us()))
     return id

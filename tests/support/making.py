@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -17,6 +17,8 @@ from sqlalchemy import Connection, event, text
 
 from storage import (
     AuditEntry,
+    Blob,
+    Blobs,
     ClosedItem,
     Finish,
     NewItem,
@@ -62,6 +64,15 @@ def call(id: str, call_id: str, name: str = "look_up") -> NewItem:
 def output(call_id: str, text: bytes = b"42") -> ToolOutput:
     body = b'{"call_id":"%s","output":"%s"}' % (call_id.encode(), text)
     return ToolOutput(call_id, body, blake2b(body).digest(), f"fco_{call_id}")
+
+
+async def put_bytes(blobs: Blobs, data: bytes) -> Blob:
+    """A blob of bytes that are in memory."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield data
+
+    return await blobs.put(stream())
 
 
 def entry(action: str = "api_key.created", target: str = "k1", **fields: Any) -> AuditEntry:

@@ -27,7 +27,7 @@ from tools.documents.reader import (
     unreadable_kinds,
 )
 from tools.documents.sound import Sound
-from tools.documents.splitting import Chunk, chunks_of, estimated_tokens, split_document, splitter_version
+from tools.documents.splitting import Chunk, chunks_of, estimated_tokens, splitter_version
 
 __all__ = [
     "BETWEEN_PAGES",
@@ -48,7 +48,6 @@ __all__ = [
     "read_image",
     "read_sound",
     "reading_confinement",
-    "split_document",
     "splitter_version",
     "unreadable_kinds",
 ]

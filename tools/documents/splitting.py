@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -49,54 +49,28 @@ class Chunk:
     breaks: tuple[tuple[int, int], ...] = ()
 
 
-def split_document(
-    document: Document,
-    *,
-    max_tokens: int = 800,
-    overlap_tokens: int = 400,
-    count: Callable[[str], int] | None = None,
-) -> Iterator[Chunk]:
-    """The chunks of a document, in order: cut at headings, paragraphs or sentences where that is possible.
-
-    overlap_tokens: of the end of a chunk, which the next one begins with; at most half of max_tokens. count:
-    the tokens of a text; estimated where it is None. Chunks are made as they are taken.
-    """
-    counted = count or estimated_tokens
-    return _chunks(document, _cuts(document, max_tokens, overlap_tokens, counted), counted)
-
-
 def cuts_of(document: Document, limits: ReadingLimits) -> tuple[tuple[int, int], ...]:
-    """Where chunks of such sizes begin and end, in characters of `Document.text`; `max_chunks` at most."""
-    cuts = _cuts(document, limits.chunk_tokens, limits.chunk_overlap, estimated_tokens)
+    """Where chunks of such sizes begin and end, in characters of `Document.text`, `max_chunks` at most: at
+    headings, paragraphs or sentences where that is possible. Raises ValueError for an overlap of more than
+    half a chunk."""
+    most, overlap = limits.chunk_tokens, limits.chunk_overlap
+    if most < 1 or not 0 <= overlap <= most // 2:
+        raise ValueError("a chunk has at least one token, and shares at most half of them with the next")
+    cuts = _cut(_splitter(document, most, overlap), document.text, most * WINDOW)
     return tuple(islice(cuts, limits.max_chunks))
 
 
 def chunks_of(document: Document) -> Iterator[Chunk]:
-    """The chunks of a document that was cut as it was read, in order."""
-    return _chunks(document, document.cuts or (), estimated_tokens)
-
-
-def _chunks(
-    document: Document, cuts: Iterable[tuple[int, int]], counted: Callable[[str], int]
-) -> Iterator[Chunk]:
+    """The chunks of a document that was cut as it was read, in order; made as they are taken."""
     text = document.text
     starts = [0, *accumulate(len(page.text) + len(BETWEEN_PAGES) for page in document.pages)][:-1]
-    for start, end in cuts:
+    for start, end in document.cuts or ():
         part = text[start:end]
         first, behind = bisect_right(starts, start), bisect_left(starts, end)
         page = document.pages[first - 1].number
         later = zip(starts[first:behind], document.pages[first:behind], strict=True)
         breaks = tuple((at - start, each.number) for at, each in later if each.number is not None)
-        yield Chunk(part, page, start, end, counted(part), breaks)
-
-
-def _cuts(
-    document: Document, max_tokens: int, overlap_tokens: int, count: Callable[[str], int]
-) -> Iterator[tuple[int, int]]:
-    if max_tokens < 1 or not 0 <= overlap_tokens <= max_tokens // 2:
-        raise ValueError("a chunk has at least one token, and shares at most half of them with the next")
-    splitter = _splitter(document, max_tokens, overlap_tokens, count)
-    return _cut(splitter, document.text, max_tokens * WINDOW)
+        yield Chunk(part, page, start, end, estimated_tokens(part), breaks)
 
 
 def _cut(splitter: MarkdownSplitter | TextSplitter, text: str, window: int) -> Iterator[tuple[int, int]]:
@@ -119,14 +93,12 @@ def _cut(splitter: MarkdownSplitter | TextSplitter, text: str, window: int) -> I
         at = behind
 
 
-def _splitter(
-    document: Document, max_tokens: int, overlap_tokens: int, count: Callable[[str], int]
-) -> MarkdownSplitter | TextSplitter:
+def _splitter(document: Document, max_tokens: int, overlap_tokens: int) -> MarkdownSplitter | TextSplitter:
     # here, because a document that is not cut has no use for it
     from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
     splitter = TextSplitter if document.kind in _PLAIN else MarkdownSplitter
-    return splitter.from_callback(count, max_tokens, overlap_tokens)
+    return splitter.from_callback(estimated_tokens, max_tokens, overlap_tokens)
 
 
 def estimated_tokens(text: str) -> int:

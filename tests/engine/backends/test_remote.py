@@ -436,8 +436,8 @@ async def test_a_model_behind_the_socket(checkpoint: Callable[[str], Path], tmp_
         client.save("resp_1", request, tokens)
         await client.check(Constraint(answer=Shape("regex", "a+")))  # behind what was noted
         await engine.saved()
-        saved = await client.saved_names("ann")
-        assert saved == await engine.saved_names("ann")
+        saved = await client.saved_names()
+        assert saved == await engine.saved_names()
         client.forget(["resp_1"])
         assert await client.saved_names() == frozenset()
         with pytest.raises(RequestError, match="adapter"):

@@ -56,9 +56,9 @@ class Tier:
         self.disk.call(done.set)
         assert done.wait(WAIT)
 
-    def names(self, owner: str | None = None) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         found: list[frozenset[str]] = []
-        self.disk.call(lambda: found.append(self.disk.names(owner)))
+        self.disk.call(lambda: found.append(self.disk.names()))
         self.flush()
         return found[0]
 
@@ -121,7 +121,6 @@ def test_what_is_saved_comes_back_after_a_restart_too(make: Callable[..., Tier])
     for each in (tier, make()):
         assert each.has("abcdefgh") == [True] * 7 + [False]
         assert each.load("abcdefg").num_read == 7 and each.names() == {"one", "two"}
-        assert each.names("a") == {"one", "two"} and each.names("b") == set()
     stats = tier.disk.stats()
     assert (stats.state, stats.blocks, stats.files, stats.names, stats.saving) == ("on", 7, 2, 2, 0)
     assert stats.disk_bytes == sum(path.stat().st_size for path in tier.files)

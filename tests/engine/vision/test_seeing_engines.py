@@ -66,7 +66,7 @@ async def test_an_engine_in_another_process_sees_the_same(seeing: Find, tmp_path
         )
         client.keep("a", request, tokens, 60.0)
         client.save("a", request, tokens)
-        await client.saved_names("ann")
+        await client.saved_names()
         # Of fewer pixels, and never of more than the checkpoint's own settings would take.
         sizes = [
             len((await client.render(RenderInput(shown(0).messages, image_options=options))).ids)

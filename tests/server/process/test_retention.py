@@ -31,7 +31,7 @@ from storage import (
     Swept,
     UsageFilter,
 )
-from tests.support.making import rows
+from tests.support.making import put_bytes, rows
 from tests.support.postgres import Postgres
 from tests.support.running import Running, http_client, live_app, running_app
 from tests.support.talk import WEATHER, Api, Gate, answer, call, calls, gated, text
@@ -269,7 +269,7 @@ async def test_a_clock_that_is_apart_from_the_database_s_removes_nothing_early(
         async with live_app(tmp_path, db=db) as server, http_client(server) as http:
             storage, sweeper = server.context.storage, server.life._retention
             assert sweeper is not None
-            digest = (await storage.blobs.put_bytes(b"x")).digest
+            digest = (await put_bytes(storage.blobs, b"x")).digest
             monkeypatch.setattr(retention, "now_us", lambda: now_us() + int(off_s * 1e6))
             for id, in_s in (("file-hour", 3600.0), ("file-gone", -10_000.0)):
                 await storage.files.create(expiring(id, in_s))
@@ -313,7 +313,7 @@ async def test_what_owners_store_is_told_of_the_largest_ones(
     monkeypatch.setattr(retention, "LARGEST", 2)
     storage = server_app.context.storage
     for number, owner in enumerate(("ann", "bob", "cy", "dan"), 1):
-        blob = await storage.blobs.put_bytes(b"x" * (number * 100_000))
+        blob = await put_bytes(storage.blobs, b"x" * (number * 100_000))
         row = StoredFile(
             f"file-{owner}", owner, "a", "user_data", blob.num_bytes, blob.digest, now_us(), None
         )

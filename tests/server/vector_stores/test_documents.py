@@ -14,7 +14,7 @@ import pytest
 from server.clock import now_us
 from server.vector_stores import documents
 from storage import FileClaim, NewStoreFile, NewVectorStore, Storage, StoredFile, open_storage
-from tests.support.making import OWNER, RUNNER, url
+from tests.support.making import OWNER, RUNNER, put_bytes, url
 from tools import Document, ReadingLimits, UnreadableDocument, read_document
 
 
@@ -68,7 +68,7 @@ async def test_a_file_that_takes_long_to_cut_is_given_up(
 
 async def _job(storage: Storage, content: bytes, num_bytes: int) -> FileClaim:
     """The claim on a file of a store. num_bytes: which it is said to have."""
-    blob = await storage.blobs.put_bytes(content)
+    blob = await put_bytes(storage.blobs, content)
     await storage.files.create(
         StoredFile("file-1", OWNER, "a.md", "assistants", num_bytes, blob.digest, now_us())
     )

@@ -30,7 +30,7 @@ from storage import (
     open_storage,
 )
 from tests.support.libraries import WordVectors
-from tests.support.making import OWNER, RUNNER, url
+from tests.support.making import OWNER, RUNNER, put_bytes, url
 from tests.support.postgres import Postgres
 from tests.support.processes import server_process
 from tools import Chunk, ReadersBusy, UnreadableDocument
@@ -544,7 +544,7 @@ async def test_a_killed_process_leaves_a_beginning_that_the_next_one_goes_on_wit
     storage = await open_storage(f"sqlite+aiosqlite:///{data}/antiphon.db", runner=RUNNER)
     told = "tells of the tide, the moon and the bay."
     words = "\n\n".join(" ".join([f"Paragraph {n} {told}"] * 6) for n in range(1500))
-    blob = await storage.blobs.put_bytes(words.encode())
+    blob = await put_bytes(storage.blobs, words.encode())
     await storage.files.create(
         StoredFile("file-1", LOCAL_OWNER, "long.txt", "assistants", len(words), blob.digest, now_us())
     )

@@ -28,7 +28,7 @@ from storage import (
 from storage.vector_stores import nearest
 from storage.vector_stores.chunk_ids import chunk_id, file_key
 from tests.support.libraries import WordVectors
-from tests.support.making import OWNER, RUNNER, query, url
+from tests.support.making import OWNER, RUNNER, put_bytes, query, url
 from tests.support.postgres import Postgres
 
 TEXTS = (
@@ -158,7 +158,7 @@ async def test_a_file_is_found_until_it_expires_and_no_longer(
 ) -> None:
     """Whatever a sweep has come to: the file is in its stores until then."""
     await fill(storage, "vs_1", MODEL)
-    blob, end = await storage.blobs.put_bytes(b"x"), now_us() + 60_000_000
+    blob, end = await put_bytes(storage.blobs, b"x"), now_us() + 60_000_000
     file = StoredFile("file-1", OWNER, "a.txt", "assistants", 1, blob.digest, now_us(), end)
     await storage.files.create(file)
     like = {"type": "ne", "key": "year", "value": 1}

@@ -39,7 +39,7 @@ from storage.drivers.postgres import ConnectionLost, Line, trouble
 from storage.tables import conversations, runs
 from tests.support.blocking import gathered, is_unready, note, notes, until
 from tests.support.certificates import make_certificate
-from tests.support.making import OWNER, check, entry, finish, key, message, new, now, query, record
+from tests.support.making import OWNER, check, entry, finish, key, message, new, now, put_bytes, query, record
 from tests.support.postgres import Postgres
 
 
@@ -547,7 +547,7 @@ async def test_a_process_has_no_more_connections_than_operators_are_told(
     try:
         await storage.start_response(new("r1"))
         reads = [storage._read(lambda conn: conn.execute(text("SELECT pg_sleep(0.05)"))) for _ in range(16)]
-        contents = [storage.blobs.put_bytes(b"x" * number) for number in range(1, 17)]
+        contents = [put_bytes(storage.blobs, b"x" * number) for number in range(1, 17)]
         await asyncio.gather(*reads, *contents)
         others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         assert 6 < await outside.fetchval(f"SELECT count(*) {others}") <= 10

@@ -19,7 +19,7 @@ from storage.drivers import PART_BYTES, copied
 from storage.drivers.blob_folder import BlobFolder
 from storage.files import blob_columns
 from tests.support.forking import READY
-from tests.support.making import OWNER, is_sqlite, now, query
+from tests.support.making import OWNER, is_sqlite, now, put_bytes, query
 
 LARGE = os.urandom(2 * PART_BYTES + 12_345)
 
@@ -58,7 +58,7 @@ async def test_what_is_put_can_be_read_whole_and_in_ranges_and_is_stored_once(st
         (7, 7),
     ):
         assert await opened(storage, blob.digest, start, stop) == LARGE[start:stop]
-    empty = await storage.blobs.put_bytes(b"")
+    empty = await put_bytes(storage.blobs, b"")
     assert empty.num_bytes == 0 and await storage.blobs.read(empty.digest) == b""
     with pytest.raises(NotFound):
         await storage.blobs.read("0" * 64)
@@ -95,7 +95,7 @@ async def test_what_is_too_large_broken_or_cancelled_leaves_nothing(storage: Sto
 
 async def test_a_blob_lives_for_as_long_as_any_row_names_it(storage: Storage) -> None:
     blob = await storage.blobs.put(pieces(LARGE))
-    part = await storage.blobs.put_bytes(b"a part")
+    part = await put_bytes(storage.blobs, b"a part")
     await storage.files.create(file_of(blob, "file-a"))
     await storage.files.create(file_of(blob, "file-b", expires_at=(expiry := now() + 1000)))
     upload = StoredUpload("upload_a", OWNER, "b", "user_data", "text/plain", 6, now(), now() + 10_000)
@@ -114,13 +114,13 @@ async def test_a_blob_lives_for_as_long_as_any_row_names_it(storage: Storage) ->
 
 async def test_what_was_put_just_now_outlives_a_sweep(storage: Storage) -> None:
     """Its row may be on its way; and the same bytes put again count as new."""
-    blob = await storage.blobs.put_bytes(b"new")
+    blob = await put_bytes(storage.blobs, b"new")
     assert [swept.blobs async for swept in storage.blobs.sweep()] == [0]
     assert [swept async for swept in storage.blobs.sweep()] == [], "once an hour is enough"
     storage.blobs.let_go()
     assert sum([swept.blobs async for swept in storage.blobs.sweep(grace_s=-60)]) == 1
     assert not await storage.blobs.touch(blob.digest)
-    await storage.blobs.put_bytes(b"new")
+    await put_bytes(storage.blobs, b"new")
     assert await storage.blobs.touch(blob.digest)
     assert await storage.blobs.read(blob.digest) == b"new"
 
@@ -157,7 +157,7 @@ async def test_what_nobody_holds_and_no_row_names_goes_at_once(storage: Storage)
 async def test_a_blob_that_is_put_again_meanwhile_stays(storage: Storage) -> None:
     """Whether a row names it is found out between two looks at it, in which others may put it and name it."""
     store = storage.blobs._store
-    blob = await storage.blobs.put_bytes(b"some")
+    blob = await put_bytes(storage.blobs, b"some")
     assert await asyncio.to_thread(store.condemn, [blob.digest]) == {}, "held"
     await asyncio.to_thread(store.release, [blob.digest])
     marks = await asyncio.to_thread(store.condemn, [blob.digest])
@@ -175,7 +175,7 @@ async def test_a_blob_that_is_put_again_meanwhile_stays(storage: Storage) -> Non
 
 async def test_nothing_goes_at_once_while_a_backup_copies_the_folder(tmp_path: Path) -> None:
     storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path / 'antiphon.db'}", runner="r")
-    blob = await storage.blobs.put_bytes(b"some")
+    blob = await put_bytes(storage.blobs, b"some")
     with copied(tmp_path / "antiphon.db.blobs"):
         assert not await storage.blobs.release(blob.digest)
     assert await storage.blobs.drop([blob.digest]) == 1
@@ -184,7 +184,7 @@ async def test_nothing_goes_at_once_while_a_backup_copies_the_folder(tmp_path: P
 
 async def test_a_sweep_looks_at_each_blob_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path / 'antiphon.db'}", runner="r")
-    named = await storage.blobs.put_bytes(b"named")
+    named = await put_bytes(storage.blobs, b"named")
     await storage.files.create(file_of(named, "file-a"))
     folder, looks = tmp_path / "antiphon.db.blobs", list[str]()
     for number in range(3000):

@@ -23,12 +23,12 @@ from storage import (
 )
 from storage.files import Files
 from storage.storage import Storage
-from tests.support.making import OTHER, OWNER, counts, message, now, turn, url
+from tests.support.making import OTHER, OWNER, counts, message, now, put_bytes, turn, url
 
 
 async def file(storage: Storage, id: str, *, owner: str = OWNER, **fields: object) -> StoredFile:
     """A file that holds its own id."""
-    blob = await storage.blobs.put_bytes(id.encode())
+    blob = await put_bytes(storage.blobs, id.encode())
     made = StoredFile(id, owner, f"{id}.txt", "user_data", blob.num_bytes, blob.digest, now())
     made = replace(made, **fields)
     await storage.files.create(made)
@@ -87,14 +87,14 @@ async def test_an_upload_becomes_a_file_once_and_takes_parts_until_then(storage:
     upload = StoredUpload("upload_1", OWNER, "u.txt", "user_data", "text/plain", 6, now(), end)
     await files.create_upload(upload)
     assert await files.get_upload(OWNER, "upload_1") == upload
-    blob = await storage.blobs.put_bytes(b"abc")
+    blob = await put_bytes(storage.blobs, b"abc")
     parts = [StoredPart(f"part_{n}", "upload_1", OWNER, 3, blob.digest, now()) for n in range(3)]
     for part in parts:
         await files.add_part(part)
     assert await files.parts(OWNER, "upload_1") == {part.id: part for part in parts}
     assert await files.parts(OTHER, "upload_1") == {}
     assert (await storage.usage(OWNER)).held == 9
-    whole = await storage.blobs.put_bytes(b"abcabc")
+    whole = await put_bytes(storage.blobs, b"abcabc")
     made = StoredFile("file-1", OWNER, "u.txt", "user_data", 6, whole.digest, now())
     with pytest.raises(NotFound):
         await files.complete_upload("upload_1", replace(made, owner=OTHER))

@@ -48,7 +48,7 @@ async def test_create_read_update_delete(storage: Storage) -> None:
         storage.update_conversation(OWNER, "c1", ConversationChange(b"{}")),
         storage.delete_conversation(OWNER, "c1", now()),
         storage.add_conversation_items(OWNER, "c1", [message("m3")]),
-        storage.list_conversation_items(OWNER, "c1", limit=1),
+        storage.list_conversation_places(OWNER, "c1", limit=1),
         storage.get_conversation_item(OWNER, "c1", "m1"),
         storage.delete_conversation_item(OWNER, "c1", "m1", now()),
         storage.history(OWNER, conversation_id="c1"),
@@ -195,7 +195,7 @@ async def test_a_fork_takes_what_its_parent_has_behind_it_as_new(
     await storage.fork_conversation(OWNER, "c1", NewFork("c2", now(), "m2"))
     added = await storage.add_conversation_items(OWNER, "c2", [message("m9"), *first])
     assert {place.item.id: place.position for place in added} == {"m0": 0, "m1": 1, "m2": 2, "m9": 3, "m3": 4}
-    assert len((await storage.list_conversation_items(OWNER, "c2", limit=9)).data) == 5
+    assert len((await storage.list_conversation_places(OWNER, "c2", limit=9)).data) == 5
 
 
 async def test_all_items_are_taken_out_also_of_forks(storage: Storage) -> None:
@@ -206,7 +206,7 @@ async def test_all_items_are_taken_out_also_of_forks(storage: Storage) -> None:
     await storage.clear_conversation(OWNER, "c2", now())
     assert await storage.conversation_epochs(["c1", "c2"]) == {"c1": 1, "c2": 1}
     for name in ("c1", "c2"):
-        assert (await storage.list_conversation_items(OWNER, name, limit=5)).data == ()
+        assert (await storage.list_conversation_places(OWNER, name, limit=5)).data == ()
     await storage.add_conversation_items(OWNER, "c2", [message("m4")])
     places = await storage.list_conversation_places(OWNER, "c2", limit=5)
     assert [place.item.id for place in places.data] == ["m4"]
@@ -222,20 +222,20 @@ async def test_items_page_both_ways(storage: Storage) -> None:
         found: list[str] = []
         after = None
         while True:
-            page = await storage.list_conversation_items(
+            page = await storage.list_conversation_places(
                 OWNER,
                 "c1",
                 limit=3,
                 order=order,
                 after=after,  # type: ignore[arg-type]
             )
-            found += [item.id for item in page.data]
+            found += [place.item.id for place in page.data]
             if not page.has_more:
                 break
             after = found[-1]
         assert found == expected
     with pytest.raises(NotFound) as missing:
-        await storage.list_conversation_items(OWNER, "c1", limit=3, after="nope")
+        await storage.list_conversation_places(OWNER, "c1", limit=3, after="nope")
     assert missing.value.kind == "item"
 
 
@@ -245,8 +245,8 @@ async def test_an_item_is_in_a_conversation_once(storage: Storage) -> None:
     added = await storage.add_conversation_items(OWNER, "c1", [message("m1"), message("m3")], begun + 5)
     assert [(place.item.id, place.created_at) for place in added] == [("m1", begun), ("m3", begun + 5)]
     assert (await storage.get_conversation_item(OWNER, "c1", "m3")).created_at == begun + 5
-    page = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc")
-    assert [item.id for item in page.data] == ["m1", "m2", "m3"]
+    page = await storage.list_conversation_places(OWNER, "c1", limit=10, order="asc")
+    assert [place.item.id for place in page.data] == ["m1", "m2", "m3"]
     with pytest.raises(ItemConflict):
         await storage.add_conversation_items(OWNER, "c1", [message("m4"), message("m1", b"other")])
     with pytest.raises(NotFound):
@@ -268,15 +268,15 @@ async def test_deleting_items(storage: Storage) -> None:
     for verb in (
         storage.get_conversation_item(OWNER, "c1", "m2"),
         storage.delete_conversation_item(OWNER, "c1", "m2", now()),
-        storage.list_conversation_items(OWNER, "c1", limit=1, after="m2"),
+        storage.list_conversation_places(OWNER, "c1", limit=1, after="m2"),
     ):
         with pytest.raises(NotFound) as missing:
             await verb
         assert missing.value.kind == "item"
-    page = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc")
-    assert [item.id for item in page.data] == ["m1", "m3", "m4"]
+    page = await storage.list_conversation_places(OWNER, "c1", limit=10, order="asc")
+    assert [place.item.id for place in page.data] == ["m1", "m3", "m4"]
     assert [item.id for item in (await storage.get_response(OWNER, "r1")).output] == ["r1.out"]
     await storage.add_conversation_items(OWNER, "c1", [message("m2")])  # it comes back at the end
-    page = await storage.list_conversation_items(OWNER, "c1", limit=1)
-    assert [item.id for item in page.data] == ["m2"]
+    page = await storage.list_conversation_places(OWNER, "c1", limit=1)
+    assert [place.item.id for place in page.data] == ["m2"]
     assert (await storage.get_conversation_item(OWNER, "c1", "m2")).item.body == message("m2").body

@@ -74,8 +74,8 @@ async def shown(
     found: list[str] = []
     more, after = True, None
     while more:
-        page = await storage.list_conversation_items(OWNER, id, limit=limit, order=order, after=after)
-        found += [item.id for item in page.data]
+        page = await storage.list_conversation_places(OWNER, id, limit=limit, order=order, after=after)
+        found += [place.item.id for place in page.data]
         more, after = page.has_more, found[-1] if found else None
     return found
 
@@ -107,7 +107,7 @@ async def test_a_fork_begins_as_its_parent_and_goes_its_own_way(storage: Storage
     assert (await storage.get_conversation_item(OWNER, "c2", "a")).item.id == "a"
     for missing in (
         storage.get_conversation_item(OWNER, "c2", "c"),
-        storage.list_conversation_items(OWNER, "c2", limit=3, after="c"),
+        storage.list_conversation_places(OWNER, "c2", limit=3, after="c"),
         fork(storage, "c2", "c3", "c"),
         storage.delete_conversation_item(OWNER, "c2", "c", now()),
     ):
@@ -545,7 +545,7 @@ async def test_depth_costs_next_to_nothing(storage: Storage) -> None:
         for attempt in range(9):
             begun = time.perf_counter()
             if verb == "page":
-                await storage.list_conversation_items(OWNER, id, limit=20, after="m4500")
+                await storage.list_conversation_places(OWNER, id, limit=20, after="m4500")
             elif verb == "item":
                 await storage.get_conversation_item(OWNER, id, "m0007")
             elif verb == "fork":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -46,16 +47,17 @@ async def pages(
 
 async def test_items_of_conversations(storage: Storage) -> None:
     await storage.create_conversation(OWNER, "c1", now(), b"{}", items(""))
-    read = partial(storage.list_conversation_items, OWNER, "c1")
-    assert await pages(read, order="asc") == ["0 1 2", "3", "4 5 6"]
-    assert await pages(read, order="desc") == ["6", "5 4 3", "2 1 0"]
-    assert await pages(read, order="asc", limit=2) == ["0 1", "2 3", "4 5", "6"]
+    item_id = attrgetter("item.id")
+    read = partial(storage.list_conversation_places, OWNER, "c1")
+    assert await pages(read, item_id, order="asc") == ["0 1 2", "3", "4 5 6"]
+    assert await pages(read, item_id, order="desc") == ["6", "5 4 3", "2 1 0"]
+    assert await pages(read, item_id, order="asc", limit=2) == ["0 1", "2 3", "4 5", "6"]
     # A fork crosses from what it shares to what it has of its own.
     await storage.fork_conversation(OWNER, "c1", NewFork("c2", now(), "1"))
     await storage.add_conversation_items(OWNER, "c2", items("b"), now())
-    read = partial(storage.list_conversation_items, OWNER, "c2")
-    assert await pages(read, order="asc") == ["0 1 b0", "b1 b2 b3", "b4 b5 b6"]
-    assert await pages(read, order="desc") == ["b6", "b5 b4 b3", "b2 b1 b0", "1 0"]
+    read = partial(storage.list_conversation_places, OWNER, "c2")
+    assert await pages(read, item_id, order="asc") == ["0 1 b0", "b1 b2 b3", "b4 b5 b6"]
+    assert await pages(read, item_id, order="desc") == ["b6", "b5 b4 b3", "b2 b1 b0", "1 0"]
 
 
 async def test_input_of_responses(storage: Storage) -> None:

@@ -25,8 +25,8 @@ async def test_it_is_read_wherever_the_item_is(storage: Storage) -> None:
         assert all(one.item.private == kept[one.item.id] for one in history)
     page = await storage.input_items(OWNER, "r2", limit=10, order="asc", after=None)
     assert [item.private for item in page.data] == [None, SHOWN], "an item that is sent back finds its own"
-    listed = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc", after=None)
-    assert [item.private for item in listed.data] == [None, SHOWN]
+    listed = await storage.list_conversation_places(OWNER, "c1", limit=10, order="asc", after=None)
+    assert [place.item.private for place in listed.data] == [None, SHOWN]
     assert (await storage.get_items(OWNER, ["o1"]))["o1"].private == SHOWN
     assert await storage.get_items(OTHER, ["o1"]) == {}
 

@@ -272,8 +272,8 @@ async def test_items_stay_while_somebody_lists_them(storage: Storage) -> None:
     await turn(storage, "r1", message("m1"), message("shared"), conversation="c1")
     await turn(storage, "r2", message("shared"))
     await storage.delete_response(OWNER, "r1", now())
-    items = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc")
-    assert [item.id for item in items.data] == ["m1", "shared", "r1.out"]
+    page = await storage.list_conversation_places(OWNER, "c1", limit=10, order="asc")
+    assert [place.item.id for place in page.data] == ["m1", "shared", "r1.out"]
     await storage.delete_conversation(OWNER, "c1", now())
     assert set(await storage.get_items(OWNER, ["m1", "shared", "r1.out"])) == {"shared"}
     await storage.delete_response(OWNER, "r2", now())

@@ -323,8 +323,8 @@ async def test_a_conversation_holds_so_many_items(storage: Storage) -> None:
         await storage.start_response(replace(new("r1", conversation="c1"), conversation_limit=3))
     await storage.delete_conversation_item(OWNER, "c1", "a", now())
     await storage.add_conversation_items(OWNER, "c1", named("d"), limit=3)
-    held = await storage.list_conversation_items(OWNER, "c1", limit=9, order="asc")
-    assert [item.id for item in held.data] == ["b", "c", "d"]
+    held = await storage.list_conversation_places(OWNER, "c1", limit=9, order="asc")
+    assert [place.item.id for place in held.data] == ["b", "c", "d"]
 
 
 async def test_what_lives_keeps_its_history(storage: Storage) -> None:

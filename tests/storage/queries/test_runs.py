@@ -365,8 +365,8 @@ async def test_the_conversation_is_locked_and_pinned(storage: Storage) -> None:
     closed = (ClosedItem(0, message("o1")), ClosedItem(1, message("o2")))
     await storage.add_conversation_items(OWNER, "c1", [message("late")])
     assert not await storage.append([RunAppend("r1", claim.fence, closed=closed, finish=finish(append=True))])
-    items = await storage.list_conversation_items(OWNER, "c1", limit=10, order="asc")
-    assert [item.id for item in items.data] == ["m0", "late", "m1", "o1", "o2"]
+    page = await storage.list_conversation_places(OWNER, "c1", limit=10, order="asc")
+    assert [place.item.id for place in page.data] == ["m0", "late", "m1", "o1", "o2"]
     assert (await storage.get_conversation(OWNER, "c1")).active_response_id is None
     # A turn that is not to be kept leaves the lock free and the items as they were.
     claim = await storage.start_response(new("r2", message("m2"), conversation="c1"))

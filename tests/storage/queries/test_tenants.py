@@ -236,8 +236,8 @@ async def test_an_export_is_what_its_owner_can_read(storage: Storage) -> None:
     [conversation] = await storage.export_conversations(OWNER, after=None, limit=9)
     assert conversation == await storage.get_conversation(OWNER, f"{OWNER}.c1")
     found = await storage.export_conversation_items(OWNER, conversation.id, after=-1, limit=99)
-    listed = await storage.list_conversation_items(OWNER, conversation.id, limit=99, order="asc")
-    assert tuple(each.item for each in found) == listed.data
+    listed = await storage.list_conversation_places(OWNER, conversation.id, limit=99, order="asc")
+    assert [each.item for each in found] == [place.item for place in listed.data]
     assert await storage.export_conversation_items(OTHER, conversation.id, after=-1, limit=99) == ()
 
 

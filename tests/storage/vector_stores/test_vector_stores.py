@@ -34,7 +34,7 @@ from storage.vector_stores.records import Due
 from storage.vector_stores.words import INDEXES
 from storage.vector_stores.words.interface import Wanted
 from storage.vector_stores.words.searching import MAX_WORDS, words_of
-from tests.support.making import OTHER, OWNER, RUNNER, instructions, now, query, rows, url
+from tests.support.making import OTHER, OWNER, RUNNER, instructions, now, put_bytes, query, rows, url
 
 T = TypeVar("T")
 
@@ -626,7 +626,7 @@ async def test_a_file_leaves_many_stores_in_short_transactions(
 ) -> None:
     monkeypatch.setattr("storage.vector_stores.ingestion.FORGOTTEN", 2)
     stores, taken = storage.vector_stores, []
-    blob = await storage.blobs.put_bytes(b"tide")
+    blob = await put_bytes(storage.blobs, b"tide")
     await storage.files.create(StoredFile("file-1", OWNER, "a.txt", "assistants", 4, blob.digest, now()))
     for number in range(5):
         await stores.create(new_store(f"vs_{number}"), [new_file()])

@@ -22,11 +22,11 @@ from tools.documents import (
     UnreadableDocument,
     chunks_of,
     read_document,
-    split_document,
 )
 from tools.documents.kinds import family_of
 from tools.documents.markup import markdown_of
 from tools.documents.reader import PLACES, Load
+from tools.documents.splitting import cuts_of
 
 OF_OWNER = 1 + PLACES // 2
 """Documents of one owner that are read at a time."""
@@ -248,7 +248,7 @@ async def test_a_document_is_cut_where_it_is_read() -> None:
     limits = ReadingLimits(chunk_tokens=100, chunk_overlap=40, max_chunks=100)
     document = await read_document(data, "a.pdf", limits=limits)
     chunks = [*chunks_of(document)]
-    assert chunks == [*split_document(document, max_tokens=100, overlap_tokens=40)]
+    assert document.cuts == cuts_of(document, limits)
     assert {chunk.page for chunk in chunks} == {1, 2, 3, 4, 5}
     first = await read_document(data, "a.pdf", limits=replace(limits, max_chunks=3))
     assert [*chunks_of(first)] == chunks[:3]

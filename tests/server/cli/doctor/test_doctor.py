@@ -42,7 +42,7 @@ from storage import (
     open_storage,
 )
 from storage.migrate import HEAD
-from tests.support.making import entry, new
+from tests.support.making import entry, new, put_bytes
 from tests.support.mcp_servers import stdio_command
 from tests.support.permissions import barred
 from tests.support.postgres import Postgres
@@ -62,7 +62,7 @@ def test_a_backup_says_what_belongs_to_it_and_doctor_misses_it(
 ) -> None:
     async def make() -> None:
         storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
-        blob = await storage.blobs.put_bytes(b"x")
+        blob = await put_bytes(storage.blobs, b"x")
         await storage.files.create(StoredFile("f", "local", "a", "user_data", 1, blob.digest, now_us()))
         await storage.close()
 

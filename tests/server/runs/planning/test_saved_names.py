@@ -47,7 +47,7 @@ class SavingEngine(ScriptedEngine):
         self.owners.append(owner)
         self.names.clear()
 
-    async def saved_names(self, owner: str | None = None) -> frozenset[str]:
+    async def saved_names(self) -> frozenset[str]:
         return frozenset(self.names)
 
 
