@@ -154,6 +154,20 @@ export async function attempt(doing, done) {
   }
 }
 
+/** `attempt`, one at a time, however often somebody presses: it, and whether one is under way. */
+export function useAttempt() {
+  const busy = useRef(false);
+  const [working, setWorking] = useState(false);
+  const once = async (...attempted) => {
+    if (busy.current) return false;
+    setWorking((busy.current = true));
+    const done = await attempt(...attempted);
+    setWorking((busy.current = false));
+    return done;
+  };
+  return [once, working];
+}
+
 /** A watched value that this browser remembers for this tab. */
 export function kept(name, initial) {
   const place = `antiphon.${name}`;

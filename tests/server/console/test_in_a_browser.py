@@ -780,6 +780,17 @@ def test_a_fork_is_made_once_however_often_one_presses(visit: Visit, server: Ser
     says(page, "twice")
     assert len(forks) == 4
     assert page.evaluate("sessionStorage.getItem('antiphon.edited')") == "null"
+    held.clear()
+    for place in (f"#/conversations/{first.rsplit('/', 1)[-1]}", "#/runs"):
+        page.evaluate("(place) => { location.hash = place; }", place)
+        if place == "#/runs":
+            page.click("a.cover >> nth=0")
+        page.dblclick("button:has-text('Fork'):not([aria-label])")
+        page.wait_for_selector("button:has-text('Fork'):disabled")
+        before = page.url
+        held.pop().continue_()
+        page.wait_for_url(lambda url, before=before: url != before)
+    assert len(forks) == 6
 
 
 # ------------------------------------------------------------------------------------------------------------

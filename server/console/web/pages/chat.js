@@ -5,7 +5,7 @@ import { connection, get, key, list, online, post, refused, remove, sleep } from
 import { Ago, Button, Copy, Failure, ForkMark, Icon, Loaded, More, Popover, State, Sure, cancelledFor, isNarrow, number, seconds, survived } from "../elements.js";
 import { textOf } from "../fold.js";
 import { Item, outputsOf, withCards } from "../items.js";
-import { attempt, dialog, go, href, kept, replace, useChanged, useList, useLoaded, useRedraw, useWatched } from "../state.js";
+import { attempt, dialog, go, href, kept, replace, useAttempt, useChanged, useList, useLoaded, useRedraw, useWatched } from "../state.js";
 import { draftOf, moveDraft, send } from "../outbox.js";
 import { answer, answeredOf, begin, forget, goOn, hasEnded, leave, pendingOf, resume, stop, turnOf, watchTurns } from "../turns.js";
 import { Composer, isSending, useSettings } from "../composer.js";
@@ -116,7 +116,7 @@ function Thread({ id, showList }) {
   const [settings, keep] = useSettings();
   const [most, setMost] = useState(PAGE);
   const [editing, edit] = useState(() => (edited.get()?.conversation === id ? edited.get().item : null));
-  const [branching, setBranching] = useState(false);
+  const [once, branching] = useAttempt();
   const section = useRef();
   const focused = useRef(null); // what has had the focus last
   const refusal = useWatched(draftOf(id).refusal);
@@ -212,13 +212,6 @@ function Thread({ id, showList }) {
     if (content) send(made.id, settings.body(), { text: textOf({ content }), files: filesOf(content) }, content);
     else begin(made.id, settings.body(), []);
     go("chat", made.id);
-  };
-  const once = async (...attempted) => {
-    if (branching) return false;
-    setBranching(true);
-    const done = await attempt(...attempted);
-    setBranching(false);
-    return done;
   };
   const branchOnce = (...args) => once(() => branch(...args));
   const fork = (body, done) => once(async () => go("chat", (await post(`v1/conversations/${id}/fork`, body)).id), done);

@@ -5,7 +5,7 @@ import { get, key, list, post, remove } from "../api.js";
 import { Ago, Button, Empty, ForkMark, Icon, Id, Loaded, More, Page, State, Sure } from "../elements.js";
 import { textOf } from "../fold.js";
 import { brief, nameOf } from "../items.js";
-import { attempt, go, href, replace, useList, useWatched } from "../state.js";
+import { attempt, go, href, replace, useAttempt, useList, useWatched } from "../state.js";
 import { Title, isCalled, learned } from "../title.js";
 
 const PAGE = 500; // conversations, which have to be there with what they were forked from
@@ -73,8 +73,9 @@ function One({ id, changed }) {
     return { conversation, ...items };
   };
   const loaded = useList(load, [id, owner], 0, 1000);
+  const [once, forking] = useAttempt();
   const fork = (after) =>
-    attempt(async () => go("chat", (await post(`v1/conversations/${id}/fork`, after ? { after } : {})).id), "Forked: what you say now is said there alone");
+    once(async () => go("chat", (await post(`v1/conversations/${id}/fork`, after ? { after } : {})).id), "Forked: what you say now is said there alone");
   const archive = async (status) => {
     if (await attempt(() => post(`v1/conversations/${id}`, { status }))) {
       loaded.reload();
@@ -95,7 +96,7 @@ function One({ id, changed }) {
           <h2 class="clip" dir="auto"><${Title} conversation=${conversation} /></h2>
           <div class="actions">
             <a class="button small primary" href=${href("chat", id)}><${Icon} name="chat" /><span>Open</span></a>
-            <${Button} icon="fork" onClick=${() => fork()}>Fork<//>
+            <${Button} icon="fork" disabled=${forking} onClick=${() => fork()}>Fork<//>
             <${Button} icon="archive" label=${conversation.status === "archived" ? "Take out of the archive" : "Archive"} onClick=${() => archive(conversation.status === "archived" ? "active" : "archived")} />
             <${Sure} icon="trash" label="Delete conversation" question="The conversation and its items are deleted. Forks of it stay." onYes=${erase} />
           </div>

@@ -5,7 +5,7 @@ import { get, key, list, post, remove } from "../api.js";
 import { Ago, Button, Failure, Id, Json, Loaded, More, Page, Scrolled, State, Sure, cancelledFor, number, seconds, survived } from "../elements.js";
 import { Item, outputsOf } from "../items.js";
 import { useEvents, waited } from "../run_events.js";
-import { attempt, go, href, replace, useList, useLoaded, useRedraw, useWatched } from "../state.js";
+import { attempt, go, href, replace, useAttempt, useList, useLoaded, useRedraw, useWatched } from "../state.js";
 import { Timeline } from "../timeline.js";
 import { answer, answeredOf, hasEnded, noted, pendingOf } from "../turns.js";
 
@@ -27,7 +27,8 @@ export function Run({ id }) {
 
   const cancel = () => attempt(() => post(`v1/responses/${id}/cancel`, {}), "Cancelled").then(() => loaded.reload());
   const send = (outputs) => attempt(() => answer(id, outputs), "Answered").then(() => loaded.reload());
-  const fork = (body = {}) => attempt(async () => go("runs", (await post(`v1/responses/${id}/fork`, body)).id), "Forked");
+  const [once, forking] = useAttempt();
+  const fork = (body = {}) => once(async () => go("runs", (await post(`v1/responses/${id}/fork`, body)).id), "Forked");
   const erase = () => attempt(() => remove(`v1/responses/${id}`).then(() => replace("runs")), "Deleted");
   const replay = (number_) => {
     setAfter(number_ - 1);
@@ -40,7 +41,7 @@ export function Run({ id }) {
     title=${html`<a class="up" href="#/runs">Runs</a> <span class="mono">${id.slice(0, 14)}…</span>`}
     actions=${html`
       ${running && html`<${Button} icon="stop" onClick=${cancel}>Cancel<//>`}
-      ${response && html`<${Button} icon="fork" onClick=${() => fork()}>Fork<//>`}
+      ${response && html`<${Button} icon="fork" disabled=${forking} onClick=${() => fork()}>Fork<//>`}
       ${response && html`<${Sure} icon="trash" label="Delete run" question="The response, its events and what only it refers to are deleted." onYes=${erase} />`}
     `}
   >
