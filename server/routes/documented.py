@@ -67,7 +67,10 @@ QUERY: Mapping[str, tuple[Json, str]] = {
         {"type": "boolean", "default": False},
         "Of a stream: pad the events that carry pieces of text.",
     ),
-    "beta": ({"type": "boolean"}, "Changes nothing: Anthropic's clients send it."),
+    "beta": (
+        {"type": "boolean"},
+        "Changes nothing: clients add it where they call an API of which there is a beta.",
+    ),
     "wait": ({"type": "number", "minimum": 0, "maximum": 300}, "Seconds to wait for the end at most."),
     "probe": ({"type": "boolean"}, "Have the model generate two tokens first."),
     "scope": ({"enum": ["own", "all"]}, "All: with the history before the response."),
@@ -236,7 +239,10 @@ def documented(
             "5XX": {"description": "The server is at fault, or not ready.", **failed},
         },
         openapi_extra=extra,
-        dependencies=[Depends(_refusing_others(query))] if "after" in _names(query) else [],
+        dependencies=[
+            *([Depends(_refusing_others(query))] if "after" in _names(query) else ()),
+            *([Depends(_read_beta)] if "beta" in query else ()),
+        ],
     )
 
 
@@ -261,6 +267,12 @@ def _refusing_others(query: tuple[str, ...]) -> Callable[[Request], Awaitable[No
                 refuse(shorten(name), f"Unknown parameter: '{shorten(name)}'. {hint}", "unknown_parameter")
 
     return refuse_others
+
+
+async def _read_beta() -> None:
+    """Say that the parameter was read, so that the reply does not name it as ignored: there is nothing that a
+    client could have meant by it."""
+    ignored.queried("beta")
 
 
 def _named(name: str) -> Json:

@@ -121,6 +121,7 @@ def new_id(prefix: str) -> str:
         "Response",
         "responses.write",
         body="CreateResponse",
+        query=("beta",),
         headers=("X-Antiphon-Profile",),
         stream="ResponseEvent",
     ),
@@ -464,7 +465,7 @@ async def list_responses(request: Request) -> Response:
     **documented(
         "Response",
         "responses.read",
-        query=("stream", "starting_after", "include_obfuscation", "wait", "include"),
+        query=("stream", "starting_after", "include_obfuscation", "wait", "include", "beta"),
         headers=("Last-Event-ID", "X-Antiphon-Profile"),
         stream="ResponseEvent",
     ),
@@ -549,7 +550,8 @@ def _starting_after(request: Request) -> int:
 
 
 @router.get(
-    "/{response_id}/input_items", **documented("Items", "responses.read", query=(*PAGE, "scope", "include"))
+    "/{response_id}/input_items",
+    **documented("Items", "responses.read", query=(*PAGE, "scope", "include", "beta")),
 )
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The response's own new input, newest first; `scope=all` (extension) adds the history before it."""
@@ -571,7 +573,9 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 @router.post(
     "/input_tokens",
-    **documented("InputTokens", "responses.read", body="CountInputTokens", body_required=False),
+    **documented(
+        "InputTokens", "responses.read", body="CountInputTokens", body_required=False, query=("beta",)
+    ),
 )
 async def count_input_tokens(request: Request) -> Response:
     """How many prompt tokens a request would have, through the very rendering that a run uses."""
@@ -584,7 +588,9 @@ async def count_input_tokens(request: Request) -> Response:
     return json_reply(orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
 
-@router.post("/compact", **documented("Compaction", "responses.write", body="CompactResponse"))
+@router.post(
+    "/compact", **documented("Compaction", "responses.write", body="CompactResponse", query=("beta",))
+)
 async def compact_conversation(request: Request) -> Response:
     """Summarise a conversation: the user's newest messages, and an item that stands for all of it. Their list
     is the input of a next response, in the place of the conversation."""
@@ -647,7 +653,7 @@ def _compaction(body: bytes, items: Sequence[Item]) -> Response:
 # Changing
 
 
-@router.delete("/{response_id}", **documented("Deleted", "responses.write"))
+@router.delete("/{response_id}", **documented("Deleted", "responses.write", query=("beta",)))
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a response, its events and what only it refers to; one in flight is cancelled."""
     await context(request).runs.delete(owner(request), response_id)
@@ -691,7 +697,7 @@ def asked_by(param: str) -> Iterator[None]:
 
 @router.post(
     "/{response_id}/cancel",
-    **documented("Response", "responses.write", headers=("X-Antiphon-Profile",)),
+    **documented("Response", "responses.write", query=("beta",), headers=("X-Antiphon-Profile",)),
 )
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a run in flight. SDKs send no body, and nothing that stands in one changes anything."""

@@ -374,6 +374,30 @@ async def test_input_tokens(live_sdk: AsyncOpenAI) -> None:
     assert response.usage is not None and counted.input_tokens == response.usage.input_tokens
 
 
+async def test_every_call_of_the_beta(live_sdk: AsyncOpenAI) -> None:
+    """The SDK adds `?beta=true` to the paths of the stable API."""
+    beta = live_sdk.beta.responses
+    made = await beta.create(model=MODEL, input="say hello")
+    assert made.status == "completed"
+    streamed = [event.type async for event in await beta.create(model=MODEL, input="say hello", stream=True)]
+    assert streamed[-1] == "response.completed"
+    assert await beta.retrieve(made.id) == made
+    resumed = [event.type async for event in await beta.retrieve(made.id, stream=True)]
+    assert (resumed[0], resumed[-1]) == ("response.created", "response.completed")
+    raw = await beta.input_items.with_raw_response.list(made.id, order="asc", limit=1)
+    assert "x-antiphon-ignored" not in raw.headers
+    assert [item.type async for item in beta.input_items.list(made.id)] == ["message"]
+    counted = await beta.input_tokens.count(model=MODEL, input="say hello")
+    assert made.usage is not None and counted.input_tokens == made.usage.input_tokens
+    compacted = await beta.compact(model=MODEL, previous_response_id=made.id)
+    assert compacted.output[-1].type == "compaction"
+    waiting = await beta.create(model=MODEL, input="count 9999", background=True)
+    assert (await beta.cancel(waiting.id)).status == "cancelled"
+    await beta.delete(made.id)
+    with pytest.raises(NotFoundError):
+        await beta.retrieve(made.id)
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Conversations and errors
 

@@ -38,6 +38,18 @@ async def test_a_connection_of_the_sdk(live_server: Running) -> None:
         assert error.type == "error" and error.error.code == "model_not_found"
 
 
+async def test_a_connection_of_the_beta(live_server: Running) -> None:
+    async with client_of(live_server) as client, client.beta.responses.connect() as connection:
+        await connection.response.create(model="antiphon-scripted", input="say hello", store=False)
+        said = ""
+        async for event in connection:
+            if event.type == "response.output_text.delta":
+                said += event.delta
+            if event.type == "response.completed":
+                break
+        assert said == "hello"
+
+
 async def test_lanes_of_a_session(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with (

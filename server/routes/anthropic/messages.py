@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import context, json_reply, owner, principal, read_as, while_connected
-from server.ignored import queried
 from server.model_registry import Models, ServedModel
 from server.routes.chosen_model import chosen_model
 from server.routes.completions import answer, judged, with_inputs
@@ -70,7 +69,6 @@ Parse = Callable[..., MessagesRequest]
 async def _read(request: Request, parse: Parse) -> MessagesRequest:
     """The request in a body, to a model that is served, unless the queue of that is full."""
     here, who = context(request), principal(request)
-    queried("beta")
 
     def first(body: Mapping[str, Any]) -> None:
         named = body.get("model")

@@ -395,6 +395,7 @@ async def test_queries_have_the_parameters_of_the_document(
         "metadata": "b",
         "include_obfuscation": "true",
         "timestamps": "true",
+        "beta": "true",
         "conversation": conversation,
     }
     written = {"metadata": "metadata[a]"}
