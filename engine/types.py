@@ -386,6 +386,14 @@ class ModelInfo:
         """Whether the chat template can be told how much the model is to reason."""
         return not EFFORT_VARIABLES.isdisjoint(self.template_variables)
 
+    def num_cache_writes(self, num_tokens: int, num_cached: int) -> int:
+        """How many tokens of a prompt of `num_tokens` are in the prefix cache from now on, beside the first
+        `num_cached`, which it had. The rest is no whole block."""
+        if not self.cache_block:
+            return 0
+        # The last token of a prompt is always computed, so a later one finds the blocks before it.
+        return max(0, (num_tokens - 1) // self.cache_block * self.cache_block - num_cached)
+
 
 TierState = Literal["on", "off", "full", "slow", "failed", "foreign"]
 """Of saved KV on disk. off: by the settings. full: the disk takes no more, and what is there is still read.

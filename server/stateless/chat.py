@@ -179,7 +179,7 @@ def _completion(
         head={**new_head(completion_id, served), "service_tier": request.service_tier},
         place=place,
         named=lambda error: naming_source(error, offered.constraint, request.tools, request.shape_param),
-        usage=Usage([len(prompt.ids)], request.n, place),
+        usage=Usage([len(prompt.ids)], request.n, place, served.info),
         search=request.search,
         messages=lambda: to_messages(request.items),
         told=PromptTold(prompt.ids if request.return_token_ids else None, request.prompt_logprobs),

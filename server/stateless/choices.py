@@ -25,6 +25,7 @@ from engine import (
     EngineError,
     Generate,
     GenerateRequest,
+    ModelInfo,
     Place,
     TokenLogprob,
     beam_search,
@@ -85,8 +86,9 @@ class Usage:
     """Counts of one request. A prompt counts once however many choices share it, from the moment that the
     engine begins with one of them (`place`), and its cached tokens are those that every choice found."""
 
-    def __init__(self, prompt_tokens: Sequence[int], num_choices: int, place: Place) -> None:
+    def __init__(self, prompt_tokens: Sequence[int], num_choices: int, place: Place, info: ModelInfo) -> None:
         self._prompt_tokens = prompt_tokens
+        self._info = info
         self._cached: list[int | None] = [None] * num_choices
         self._place = place
         self._shown = 0
@@ -146,12 +148,14 @@ class Usage:
         prompt = sum(self._prompt_tokens)
         num = len(self._cached) // len(self._prompt_tokens)
         per_prompt = [self._cached[start : start + num] for start in range(0, len(self._cached), num)]
+        cached = [min(found or 0 for found in choices) for choices in per_prompt]
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self.num_tokens,
             "total_tokens": prompt + self.num_tokens,
             "prompt_tokens_details": {
-                "cached_tokens": sum(min(cached or 0 for cached in choices) for choices in per_prompt)
+                "cached_tokens": sum(cached),
+                "cache_write_tokens": sum(map(self._info.num_cache_writes, self._prompt_tokens, cached)),
             },
             "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }

@@ -131,7 +131,7 @@ async def prepare_completion(
         head=new_head(completion_id, served) | ({"service_tier": request.service_tier} if named else {}),
         place=place,
         named=lambda error: naming_source(error, offered.constraint, (), request.shape_param),
-        usage=Usage(counts, len(writers), place),
+        usage=Usage(counts, len(writers), place, served.info),
         silent=request.max_tokens == 0,
         search=request.search,
         operation="text_completion",

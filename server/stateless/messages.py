@@ -121,7 +121,7 @@ async def prepare_message(
         seal = await sealing.seal(principal.owner, await sealing.by([INCLUDE], served.name))
     tier = "batch" if principal.batch else _TIERS.get(completion.head["service_tier"], "standard")
     head = {**completion.head, "id": f"msg_{secrets.token_hex(12)}", "service_tier": tier}
-    told = partial(message_head, head, block=served.info.cache_block)
+    told = partial(message_head, head)
     limit = completion.requests[0].sampling.max_tokens
     is_cut = limit < min(chat.max_tokens or limit, served.caps.output(chat.max_tokens) or limit)
     writer = MessageWriter(
@@ -137,7 +137,7 @@ async def prepare_message(
         writers=[writer],
         head=head,
         silent=request.only_reads,
-        form=replace(FORM, body=partial(_body, block=served.info.cache_block)),
+        form=FORM,
         named=lambda error: in_words_of_messages(named(error)),
     )
 
@@ -146,16 +146,13 @@ async def prepare_message(
 # Usage, and the head of a message
 
 
-def message_usage(head: Mapping[str, Any], totals: Mapping[str, Any], block: int) -> Json:
+def message_usage(head: Mapping[str, Any], totals: Mapping[str, Any]) -> Json:
     """The official usage object. The three counts of input are together the tokens of the prompt: those that
-    were in the prefix cache, those that are in it from now on, and the rest, which is no whole block. block:
-    tokens of a block of that cache; 0: there is none."""
-    prompt = totals["prompt_tokens"]
+    were in the prefix cache, those that are in it from now on, and the rest, which is no whole block."""
     read = totals["prompt_tokens_details"]["cached_tokens"]
-    # The last token of a prompt is always computed, so a later one finds the blocks before it.
-    written = max(0, (prompt - 1) // block * block - read) if block else 0
+    written = totals["prompt_tokens_details"]["cache_write_tokens"]
     return {
-        "input_tokens": prompt - read - written,
+        "input_tokens": totals["prompt_tokens"] - read - written,
         "cache_creation_input_tokens": written,
         "cache_read_input_tokens": read,
         "cache_creation": {"ephemeral_5m_input_tokens": written, "ephemeral_1h_input_tokens": 0},
@@ -165,8 +162,8 @@ def message_usage(head: Mapping[str, Any], totals: Mapping[str, Any], block: int
     }
 
 
-def message_head(head: Mapping[str, Any], totals: Mapping[str, Any], block: int = 0) -> Json:
-    """A message of which nothing is said yet. block: as in `message_usage`."""
+def message_head(head: Mapping[str, Any], totals: Mapping[str, Any]) -> Json:
+    """A message of which nothing is said yet."""
     return {
         "id": head["id"],
         "type": "message",
@@ -176,7 +173,7 @@ def message_head(head: Mapping[str, Any], totals: Mapping[str, Any], block: int 
         "stop_reason": None,
         "stop_sequence": None,
         "stop_details": None,
-        "usage": message_usage(head, totals, block),
+        "usage": message_usage(head, totals),
         **({"moderation": head["moderation"]} if "moderation" in head else {}),
     }
 
@@ -369,14 +366,8 @@ def _input(arguments: str) -> Json:
 # On the wire
 
 
-def _body(
-    head: Mapping[str, Any],
-    _object: str,
-    choices: Sequence[Json],
-    totals: Mapping[str, Any],
-    block: int = 0,
-) -> bytes:
-    return orjson.dumps({**message_head(head, totals, block), **choices[0]})
+def _body(head: Mapping[str, Any], _object: str, choices: Sequence[Json], totals: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({**message_head(head, totals), **choices[0]})
 
 
 async def _framed(
@@ -405,4 +396,4 @@ def _failure(exc: Exception) -> bytes:
 
 
 FORM = Form(_body, _framed, _failure, keepalive=b'{"type":"ping"}')
-"""How messages are written, of an engine that keeps no prompts."""
+"""How messages are written."""

@@ -206,7 +206,7 @@ def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
         "prompt_tokens": usage["input_tokens"],
         "completion_tokens": usage["output_tokens"],
         "total_tokens": usage["total_tokens"],
-        "prompt_tokens_details": {"cached_tokens": usage["input_tokens_details"]["cached_tokens"]},
+        "prompt_tokens_details": usage["input_tokens_details"],
         "completion_tokens_details": {"reasoning_tokens": usage["output_tokens_details"]["reasoning_tokens"]},
     }
 

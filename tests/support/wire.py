@@ -172,10 +172,16 @@ def validate_response(response: Json, *, warm_up: bool = False) -> None:
 def check_usage(usage: Json) -> None:
     """The counts of a Response's usage add up, and its details have numbers alone: clients refuse others."""
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"], usage
-    assert 0 <= usage["input_tokens_details"]["cached_tokens"] <= usage["input_tokens"], usage
+    check_input(usage["input_tokens_details"], usage["input_tokens"])
     assert 0 <= usage["output_tokens_details"]["reasoning_tokens"] <= usage["output_tokens"], usage
     for details in (usage["input_tokens_details"], usage["output_tokens_details"]):
         assert all(type(count) is int for count in details.values()), usage
+
+
+def check_input(details: Json, num_tokens: int) -> None:
+    """What of a prompt was in the cache, and what came into it, are two parts of it."""
+    cached, written = details["cached_tokens"], details["cache_write_tokens"]
+    assert min(cached, written) >= 0 and cached + written <= num_tokens, details
 
 
 def validate_item(item: Json, union: str = "OutputItem") -> None:
@@ -544,7 +550,7 @@ def validate_completion(completion: Json) -> list[Json]:
 
 def _check_completion_usage(usage: Json) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], usage
-    assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"], usage
+    check_input(usage["prompt_tokens_details"], usage["prompt_tokens"])
     assert usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"], usage
 
 

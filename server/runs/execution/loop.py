@@ -465,6 +465,9 @@ class Loop:
         unlogged = run.unlogged
         if chunk.cached_tokens is not None and "generation" in unlogged.facts:
             unlogged.facts["cached_tokens"] = chunk.cached_tokens
+            num_tokens = unlogged.facts["input_tokens"]
+            if written := run.served.info.num_cache_writes(num_tokens, chunk.cached_tokens):
+                unlogged.facts["cache_write_tokens"] = written
         if not run.plan.generates:
             return
         if chunk.reasoning_tokens:

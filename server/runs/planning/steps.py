@@ -72,6 +72,7 @@ class Progress:
     generation_tokens: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
     ended: Literal["stop", "length"] | None = None
@@ -92,9 +93,9 @@ class Progress:
 
     def add(self, facts: Mapping[str, Any], num_tokens: int) -> None:
         """Count a record's tokens and facts: `generation`, `first_item`, `input_tokens`, `cached_tokens` come
-        with the first one of a generation, `asked` too where its input was judged, `ended` with the last,
-        `reasoning_tokens` where there were any. A generation of a compaction has `summarises` besides, and in
-        its last record, where another one follows, `summary`."""
+        with the first one of a generation, `cache_write_tokens` too where there were any, `asked` where its
+        input was judged, `ended` with the last, `reasoning_tokens` where there were any. A generation of a
+        compaction has `summarises` besides, and in its last record, where another one follows, `summary`."""
         if "generation" in facts:
             self.generation_tokens = 0
         self.generation_tokens += num_tokens
@@ -105,6 +106,7 @@ class Progress:
             self.first_item = facts["first_item"]
             self.input_tokens += facts["input_tokens"]
             self.cached_tokens += facts["cached_tokens"]
+            self.cache_write_tokens += facts.get("cache_write_tokens", 0)
             self.ended = None
             if "asked" in facts:
                 self.asked, self.num_asked = facts["asked"], facts["first_item"]
@@ -154,7 +156,10 @@ class Progress:
         tool_output = self._tool_output_tokens()
         return {
             "input_tokens": self.input_tokens,
-            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": self.cached_tokens,
+                "cache_write_tokens": self.cache_write_tokens,
+            },
             "output_tokens": self.output_tokens,
             "output_tokens_details": {
                 "reasoning_tokens": self.reasoning_tokens,

@@ -29,7 +29,7 @@ _USAGE = of(
         "prompt_tokens": INTEGER,
         "completion_tokens": INTEGER,
         "total_tokens": INTEGER,
-        "prompt_tokens_details": of({"cached_tokens": INTEGER}),
+        "prompt_tokens_details": of(dict.fromkeys(("cached_tokens", "cache_write_tokens"), INTEGER)),
         "completion_tokens_details": of({"reasoning_tokens": INTEGER}),
     }
 )

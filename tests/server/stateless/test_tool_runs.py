@@ -164,7 +164,7 @@ async def test_calls_are_made_before_the_answer(tmp_path: Path) -> None:
         "prompt_tokens": usage["input_tokens"],
         "completion_tokens": usage["output_tokens"],
         "total_tokens": usage["total_tokens"],
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert seen.called == ["look_up", "look_up"]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine import ScriptedEngine
+from engine import LocalEngine, ScriptedEngine
 from server.clock import now_us
 from server.telemetry import end_user
 from server.usage import Meter
@@ -101,6 +101,25 @@ async def test_turns_are_listed_and_survive_a_restart(tmp_path: Path) -> None:
         grown = inputs[1] - inputs[0] - outputs[0]
         assert grown > 0 and usage["tool_output_tokens_per_turn"] == [0, grown]
         assert usage["output_tokens_details"]["tool_output_tokens"] == grown
+
+
+async def test_what_comes_into_the_prefix_cache_is_counted_once(tmp_path: Path) -> None:
+    """By responses as by chat completions; what a response says of it outlives the process."""
+    engine = LocalEngine(Path("engine/tiny/checkpoint"), num_threads=1, kv_cache_bytes=64 << 20)
+    asked = {"instructions": "You help. " * 50, "max_output_tokens": 16}
+    async with running_app(tmp_path, engine) as server, http_client(server) as client:
+        api = Api(client)
+        first, second = [await api.create("hi", **asked) for _ in range(2)]
+        chat = {"messages": [{"role": "user", "content": "hello " * 50}], "max_tokens": 4, "n": 2}
+        usage = (await client.post("/v1/chat/completions", json=chat)).json()["usage"]
+        written = usage["prompt_tokens_details"]["cache_write_tokens"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert 0 < usage["prompt_tokens"] - cached - written <= 16, "the rest is no whole block"
+    written = first["usage"]["input_tokens_details"]["cache_write_tokens"]
+    assert 0 < first["usage"]["input_tokens"] - written <= 16
+    assert second["usage"]["input_tokens_details"] == {"cached_tokens": written, "cache_write_tokens": 0}
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        assert (await Api(client).get(first["id"]))["usage"] == first["usage"]
 
 
 async def test_tools_of_the_server_are_turns_too(tmp_path: Path) -> None:

@@ -109,14 +109,15 @@ def test_a_loop_of_broken_calls_ends_once_the_model_was_told() -> None:
 
 def test_progress_is_rebuilt_from_facts() -> None:
     progress = Progress()
-    progress.add({"generation": 0, "first_item": 1, "input_tokens": 7, "cached_tokens": 4}, 2)
+    first = {"generation": 0, "first_item": 1, "input_tokens": 7, "cached_tokens": 4}
+    progress.add({**first, "cache_write_tokens": 2}, 2)
     assert (progress.ended, progress.first_item) == (None, 1)
     assert progress.generation_tokens == 2
     progress.add({"reasoning_tokens": 1}, 0)
     progress.add({"ended": "stop"}, 3)
     assert progress.usage() == {
         "input_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2},
         "output_tokens": 5,
         "output_tokens_details": {"reasoning_tokens": 1, "tool_output_tokens": 0},
         "total_tokens": 12,
@@ -131,8 +132,16 @@ def test_usage_by_turn() -> None:
     log = [
         (2, b'{"generation":0,"first_item":1,"input_tokens":7,"cached_tokens":4}'),
         (3, b'{"ended":"stop"}'),
-        (4, b'{"generation":1,"first_item":2,"input_tokens":20,"cached_tokens":12,"ended":"stop"}'),
-        (1, b'{"generation":2,"first_item":4,"input_tokens":21,"cached_tokens":0,"reasoning_tokens":1}'),
+        (
+            4,
+            b'{"generation":1,"first_item":2,"input_tokens":20,"cached_tokens":12,'
+            b'"cache_write_tokens":4,"ended":"stop"}',
+        ),
+        (
+            1,
+            b'{"generation":2,"first_item":4,"input_tokens":21,"cached_tokens":0,'
+            b'"cache_write_tokens":16,"reasoning_tokens":1}',
+        ),
         (6, None),
     ]
     usage = Progress.of(log).usage()
@@ -143,6 +152,8 @@ def test_usage_by_turn() -> None:
     assert usage["tool_output_tokens_per_turn"] == [0, 8, 0]
     assert usage["output_tokens_details"] == {"reasoning_tokens": 1, "tool_output_tokens": 8}
     assert (usage["input_tokens"], usage["output_tokens"]) == (48, 16)
+    # A log of a version that did not count what was written says nothing of it.
+    assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 20}
     assert Progress().usage()["output_tokens_per_turn"] == []
 
 
