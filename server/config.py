@@ -685,8 +685,8 @@ class Config(BaseModel):
     )
     unsupported_tools: Literal["refuse", "ignore"] = _setting(
         "refuse",
-        "what becomes of tools that no model can call here, such as file_search: a 400, or, for clients that "
-        "always send one, they are left out",
+        "what becomes of tools that no model can call here, and of types that are not official: a 400, or, "
+        "for clients that always send one, they are left out",
     )
     egress: Literal["off", "public", "any"] = _setting(
         "off",

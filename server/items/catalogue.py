@@ -329,6 +329,12 @@ def changes_images(tool: Mapping[str, Any]) -> bool:
     return row is not None and row.call is not None and row.call.changes_images(dict(tool))
 
 
+def declines(tool: Mapping[str, Any]) -> bool:
+    """Whether a client that sends this tool agrees that a server which `lacks` it offers nothing."""
+    row = type_of_calls(tool["type"])
+    return row is not None and row.call is not None and row.call.declines(dict(tool))
+
+
 def lacks(tool: Mapping[str, Any], registry: Registry) -> str | None:
     """Why this server cannot run a tool of a request that it would otherwise offer; None where it can."""
     row = type_of_calls(tool["type"])

@@ -260,10 +260,10 @@ class Call:
     functions that a tool of the request gives the model, a path being its own in messages; raises ApiError
     400. takes: whether such a tool is offered at all, or a tool of other servers that is only echoed. lacks:
     why a server with these tools of its own cannot run such a tool, which is then not offered; None where it
-    can. stores: the ids of the vector stores that such a tool searches. changes_images: whether calls of such
-    a tool may work on the images of the conversation, which a model that reads text is then told the numbers
-    of. refers: writes into a new item what
-    its arguments refer to among the sources of the conversation.
+    can. declines: whether its client agrees to that beforehand. stores: the ids of the vector stores that
+    such a tool searches. changes_images: whether calls of such a tool may work on the images of the
+    conversation, which a model that reads text is then told the numbers of. refers: writes into a new item
+    what its arguments refer to among the sources of the conversation.
     fields: what every call of a tool's functions says from the start. server: which server the functions of a
     tool are of. asks: whether calls of a tool's function of this name need the client's approval. searches:
     of calls that load deferred functions, their function, which tells of these. execution: None where the
@@ -277,6 +277,7 @@ class Call:
     offers: Callable[[Tool, Registry, str], Sequence[Tool]] = _itself
     takes: Callable[[Tool], bool] = _always
     lacks: Callable[[Tool, Registry], str | None] = _lacks_nothing
+    declines: Callable[[Tool], bool] = _never
     stores: Callable[[Tool], Sequence[str]] = _no_stores
     changes_images: Callable[[Tool], bool] = _never
     refers: Callable[[Item, str, Sources], None] | None = None

@@ -78,8 +78,7 @@ from server.schema import (
     as_output,
     check_metadata,
     fill,
-    lacking,
-    leave_out,
+    leave_out_lacking,
     normalize_input,
     parse_compact,
     parse_create,
@@ -201,8 +200,7 @@ def name_in_vain(request: HTTPConnection, parsed: CreateResponse, items: Sequenc
     here = context(request)
     tools = turn_tools(parsed, items, len(items))
     for index, why in here.runs.intake.lacking(tools.tools).items():
-        told = lacking(tools.tools[index]["type"], why)
-        leave_out(tools.paths[index], told, here.config.unsupported_tools)
+        leave_out_lacking(tools.tools[index], tools.paths[index], why, here.config.unsupported_tools)
     here.runs.intake.name_unkept_memory(tools.tools, tools.paths)
     served = here.models.get(parsed.model)
     if parsed.cache_salt is not None or _profile(request) == "openai":  # in an older one the key is the salt

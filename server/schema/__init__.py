@@ -51,8 +51,8 @@ from server.schema.responses import (
 from server.schema.search import Search, num_requests
 from server.schema.tools import (
     Unsupported,
-    lacking,
     leave_out,
+    leave_out_lacking,
     require_added_offered,
     require_search,
     secrets_of_items,
@@ -100,8 +100,8 @@ __all__ = [
     "image_paths",
     "in_words_of_messages",
     "is_tier",
-    "lacking",
     "leave_out",
+    "leave_out_lacking",
     "missing",
     "mistyped",
     "normalize_input",

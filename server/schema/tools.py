@@ -1,9 +1,9 @@
 """Tools and tool choices as clients send them, normalised to the official flat form.
 
 Owns the limits on tools, and the forms in which clients send them; the item types say what a tool of each
-kind looks like. An official kind that no model can call here is refused, unless the operator has such tools
-left out, because some clients (Codex among them) always send one. A kind that is not official is refused in
-any case: it is a misspelt one.
+kind looks like. A kind that no model can call here is refused, unless the operator has such tools left out,
+because some clients always send one. A kind that is not official is a misspelt one as often as one that a
+client knows and this server does not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from server.items import (
     Item,
     Tool,
     as_flat,
+    declines,
     each_tool,
     instead_of,
     is_direct,
@@ -74,7 +75,8 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages |
     chat. on: see `require_offered`.
 
     A function or custom tool nested in chat's way is unwrapped; a known kind with the date of another version
-    passes without its credentials. Raises ApiError 400.
+    passes without its credentials, and one that is not official alone: see `require_offered`. Raises ApiError
+    400.
     """
     if not isinstance(value, dict):
         mistyped(path, "an object", value)
@@ -93,9 +95,12 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages |
         value, path = _flat_custom(value, path)
     shape = tool_shapes().get(kind)
     if shape is None:
-        _check_kind(kind, f"{path}.type", on)
-        # Nothing is known of its members, but what is a credential in the version that is known is not kept.
-        row = type_of_calls(_DATE.sub("", kind))
+        # Nothing is known of its members, but what is a credential in the version that is known is not kept;
+        # of a kind that is not official, anything could be one.
+        known = _DATE.sub("", kind)
+        row = type_of_calls(known)
+        if known not in tool_shapes():
+            return {"type": kind}
         return value if row is None or row.without_secrets is None else row.without_secrets(value)[0]
     tool: Tool = shape(value, path)
     if kind == "namespace":
@@ -103,12 +108,6 @@ def normalize_tool(value: Any, path: str, *, strict: bool = True, on: Messages |
         return {**tool, "tools": [normalize_tool(inner, f"{path}.tools[{place}]") for place, inner in inside]}
     _name_hints(tool, path, on_chat=not strict)
     return tool
-
-
-def _check_kind(kind: str, path: str, on: Messages | None) -> None:
-    """Raise ApiError 400 for a kind that is no official one, whatever its version."""
-    if _DATE.sub("", kind) not in tool_shapes():
-        _refuse_kind(kind, path, on)
 
 
 def _refuse_kind(kind: str, path: str, on: Messages | None, *others: str) -> NoReturn:
@@ -300,7 +299,8 @@ def require_offered(
     tools: Sequence[Tool], tool_choice: Any, unsupported: Unsupported, *, on: Messages | None = None
 ) -> None:
     """Raise ApiError 400 `unsupported_tool` for a tool that the model cannot be offered, or for one that a
-    list of allowed tools names; or only name their places, `tools[1]`, if `unsupported` is `ignore`.
+    list of allowed tools names, and for one whose kind is not official; or only name their places,
+    `tools[1]`, if `unsupported` is `ignore`.
 
     tools, tool_choice: normalised. on: where, of `ON_CHAT`, fewer tools can be offered; None on Responses.
     """
@@ -322,6 +322,8 @@ def _require_kinds(tools: Sequence[Tool], param: str, unsupported: Unsupported, 
     for index, tool in enumerate(tools):
         kind = tool["type"]
         if kind not in ("function", "custom") and not _is_offered(tool, on):
+            if unsupported == "refuse" and _DATE.sub("", kind) not in tool_shapes():
+                _refuse_kind(kind, f"{param}[{index}].type", on)
             leave_out(f"{param}[{index}]", _unsupported(kind, on), unsupported)
 
 
@@ -351,9 +353,12 @@ def leave_out(path: str, why: str, unsupported: Unsupported) -> None:
     refuse(param, f"{why} {setting}", "unsupported_tool")
 
 
-def lacking(kind: str, why: str) -> str:
-    """What a client is told of a tool that this server would run, and cannot. why: a clause."""
-    return f"This server cannot run tools of type '{kind}': {why}. {instead_of(kind)}".rstrip()
+def leave_out_lacking(tool: Tool, path: str, why: str, unsupported: Unsupported) -> None:
+    """The same for a tool that this server would run, and cannot, which is left out in any case where its
+    client agrees to that. why: a clause."""
+    kind = tool["type"]
+    told = f"This server cannot run tools of type '{kind}': {why}. {instead_of(kind)}".rstrip()
+    leave_out(path, told, "ignore" if declines(tool) else unsupported)
 
 
 def _unsupported(kind: str, on: Messages | None) -> str:
@@ -431,7 +436,5 @@ def _reference(ref: dict[str, Any], path: str, on: Messages | None) -> dict[str,
         ref, path = _unwrapped(ref, kind, path)
     elif not isinstance(kind, str):
         mistyped(f"{path}.type", "a string", kind)
-    else:
-        _check_kind(kind, f"{path}.type", on)
     unread(ref, ("type", "name", "namespace", "server_label"), path)
     return {"type": kind, **ref}

@@ -22,7 +22,7 @@ from server.model_registry import ServedModel
 from server.prompting import name_idle_drafts, name_untold, name_unused_key
 from server.runs import Planning, Runs, Started, require_servers
 from server.runs.events import Events, ReaderLagged, terminal_response
-from server.schema import ChatRequest, ChatStreamOptions, Unsupported, lacking, leave_out, refuse
+from server.schema import ChatRequest, ChatStreamOptions, Unsupported, leave_out_lacking, refuse
 from server.sse_frame import event_type
 from server.stateless.chat import (
     CONTENT,
@@ -45,7 +45,7 @@ def runs_tools(request: ChatRequest, runs: Runs, unsupported: Unsupported) -> bo
         return False  # at no cost, because most requests are such
     left_out = runs.intake.lacking(request.tools)
     for index, why in left_out.items():
-        leave_out(request.place_of(index), lacking(request.tools[index]["type"], why), unsupported)
+        leave_out_lacking(request.tools[index], request.place_of(index), why, unsupported)
     runs.intake.name_unkept_memory(
         request.tools, [request.place_of(index) for index, _ in enumerate(request.tools)]
     )

@@ -96,11 +96,16 @@ MAX_FOUND = 20
 """Lines with a pattern that are shown."""
 
 
+def _declines(tool: Tool) -> bool:
+    """Whether only what is kept of the web may be searched: Codex always says so, and does without."""
+    return tool.get("external_web_access") is False
+
+
 def _lacks(tool: Tool, registry: Registry) -> str | None:
+    if _declines(tool):
+        return "it has external_web_access=false, and this server keeps no copy of the web to search instead"
     if SEARCH not in registry:
         return "no search provider is configured: the operator gives one in the table [web] of antiphon.toml"
-    if tool.get("external_web_access") is False:
-        return "it has external_web_access=false, and this server keeps no copy of the web to search instead"
     return None
 
 
@@ -429,6 +434,7 @@ ROWS = (
             opens=("response.web_search_call.in_progress",),
             offers=_offers,
             lacks=_lacks,
+            declines=_declines,
             refers=_refers,
             execution=Execution(
                 "searching",

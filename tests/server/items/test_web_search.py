@@ -21,6 +21,7 @@ from tools.documents import Document, DocumentPage
 from tools.web import pages
 
 WEB: Json = {"type": "web_search"}
+KEPT_ALONE: Json = {**WEB, "external_web_access": False}
 SOURCES, RESULTS = "web_search_call.action.sources", "web_search_call.results"
 
 
@@ -419,8 +420,8 @@ async def ignored(http: httpx.AsyncClient, tool: Json) -> str | None:
 
 async def test_where_it_cannot_be_run_it_is_refused_or_left_out(tmp_path: Path, web: LoopbackWeb) -> None:
     engine = ScriptedEngine()
-    async with searching(tmp_path, web, engine, unsupported_tools="ignore") as (_, api):
-        assert await ignored(api.http, {**WEB, "external_web_access": False}) == "tools[0]"
+    async with searching(tmp_path, web, engine) as (_, api):
+        assert await ignored(api.http, KEPT_ALONE) == "tools[0]"
         assert "web_search" not in prompts(engine)[-1]
         assert await ignored(api.http, {"type": "web_search_preview"}) is None
         assert "web_search" in prompts(engine)[-1]
@@ -434,6 +435,11 @@ async def test_where_it_cannot_be_run_it_is_refused_or_left_out(tmp_path: Path, 
         error = reply.json()["error"]
         assert (error["code"], error["param"]) == ("unsupported_tool", "tools[0].type")
         assert "no search provider is configured" in error["message"]
+        assert await ignored(http, KEPT_ALONE) == "tools[0]"
+        chat = {"messages": [{"role": "user", "content": "say hi"}], "tools": [KEPT_ALONE]}
+        reply = await http.post("/v1/chat/completions", json=chat)
+        assert reply.json()["choices"][0]["message"]["content"] == "hi"
+        assert reply.headers["x-antiphon-ignored"] == "tools[0]"
     left_out = running_app(tmp_path, engine, registry=None, unsupported_tools="ignore")
     async with left_out as running, http_client(running) as http:
         assert await ignored(http, WEB) == "tools[0]"

@@ -270,13 +270,29 @@ def test_functions_are_flat_and_strict_unless_told() -> None:
 @pytest.mark.parametrize("kind", ["fucntion", "websearch", "web_search_latest", "", "computer_use"])
 def test_a_kind_of_tool_that_is_not_official_is_refused_with_those_that_are(kind: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_tools([FUNCTION, {"type": kind, "name": "f"}])
+        parse_create({"input": "x", "tools": [FUNCTION, {"type": kind, "name": "f"}]})
     assert (caught.value.status, caught.value.code, caught.value.param) == (
         400,
         "invalid_value",
         "tools[1].type",
     )
     assert f"'{kind}'" in str(caught.value) and "'function', " in str(caught.value)
+
+
+@pytest.mark.parametrize("parse", [parse_create, parse_input_tokens, parse_chat])
+def test_a_kind_that_is_not_official_is_left_out_where_the_operator_wants_that(
+    parse: Callable[..., Any],
+) -> None:
+    """It is kept by its kind alone: what else it says might be a credential."""
+    asked = {"messages": [{"role": "user", "content": "x"}]} if parse is parse_chat else {"input": "x"}
+    tool = {"type": "teleport", "authorization": "s3cret"}
+    with collecting() as ignored:
+        request = parse({**asked, "tools": [FUNCTION, tool]}, unsupported_tools="ignore")
+    assert ignored.header() == "tools[1]"
+    assert request.tools[1] == {"type": "teleport"}
+    with pytest.raises(ApiError) as caught:
+        parse({**asked, "tool_choice": {"type": "teleport"}}, unsupported_tools="ignore")
+    assert caught.value.param == "tool_choice.type"
 
 
 @pytest.mark.parametrize("asked", [{"tools": [{"type": "bogus"}]}, {"tool_choice": {"type": "bogus"}}])
@@ -338,7 +354,11 @@ def test_a_list_of_allowed_tools_names_none_that_nobody_can_run() -> None:
     with collecting() as ignored:
         parse_create(body, unsupported_tools="ignore")
     assert ignored.header() == "tool_choice.tools[1]"
-    for kind in ("websearch", 1, None):
+    choice["tools"][1] = {"type": "websearch"}
+    with pytest.raises(ApiError, match="Supported values are") as caught:
+        parse_create(body)
+    assert caught.value.param == "tool_choice.tools[1].type"
+    for kind in (1, None):
         choice["tools"][1] = {"type": kind}
         with pytest.raises(ApiError) as caught:
             parse_create(body, unsupported_tools="ignore")
