@@ -228,7 +228,7 @@ _INPUT_TOKENS: Mapping[str, Rule] = {
         "text truncation reasoning",
     ),
     **_each(EXTENSION, "prompt chat_template_kwargs mm_processor_kwargs"),
-    "personality": _refused(),
+    "personality": HINT,
 }
 
 _UNMODERATED = _elsewhere(

@@ -28,7 +28,7 @@ OFFICIAL = {
 
 NOT_HONOURED = {
     "responses": {},
-    "input_tokens": {"refused": "personality"},
+    "input_tokens": {"hint": "personality"},
     "compact": {"hint": "prompt_cache_retention prompt_cache_options"},
     "chat": {
         "hint": "prompt_cache_retention prompt_cache_options prediction verbosity",
