@@ -99,7 +99,7 @@ class ChatRequest(PlainFields):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    max_tool_calls: Annotated[int, Within(1, MAX_INT32)] | None = None
+    max_tool_calls: Annotated[int, Within(0, MAX_INT32)] | None = None
     searches: bool = False
     secrets: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
     shape: Shape | None = None

@@ -199,7 +199,7 @@ class CreateResponse(BaseModel):
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    max_tool_calls: Annotated[int, Within(1, MAX_INT32)] | None = None
+    max_tool_calls: Annotated[int, Within(0, MAX_INT32)] | None = None
     max_output_tokens: Annotated[int, Within(MIN_OUTPUT_TOKENS, MAX_INT32)] | None = None
     top_logprobs: Annotated[int, Within(0, 20)] | None = None
     truncation: Literal["auto", "disabled"] = "disabled"

@@ -498,8 +498,9 @@ class Assembler:
         self._running[opened.item["id"]] = opened.index
         drafts += [opened.at(event) for event in execution.starts]
         if self._are_spent(place):
-            calls = "1 tool call" if self.max_calls == 1 else f"{self.max_calls} tool calls"
-            refusal = ToolResult(error=f"This response may make no more than {calls}.")
+            most = {0: "no tool calls", 1: "no more than 1 tool call"}
+            calls = most.get(self.max_calls or 0, f"no more than {self.max_calls} tool calls")
+            refusal = ToolResult(error=f"This response may make {calls}.")
             drafts += self.call_finished(opened.item["id"], refusal)
 
     def _are_spent(self, index: int) -> bool:

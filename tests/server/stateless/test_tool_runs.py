@@ -403,7 +403,7 @@ async def test_without_a_provider_a_search_is_refused_or_left_out(
         ({"tools": [{**DESK, "server_url": "builtin:shop"}]}, "tools[0].server_url", "shop"),
         ({"tools": [{**BUILTIN, "allowed_tools": ["juggle"]}]}, "tools[0].allowed_tools", "juggle"),
         ({"tools": [BUILTIN], "tool_choice": WEB}, "tool_choice", "not found"),
-        ({"tools": [BUILTIN], "max_tool_calls": 0}, "max_tool_calls", ""),
+        ({"tools": [BUILTIN], "max_tool_calls": -1}, "max_tool_calls", ""),
         ({"tools": [BUILTIN, BUILTIN]}, "tools", "Two tools"),
     ],
 )
@@ -491,6 +491,12 @@ async def test_calls_are_limited(tmp_path: Path) -> None:
         last = await client.post("/v1/chat/completions", json=asking("say hi", tools=[BUILTIN]))
         assert last.headers["x-ratelimit-remaining-requests"] == "7"
         assert int(last.headers["x-ratelimit-remaining-tokens"]) < 100_000
+
+
+async def test_there_may_be_no_calls(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as running, http_client(running) as client:
+        [refused] = made(await message(client, SUM, tools=[BUILTIN], max_tool_calls=0))
+        assert "may make no tool calls." in str(refused["error"])
 
 
 async def test_open_streams_are_limited(tmp_path: Path) -> None:
