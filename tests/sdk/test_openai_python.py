@@ -21,6 +21,7 @@ from openai.types.responses.response_output_item import (
     McpApprovalRequest,
     McpCall,
 )
+from pydantic import BaseModel, ValidationError
 
 from engine import ScriptedEngine
 from server.images import ImagesSettings
@@ -102,6 +103,24 @@ async def test_a_stream_that_ends_incomplete_or_failed(live_sdk: AsyncOpenAI) ->
     last = [event async for event in stream][-1]
     assert last.type == "response.failed"
     assert last.response.error is not None and last.response.error.code == "server_error"
+
+
+async def test_the_helpers_do_without_an_answer_that_is_not_complete(live_sdk: AsyncOpenAI) -> None:
+    """As docs/errors.md says: the terminal event has the response, also where the helper raises."""
+    for asked, status in (("count 99", "incomplete"), ("say one\nfail now", "failed")):
+        async with live_sdk.responses.stream(model=MODEL, input=asked, max_output_tokens=16) as stream:
+            last: Any = [event async for event in stream][-1]
+            assert (last.type, last.response.status) == (f"response.{status}", status)
+            with pytest.raises(RuntimeError, match="receive a `response"):
+                await stream.get_final_response()
+
+    class Answer(BaseModel):
+        city: str
+
+    with pytest.raises(ValidationError):
+        await live_sdk.responses.parse(
+            model=MODEL, input='say {"city": "' + "a" * 99, text_format=Answer, max_output_tokens=16
+        )
 
 
 async def test_tools_by_previous_response_id(live_sdk: AsyncOpenAI) -> None:
