@@ -97,7 +97,7 @@ MAX_FOUND = 20
 
 
 def _declines(tool: Tool) -> bool:
-    """Whether only what is kept of the web may be searched: Codex always says so, and does without."""
+    """Whether only what is kept of the web may be searched: Codex says so by default, and does without."""
     return tool.get("external_web_access") is False
 
 

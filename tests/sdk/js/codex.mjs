@@ -152,6 +152,14 @@ const overSockets = {
   },
 };
 
+const strict = {
+  async "Codex offers by default what every server takes"({ baseURL }) {
+    const settings = ["web_search='cached'", "agents.enabled=true", "model='other'", "sandbox_mode='read-only'"];
+    const { items, said } = repository(baseURL).turn(...settings.flatMap((each) => ["-c", each]), "say hello");
+    assert.deepEqual([kinds(items).at(-1), said], ["agent_message", "hello"]);
+  },
+};
+
 const lenient = {
   async "Codex searches the web"({ baseURL }) {
     const search = call("web_search", { queries: ["spring tide"] });
@@ -174,6 +182,7 @@ try {
   const notes = mkdtempSync(join(folder, "notes-"));
   writeFileSync(join(notes, "tides.md"), "# Tides\n\nThe spring tide is highest two days after the full moon.\n");
   const names = [MODEL, "other"].flatMap((name) => ["--served-model-name", name]);
+  await against(["--engine", "scripted", ...names], strict);
   await against(["--engine", "scripted", "--demo-web", notes, "--unsupported-tools", "ignore", ...names], lenient);
 } finally {
   rmSync(folder, { recursive: true, force: true });
