@@ -18,6 +18,13 @@ from server.config import Config
 PACKAGES = ("numpy", "pandas", "matplotlib")
 """What models like to use."""
 
+_LIST_FONTS = (
+    "import importlib.util, os, sys; os.environ['MPLCONFIGDIR'] = os.path.join(sys.prefix, 'matplotlib')\n"
+    "if importlib.util.find_spec('matplotlib'): import matplotlib.font_manager"
+)
+"""Has matplotlib list the machine's fonts where sessions look for the list. Each would make it anew for its
+first plot otherwise, which takes the longer the more fonts there are."""
+
 
 def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
     """Carry out `antiphon sandbox install`; yields the lines to print. Raises AdminError."""
@@ -30,6 +37,7 @@ def run(config: Config, options: argparse.Namespace) -> Iterator[str]:
             config.data.mkdir(mode=0o700, parents=True, exist_ok=True)
             _run([sys.executable, "-m", "venv", "--clear", str(folder)])
         _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *packages])
+        _run([str(python), "-c", _LIST_FONTS])
     except BaseException:
         if not there:
             shutil.rmtree(folder, ignore_errors=True)  # half of it would be taken for the whole

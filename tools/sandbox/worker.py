@@ -292,6 +292,16 @@ def _as_python(found: re.Match[str]) -> str:
     return f"{indent}print({note!r}){end}"
 
 
+def know_fonts(listed: str, folder: str) -> None:
+    """Copy the list of fonts that was made with the environment to where matplotlib looks for it: it passes
+    over a folder that it cannot write to. Raises OSError where there is none."""
+    names = os.listdir(listed)
+    os.mkdir(folder)
+    for name in names:
+        with open(os.path.join(listed, name), "rb") as there, open(os.path.join(folder, name), "wb") as here:
+            here.write(there.read())
+
+
 def main() -> None:
     """Runs cells until nobody asks any more."""
     told = json.loads(sys.argv[1])
@@ -333,6 +343,8 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     with suppress(OSError, KeyError):  # fontconfig complains to the model where it has to make this itself
         os.makedirs(os.path.join(os.environ["XDG_CACHE_HOME"], "fontconfig"), exist_ok=True)
+    with suppress(OSError, KeyError):
+        know_fonts(os.path.join(sys.prefix, "matplotlib"), os.environ["MPLCONFIGDIR"])
     cells = Cells(told["data"], told["alone"], told["images"])
     answers.write(b'{"ready": true}\n')
     answers.flush()
