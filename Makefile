@@ -44,7 +44,7 @@ test: $(DEVEL) ## run the tests, several at once (make test ARGS="-k sse")
 test-long: $(DEVEL) ## the same, with what takes long and with every case of samples
 	$(PYTEST) --long $(ARGS)
 
-test-js: $(DEVEL) ## the JavaScript SDKs, Codex and Claude Code against this server (needs Node 20 or later, and the npm registry once)
+test-js: $(DEVEL) ## the JavaScript SDKs, Codex and Claude Code against this server (needs Node 22 or later, and the npm registry once)
 	cd tests/sdk/js && npm ci --no-audit --no-fund && npm run --silent check
 
 chaos: $(DEVEL) ## what RELIABILITY.md is made of, 3 hours (make chaos ARGS="--rows 1,3 --seed 7")
