@@ -478,6 +478,7 @@ class EngineError(Exception):
     |  +- RenderError              the chat template refused the messages
     +- QueueFull                   too many waiting; try again
     +- EngineUnavailable           nobody can generate now; try again, the engine lives
+    |  +- ModelChanged             another model is there than the one that was asked
     +- DeadlineExceeded            the request's deadline passed
     +- RequestFailed               this request failed inside the engine; others go on
     +- EngineDead                  the engine stopped for all
@@ -556,6 +557,14 @@ class QueueFull(EngineError):
 
 class EngineUnavailable(EngineError):
     """What the engine stands on is away for now; it serves again when that has come back."""
+
+
+class ModelChanged(EngineUnavailable):
+    """The engine came back with another model than the one that was asked. model: what clients call it."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.model = model
 
 
 class DeadlineExceeded(EngineError):

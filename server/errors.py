@@ -23,6 +23,7 @@ from engine import (
     EngineError,
     EngineUnavailable,
     LoadError,
+    ModelChanged,
     PromptTooLong,
     QueueFull,
     RenderError,
@@ -251,6 +252,12 @@ _TABLE: Mapping[type[BaseException], _Row] = {
     ),
     EngineUnavailable: _Row(
         503, "engine_unavailable", lambda _: "No engine can be reached now. Try again shortly.", _LATER
+    ),
+    ModelChanged: _Row(
+        503,
+        "model_changed",
+        lambda e: f"The model '{e.model}' has changed since this response began.",
+        _LATER,
     ),
     LoadError: _Row(
         503,

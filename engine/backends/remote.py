@@ -108,7 +108,7 @@ class RemoteEngine(WithTexts):
         text, _ = await asyncio.gather(self._in_pool(self._open_text), self._line.open())
         tokenizer, dialect = text
         assert self._line.info is not None
-        self._info = self._line.info
+        self._info, self._number = self._line.info, self._line.num_replaced
         placer = await self._in_pool(self._open_images) if "image" in self._info.modalities else None
         limit = self._info.max_model_len
         self._prompts = Prompts(tokenizer, dialect, limit=limit, pool=self._pool, placer=placer)
@@ -153,6 +153,11 @@ class RemoteEngine(WithTexts):
         """See `Engine.info`."""
         return self._info
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the engine's process serves the model that this was started with."""
+        return self._number == self._line.num_replaced
+
     async def dead(self) -> BaseException:
         """See `Engine.dead`: an engine that has ended is waited for, one that serves another model is not."""
         return await self._line.dead()
@@ -178,7 +183,10 @@ class RemoteEngine(WithTexts):
 
     async def check(self, constraint: Constraint, owner: str = "") -> None:
         """See `Engine.check`; also raises EngineUnavailable."""
-        await ask(self._line, self._patience_s, "check", constraint, owner)
+        await self._ask("check", constraint, owner)
+
+    async def _ask(self, *parts: object) -> Any:
+        return await ask(self._line, self._number, self._patience_s, *parts)
 
     async def prepare(self) -> None:
         """See `Engine.prepare`: the engine's process has done it."""
@@ -187,17 +195,21 @@ class RemoteEngine(WithTexts):
 
     def keep(self, name: str, request: GenerateRequest, output: Sequence[int], seconds: float) -> None:
         """See `Engine.keep`."""
-        self._line.note("keep", name, request_form(request, pixels=False), ints_text(output), seconds)
+        self._note("keep", name, request_form(request, pixels=False), ints_text(output), seconds)
 
     def let_go(self, name: str) -> None:
         """See `Engine.let_go`."""
-        self._line.note("let_go", name)
+        self._note("let_go", name)
 
     def save(
         self, name: str, request: GenerateRequest, output: Sequence[int], until: float | None = None
     ) -> None:
         """See `Engine.save`."""
-        self._line.note("save", name, request_form(request, pixels=False), ints_text(output), until)
+        self._note("save", name, request_form(request, pixels=False), ints_text(output), until)
+
+    def _note(self, *parts: object) -> None:
+        if self.is_current:
+            self._line.note(*parts)
 
     def forget(self, names: Collection[str]) -> None:
         """See `Engine.forget`; an engine that is away does it when it is back."""
@@ -209,7 +221,7 @@ class RemoteEngine(WithTexts):
 
     async def saved_names(self) -> frozenset[str]:
         """See `Engine.saved_names`; also raises EngineUnavailable."""
-        return frozenset(await ask(self._line, self._patience_s, "saved_names"))
+        return frozenset(await self._ask("saved_names"))
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -312,10 +324,11 @@ class RemoteEngine(WithTexts):
                     return
 
     async def _wait(self, request: GenerateRequest, *, patient: bool) -> None:
-        """Wait until the engine answers. Raises EngineUnavailable where it does not for the patience."""
+        """Wait until the engine answers. Raises EngineUnavailable where it does not for the patience, and
+        ModelChanged."""
         try:
             async with asyncio.timeout(None if patient else self._patience_s):
-                await self._within(request, self._line.ready())
+                await self._within(request, self._line.ready(self._number))
         except TimeoutError:
             raise EngineUnavailable("the engine's process is away") from None
 
@@ -330,13 +343,16 @@ class RemoteEngine(WithTexts):
             raise DeadlineExceeded(f"request {request.id} ran past its deadline") from None
 
 
-async def ask(line: EngineLine, patience_s: float, *parts: object, begin: Begin = lambda: None) -> Any:
-    """The answer of the engine's process to a question, from as many lives of it as it takes, up to
-    `MAX_ENDS`. Raises EngineUnavailable where it is away for longer than the patience."""
+async def ask(
+    line: EngineLine, number: int, patience_s: float, *parts: object, begin: Begin = lambda: None
+) -> Any:
+    """The answer of the engine's process to a question for the model of this number, from as many lives of it
+    as it takes, up to `MAX_ENDS`. Raises EngineUnavailable where it is away for longer than the patience, and
+    ModelChanged."""
     for _ in range(MAX_ENDS):
         try:
             async with asyncio.timeout(patience_s):
-                await line.ready()
+                await line.ready(number)
         except TimeoutError:
             raise EngineUnavailable("the engine's process is away") from None
         try:

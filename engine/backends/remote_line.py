@@ -17,7 +17,7 @@ from engine.backends.remote_wire import message, read, read_error, read_line, re
 from engine.pooling import PoolingInfo, PoolingStats
 from engine.speech import SpeechInfo, SpeechStats
 from engine.step import RowOutput
-from engine.types import EngineDead, EngineError, EngineStats, EngineUnavailable, ModelInfo
+from engine.types import EngineDead, EngineError, EngineStats, EngineUnavailable, ModelChanged, ModelInfo
 
 log = logging.getLogger("antiphon.engine")
 
@@ -67,9 +67,16 @@ class EngineLine:
     asyncio loop.
 
     on_wanted: told when somebody waits for an engine that is away, for whoever can bring it back.
+    on_replaced: told when the process is back with another model, to which the line leads from then on;
+    without it the line is dead then.
     """
 
-    def __init__(self, path: Path, on_wanted: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_wanted: Callable[[], None] | None = None,
+        on_replaced: Callable[[], None] | None = None,
+    ) -> None:
         self._path = path
         self._wire: _Wire | None = None
         self._joining: asyncio.Task[None] | None = None
@@ -80,12 +87,15 @@ class EngineLine:
         self._next = 0
         self._closed = False
         self._on_wanted = on_wanted
+        self._on_replaced = on_replaced
         self._resting = False
         self._refusal: str | None = None
         self._died: asyncio.Future[BaseException] | None = None
         self.info: ModelInfo | None = None
         self.max_running = 0
         self.others: tuple[Other, ...] = ()
+        self.num_replaced = 0
+        """Models that it has led to before this one; who asks says for which of them."""
         self.stats = EngineStats()
         self.gpu: Mapping[str, float] = {}
         self.other_stats: tuple[PoolingStats | SpeechStats, ...] = ()
@@ -123,17 +133,17 @@ class EngineLine:
         """Whether the engine's process answers."""
         return self._wire is not None
 
-    async def ready(self) -> None:
+    async def ready(self, number: int | None = None) -> None:
         """Wait until it does. Raises EngineDead where it never will, EngineUnavailable where nobody expects
-        it for now."""
+        it for now, and ModelChanged where its model is not the one of this number (`num_replaced`)."""
         while self._wire is None:
-            self._require_open()
+            self._require_open(number)
             if self._refusal is not None:
                 raise EngineUnavailable(self._refusal)
             if self._on_wanted is not None:
                 self._on_wanted()
             await self._changed.wait()
-        self._require_open()
+        self._require_open(number)
 
     def rest(self) -> None:
         """The engine is about to be ended on purpose; whoever waits for it all the same says so again."""
@@ -149,13 +159,15 @@ class EngineLine:
         self._refusal = why
         self._change()
 
-    def _require_open(self) -> None:
+    def _require_open(self, number: int | None) -> None:
         if self._closed:
             raise EngineDead("the engine was closed")
         if self._died is None or self._died.done():
             raise EngineDead(
                 "the engine was not started" if self._died is None else "the engine was replaced"
             )
+        if number not in (None, self.num_replaced):
+            raise ModelChanged((self.info or self.others[0].info).name)
 
     def _change(self) -> None:
         self._changed.set()
@@ -178,20 +190,25 @@ class EngineLine:
         others = tuple(
             Other(read(_OTHERS[kind][0], info), max_running) for kind, info, max_running in hello["others"]
         )
-        if self.info is None and not self.others:
-            self.info, self.others = info, others
-        elif (info, others) != (self.info, self.others):
+        is_first = self.info is None and not self.others
+        is_other = not is_first and (info, others) != (self.info, self.others)
+        if is_other and self._on_replaced is None:
             # Runs are bound to the model that they began with: only a process that starts anew may change it.
             assert self._died is not None
             if not self._died.done():
                 self._died.set_result(EngineDead("the engine serves another model than before"))
                 self._change()
             return
+        self.info, self.others = info, others
         self.max_running = hello["max_running"]
         self._wire = wire
         for line in self._owed:
             wire.send(line)
         self._owed.clear()
+        if is_other and self._on_replaced is not None:
+            self.num_replaced += 1
+            self.on_stats.clear()  # of those who ask the model before
+            self._on_replaced()
         self._change()
 
     def left(self, wire: _Wire) -> None:

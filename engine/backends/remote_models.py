@@ -45,7 +45,7 @@ class _RemoteModel(Generic[Info, Stats]):
     async def start(self) -> Info:
         """Wait until the engine's process serves."""
         await self._line.open()
-        other = self._line.others[self._index]
+        other, self._number = self._line.others[self._index], self._line.num_replaced
         self._info = cast(Info, other.info)
         self._admission = Admission(
             max_running=other.max_running,
@@ -70,7 +70,12 @@ class _RemoteModel(Generic[Info, Stats]):
         return cast(Stats, stats[self._index]) if self._index < len(stats) else self._no_stats
 
     async def _ask(self, what: str, *parts: object, begin: Begin = lambda: None) -> Any:
-        return await ask(self._line, PATIENCE_S, what, self._index, *parts, begin=begin)
+        return await ask(self._line, self._number, PATIENCE_S, what, self._index, *parts, begin=begin)
+
+    @property
+    def is_current(self) -> bool:
+        """See `RemoteEngine.is_current`."""
+        return self._number == self._line.num_replaced
 
     async def dead(self) -> BaseException:
         """See `Engine.dead`: an engine that has ended is waited for."""

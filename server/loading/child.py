@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from engine import EngineDead, EngineLine, LoadError
+from engine import EngineLine, LoadError
 from server.config import Config
 from server.loading.shelf import State
 
@@ -41,7 +41,8 @@ class Child:
     """The process of one model, through all of its lives. `line` leads to it.
 
     on_wanted: told when somebody waits for it while it is not there. folder: where its sockets are to be; by
-    default in one of its own.
+    default in one of its own. on_replaced: told when it serves another model than before, because its files
+    have changed.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Child:
         config: Config,
         on_wanted: Callable[[], None] | None = None,
         folder: Path | None = None,
+        on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._config = config
         self._folder = folder
         self._on_wanted = on_wanted
+        self._on_replaced = on_replaced
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()  # it is not begun while it ends
@@ -71,8 +74,15 @@ class Child:
     def line(self) -> EngineLine:
         """The connection with it, which outlives its lives."""
         if self._line is None:
-            self._line = EngineLine(self.socket, self._on_wanted)
+            self._line = EngineLine(self.socket, self._on_wanted, self._replaced)
         return self._line
+
+    def _replaced(self) -> None:
+        log.warning(
+            "%s has changed on disk: it is another model now, and what began with the one before fails",
+            self.name,
+        )
+        self._on_replaced()
 
     @property
     def socket(self) -> Path:
@@ -117,7 +127,7 @@ class Child:
             line.expect()
             try:
                 await self._begin()
-                await opened(line, self.name)
+                await line.open()
             except BaseException:
                 await self._end()
                 raise
@@ -218,15 +228,6 @@ class Child:
         log.error("%s; it is given up until it is wanted again", why)
         self.given_up = why
         self.line.refuse(f"The model '{self.name}' cannot be had now: {why}.")
-
-
-async def opened(line: EngineLine, name: str) -> None:
-    """Wait until a line leads to its model. Raises LoadError where that is another one than before."""
-    try:
-        await line.open()
-    except EngineDead:
-        message = f"{name} is not the model any more that it was; restart the server for it"
-        raise LoadError(message) from None
 
 
 async def _next_line(stream: asyncio.StreamReader) -> bytes:

@@ -16,7 +16,6 @@ import orjson
 
 from engine import EngineLine, LoadError
 from server.errors import ApiError
-from server.loading.child import opened
 from server.loading.shelf import State
 from server.loading.standing import Standing
 
@@ -62,10 +61,13 @@ class ShelfLine:
         if self._writer is not None:
             self._writer.close()
 
-    def child(self, name: str, on_wanted: Callable[[], None]) -> FarChild:
+    def child(
+        self, name: str, on_wanted: Callable[[], None], on_replaced: Callable[[], None] = lambda: None
+    ) -> FarChild:
         """The process of a model, once this is open. on_wanted: told when somebody waits for it while it is
-        not there."""
-        child = self.children[name] = FarChild(self, name, Path(self._sockets[name]), on_wanted)
+        not there. on_replaced: told when it serves another model than before."""
+        line = EngineLine(Path(self._sockets[name]), on_wanted, on_replaced)
+        child = self.children[name] = FarChild(self, name, line)
         return child
 
     def standing(self, name: str) -> Standing:
@@ -151,10 +153,10 @@ class ShelfLine:
 class FarChild:
     """The process of one model that another process keeps; as `Child` otherwise."""
 
-    def __init__(self, shelf: ShelfLine, name: str, socket: Path, on_wanted: Callable[[], None]) -> None:
+    def __init__(self, shelf: ShelfLine, name: str, line: EngineLine) -> None:
         self._shelf = shelf
         self.name = name
-        self.line = EngineLine(socket, on_wanted)
+        self.line = line
 
     def state(self) -> State:
         """Where it stands; `loading`, too, until this process is connected with it."""
@@ -173,7 +175,7 @@ class FarChild:
         """See `Child.start`."""
         self.line.expect()
         await self._shelf.ask("load", self.name)
-        await opened(self.line, self.name)
+        await self.line.open()
 
     async def stop(self) -> None:
         """See `Child.stop`. Raises ApiError 409 where another process uses it."""

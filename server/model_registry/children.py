@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine import Engine, LoadError
+from engine import LoadError
 from server.config import Config
 from server.errors import ApiError
 from server.loading import Child, FarChild, ShelfHost, State
@@ -16,7 +16,7 @@ from server.model_registry.building import lacking, remote_engine, shipped_or_gi
 from server.settings import ModelEntry
 
 if TYPE_CHECKING:
-    from engine import RemotePooling, RemoteSpeech
+    from engine import RemoteEngine, RemotePooling, RemoteSpeech
 
 log = logging.getLogger("antiphon.models")
 
@@ -89,10 +89,11 @@ class InChild:
 class AskedHere(InChild):
     """One that this process asks.
 
-    engine: what asks it, from its first load on. num_servers: processes that ask it.
+    engine: what asks it, from its first load on, and another one once it is another model. num_servers:
+    processes that ask it.
     """
 
-    engine: Engine | RemotePooling | RemoteSpeech | None = None
+    engine: RemoteEngine | RemotePooling | RemoteSpeech | None = None
 
     def __init__(
         self, entry: ModelEntry, config: Config, child: Child | FarChild, *, num_servers: int = 1
@@ -100,24 +101,27 @@ class AskedHere(InChild):
         super().__init__(entry, config, child)
         self.num_servers = num_servers
 
-    def _build(self) -> Engine | RemotePooling | RemoteSpeech:
+    @property
+    def _is_asked(self) -> bool:
+        """Whether what asks it was started with the model that it is now."""
+        return self.engine is not None and self.engine.is_current
+
+    def _build(self) -> RemoteEngine | RemotePooling | RemoteSpeech:
         """What asks it, not yet started. Raises LoadError."""
         raise NotImplementedError
 
     def state(self) -> State:
         """See `Loadable.state`; `loading`, too, where its process serves others and is not asked here yet."""
         state = super().state()
-        return "loading" if state == "loaded" and self.engine is None else state
+        return "loading" if state == "loaded" and not self._is_asked else state
 
     async def load(self) -> None:
         """See `Loadable.load`."""
-        if self.engine is not None:
-            await super().load()
+        await super().load()
+        if self._is_asked:
             return
-        await self._require_files()
-        engine = await asyncio.to_thread(self._build)
-        await self.child.start()
         try:
+            engine = await asyncio.to_thread(self._build)
             await engine.start()
         except Exception:  # its process would hold memory for nobody
             with suppress(ApiError):  # unless others use it
@@ -139,9 +143,9 @@ class AskedHere(InChild):
 class ChildText(AskedHere):
     """A model that generates."""
 
-    engine: Engine | None = None
+    engine: RemoteEngine | None = None
 
-    def _build(self) -> Engine:
+    def _build(self) -> RemoteEngine:
         return remote_engine(self.config, self.child.line, self.num_servers)
 
 

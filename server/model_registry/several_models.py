@@ -13,7 +13,7 @@ from typing import Any
 from engine import Engine, LoadError, PoolingEngine, SpeechEngine
 from server.config import Config
 from server.errors import ApiError
-from server.loading import Child, Held, Shelf, ShelfLine, Standing, standing
+from server.loading import Child, FarChild, Held, Shelf, ShelfLine, Standing, standing
 from server.model_registry.building import adapters_of, build_engine, build_others, caps_of
 from server.model_registry.children import ChildOther, ChildText, InChild, is_needed, warn_where_lacking
 from server.model_registry.registry import Models
@@ -111,9 +111,12 @@ class SeveralModels:
                     log.error("the server starts without %s", held.name)
 
     def _put(self, entry: ModelEntry, config: Config) -> None:
-        wanted = partial(self._wanted, entry.id)
+        wanted, replaced = partial(self._wanted, entry.id), partial(self._replaced, entry.id)
         line, num_servers = self._line, self._config.api_server_count
-        child = Child(entry.id, config, wanted) if line is None else line.child(entry.id, wanted)
+        if line is None:
+            child: Child | FarChild = Child(entry.id, config, wanted, on_replaced=replaced)
+        else:
+            child = line.child(entry.id, wanted, replaced)
         kind = ChildText if entry.use == "text" else ChildOther
         model = self._children[entry.id] = kind(entry, config, child, num_servers=num_servers)
         # One that another process keeps is unloaded by that one.
@@ -152,6 +155,12 @@ class SeveralModels:
         """Somebody waits for a model that is not there, in the middle of what it was asked."""
         held = self.shelf.get(id)
         if held is not None and not held.is_kept:
+            self.shelf.want(held)
+
+    def _replaced(self, id: str) -> None:
+        """The process of a model serves another one than before: serve that."""
+        held = self.shelf.get(id)
+        if held is not None:
             self.shelf.want(held)
 
     def _loaded(self, held: Held) -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from engine import EngineStats, LoadError, ModelInfo, RemoteEngine, RequestFailed, ScriptedEngine
+from engine.backends.scripted_tokens import TEMPLATE
 from server.config import Config
 from server.errors import ApiError
 from server.loading import Held, Shelf
@@ -451,9 +452,8 @@ async def test_a_process_that_others_use_is_not_loaded_until_it_can_be_asked_her
         memory_bytes = Mock(return_value=1)
         state = Mock(return_value="loaded")
 
-    engine = ScriptedEngine()
-    start = AsyncMock(side_effect=[LoadError("no descriptor is free"), engine.info])
-    monkeypatch.setattr(engine, "start", start)
+    engine = Mock(spec=RemoteEngine, is_current=True)
+    engine.start = AsyncMock(side_effect=[LoadError("no descriptor is free"), None])
     monkeypatch.setattr(children, "remote_engine", lambda *_: engine)
     [entry] = entries({"name": "far", "child": True})
     model = children.ChildText(entry, Config(data=tmp_path, engine="scripted"), Far())  # type: ignore[arg-type]
@@ -464,6 +464,54 @@ async def test_a_process_that_others_use_is_not_loaded_until_it_can_be_asked_her
     assert not held.is_up
     await shelf.ready(held)
     assert (held.is_up, model.engine) == (True, engine)
+
+
+def scripted_template(file: Path, more: str = "") -> None:
+    """Write the template of a scripted model, whose fingerprint it is a part of."""
+    file.write_text(TEMPLATE.read_text("utf-8") + more, "utf-8")
+
+
+async def test_a_model_that_changes_on_disk_is_served_anew_and_what_it_had_begun_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted_template(file := tmp_path / "template.jinja")
+    settings = {"chat_template": str(file), "tick_s": 0.02}
+    outside: Json = {"name": "outside", "child": True, "settings": settings}
+    async with serving(tmp_path, {"name": "inside"}, outside) as (server, api):
+        held = server.context.models.shelf.get("outside")
+        assert held is not None
+        asked = {"tools": [WEATHER], "input": call(), "await_tool_outputs": True, "background": True}
+        begun_run = await api.create(model="outside", **asked)
+        waiting = (await api.http.get(f"/v1/responses/{begun_run['id']}?wait=20")).json()
+        [asks] = [item for item in waiting["output"] if item["type"] == "function_call"]
+        body = {"model": "outside", "input": "count 1000"}
+        stream = asyncio.create_task(said(api.http, body, at=asyncio.Event()))
+        async with asyncio.timeout(10):
+            while not held.model.is_busy():
+                await asyncio.sleep(0.01)
+        before = server.context.models.get("outside").info.fingerprint
+        scripted_template(file, "{# another one #}")
+        [pid] = [each["pid"] for each in server.life.several.described() if each["id"] == "outside"]
+        os.kill(pid, signal.SIGKILL)
+        _, last = await stream
+        changed = "The model 'outside' has changed since this response began."
+        assert (last["type"], last["response"]["error"]["message"]) == ("response.failed", changed)
+        assert any(text.startswith("outside has changed on disk") for text in caplog.messages)
+        async with asyncio.timeout(10):
+            while not held.is_up:  # by itself, without a request for it
+                await asyncio.sleep(0.01)
+        assert server.context.models.get("outside").info.fingerprint != before
+        assert (await api.create(model="outside", input="say hi"))["status"] == "completed"
+        answered = {"tool_outputs": [answer(asks["call_id"])]}
+        await api.http.post(f"/v1/responses/{waiting['id']}/tool_outputs", json=answered)
+        ended = await api.ended(waiting["id"])
+        assert (ended["status"], ended["error"]["message"]) == ("failed", changed)
+
+        # One that has changed while it was not loaded is another model from its next load on.
+        await server.life.several.unload("outside")
+        scripted_template(file, "{# another one again #}")
+        assert (await api.create(model="outside", input="say hi"))["status"] == "completed"
+        assert held.num_failures == 0
 
 
 @pytest.mark.long

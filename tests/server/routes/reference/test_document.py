@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from engine import ScriptedEngine
+from engine import RemoteEngine, ScriptedEngine
 from server.errors import ApiError
 from server.model_registry.children import ChildText
 from server.process.app import create_app
@@ -295,8 +295,8 @@ async def test_replies_about_models_fit_the_document(tmp_path: Path, monkeypatch
     loaded: list[bool] = []
 
     async def load(self: ChildText) -> None:
-        self.engine = ScriptedEngine()
-        await self.engine.start()
+        await (engine := ScriptedEngine()).start()
+        self.engine = cast("RemoteEngine", engine)
         loaded.append(True)
 
     async def unload(self: ChildText) -> None:
