@@ -430,6 +430,20 @@ class Models:
         """The entry that a name means; an adapter's is that of the model beside which it stands."""
         return self._entries.get(self._named.get(name, self._adapters.get(name, name)))
 
+    def up(self) -> list[str]:
+        """The names of the models that generate and can be asked now. Raises EngineUnavailable where there is
+        none, and none that is loaded when it is wanted."""
+        up = [
+            model.name
+            for model in self
+            if ((held := self.shelf.get(model.root)) is None or held.is_up)
+            and not model.engine.stats().unavailable
+        ]
+        texts = (entry for entry in self._entries.values() if entry.use == "text")
+        if not up and not any(self.shelf.get(entry.id) for entry in texts):
+            raise EngineUnavailable("no model can be asked now")
+        return up
+
     @property
     def first(self) -> ServedModel:
         """The default model, or the first that has started."""

@@ -35,17 +35,16 @@ async def ping(request: Request) -> Response:
 @router.head("/ready", **needs(OPEN), include_in_schema=False)
 @router.get("/ready", **documented("Ready", OPEN, query=("probe",)))
 async def ready(request: Request) -> Response:
-    """200 when a new request would be served: the engine runs and the database answers. With `probe` the
-    model has also just generated two tokens; 503 `probe_failed` where it could not. `models` are those that
-    are loaded."""
+    """200 when a new request would be served: an engine can be asked and the database answers. With `probe`
+    the model has also just generated two tokens; 503 `probe_failed` where it could not. `models` are those
+    that can be asked at once."""
     here = life(request)
     if here.phase != "ready" or here.context is None:
         raise here.refusal()
     await here.context.storage.ready()
+    up = here.context.models.up()
     if flag(request.query_params, "probe"):
         await here.probe()
-    models = here.context.models
-    up = [model.name for model in models if (held := models.shelf.get(model.root)) is None or held.is_up]
     return JSONResponse({"status": "ready", "models": up})
 
 

@@ -29,7 +29,7 @@ async def check_port(config: Config) -> Finding:
         code, says = await said_at_port(config)
         if code == "not_ready" and await _may_be_ours(config):
             return "note", f"a server that is starting listens on port {config.port}"
-        if code == "storage_unavailable":
+        if code in ("storage_unavailable", "engine_unavailable"):
             if (at := left_address(config)).endswith(f":{config.port}"):
                 return "note", f"the server that cannot do its work runs{at}"
             return "FAIL", f"a server that cannot do its work listens on port {config.port}, and says: {says}"

@@ -9,11 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine import EngineDead, Fail, GenerateRequest, RequestFailed, ScriptedEngine
+from engine import EngineDead, EngineStats, Fail, GenerateRequest, RequestFailed, ScriptedEngine
 from server import __version__
 from server.config import Config
 from server.process.app import create_app
 from server.process.lifecycle import ServerLifecycle
+from server.settings import ModelsFile
 from tests.support.running import Running, http_client, running_app
 
 
@@ -60,6 +61,33 @@ async def test_after_the_engine_has_died(tmp_path: Path) -> None:
             reply = await client.get(path)
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] == "engine_dead"
+
+
+async def test_no_engine_that_can_be_asked_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine()
+    async with running_app(tmp_path, engine) as running, http_client(running) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "stats", lambda: EngineStats(unavailable=1))
+            away = await client.get("/ready")
+            assert (away.status_code, away.json()["error"]["code"]) == (503, "engine_unavailable")
+            assert int(away.headers["retry-after"]) > 0
+            assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).json()["models"] == ["antiphon-scripted"]
+
+
+async def test_a_model_that_is_loaded_when_it_is_wanted_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine()
+    models = ModelsFile.model_validate({"models": [{"name": "wanted", "engine": "scripted", "child": True}]})
+    monkeypatch.setattr(engine, "stats", lambda: EngineStats(unavailable=1))
+    async with running_app(tmp_path, engine, entries=models) as running, http_client(running) as client:
+        for loaded in ([], ["wanted"]):
+            ready = await client.get("/ready")
+            assert (ready.status_code, ready.json()["models"]) == (200, loaded)
+            await running.life.several.load("wanted")
 
 
 async def test_a_model_that_does_not_generate_is_not_ready_when_it_is_probed(tmp_path: Path) -> None:
