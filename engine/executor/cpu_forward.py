@@ -33,12 +33,29 @@ from engine.step import Floats, StepPlan
 
 def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
     """Whether a step of this model, with keys and values kept as `kv_dtype`, can be that call."""
-    if not isinstance(model, NativeDecoder) or kv_dtype not in (model.spec.dtype, torch.int8):
-        return False
+    return unfit(model, kv_dtype) is None
+
+
+def unfit(model: Model, kv_dtype: torch.dtype) -> str | None:
+    """Why it cannot; None where it can."""
+    if not isinstance(model, NativeDecoder):
+        return "the model is none of Llama, Mistral, Qwen2 and Qwen3"
+    if model.spec.dtype not in (torch.float32, torch.bfloat16):
+        return f"the model computes in {_named(model.spec.dtype)}, and not in float32 or bfloat16"
+    if kv_dtype not in (model.spec.dtype, torch.int8):
+        return f"keys and values are kept in {_named(kv_dtype)}"
     dim, heads_per_kv_head = model.shape.head_dim, model.shape.num_heads // model.shape.num_kv_heads
-    if heads_per_kv_head > MOST_HEADS or dim > MOST_DIM or dim % STRIP:
-        return False
-    return all(isinstance(linear, Panels) for linear in model.maps())
+    if dim > MOST_DIM or dim % STRIP:
+        return f"heads of the model have {dim} numbers, which is no multiple of {STRIP} up to {MOST_DIM}"
+    if heads_per_kv_head > MOST_HEADS:
+        return f"{heads_per_kv_head} heads of the model share keys, and {MOST_HEADS} may"
+    if not all(isinstance(linear, Panels) for linear in model.maps()):
+        return "the kernels for a CPU (cpu_kernels) are off, could not be built, or do not take its weights"
+    return None
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def stack_for_library(panels: Panels, stack: Stack, count: int) -> tuple[Tensor, Tensor, Tensor]:

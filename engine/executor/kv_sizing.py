@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
-from engine.executor.cpu_forward import fits
+from engine.executor.cpu_forward import unfit
 from engine.kernels import FP8, computes_fp8, free_memory, kept_dim
 from engine.models import Model, ModelSpec
 from engine.types import LoadError, readable_size
@@ -138,10 +138,9 @@ def _kv_dtype(config: EngineConfig, model: Model, device: torch.device) -> torch
     if config.kv_cache_dtype == "int8":
         if device.type == "cuda":
             raise LoadError("kv_cache_dtype int8 is for a CPU; for a GPU there is fp8")
-        if not fits(model, torch.int8):
+        if (why := unfit(model, torch.int8)) is not None:
             raise LoadError(
-                "kv_cache_dtype int8 needs the kernels for a CPU (cpu_kernels), and a model that they "
-                "compute: Llama, Mistral, Qwen2 or Qwen3; fp8 takes as little memory, and is slower"
+                f"kv_cache_dtype int8 cannot be had: {why}; fp8 takes as little memory, and is slower"
             )
         return torch.int8
     if device.type == "cuda" and not computes_fp8(device):
