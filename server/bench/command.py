@@ -309,6 +309,9 @@ async def _serve(options: argparse.Namespace) -> int:
     if options.compare:
         api = options.compare_api or options.api
         asked.append((options.compare, options.compare_model, options.compare_api_key, api))
+    for *_, api in asked:
+        if options.output < (least := APIS[api].min_output):
+            raise BenchError(f"--output is {options.output}, and --api {api} takes {least} tokens or more")
     extra: dict[str, Any] = {"temperature": options.temperature}
     if options.temperature > 0:
         extra["seed"] = options.seed

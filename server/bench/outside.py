@@ -50,11 +50,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One way to ask: its path, what a body says, and how an event is read (True: it held text)."""
+    """One way to ask: its path, what a body says, how an event is read (True: it held text), and the fewest
+    tokens that may be asked for."""
 
     path: str
     body: Callable[[str, int, bool], dict[str, Any]]
     read: Callable[[Event, Reply], bool]
+    min_output: int = 1
 
 
 def _responses_body(text: str, num_output: int, store: bool) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def _read_chunk(event: Event, reply: Reply) -> bool:
 _SAID = ("text", "content", "reasoning", "reasoning_content", "refusal", "tool_calls")
 
 APIS: Mapping[str, Api] = {
-    "responses": Api("/responses", _responses_body, _read_response),
+    "responses": Api("/responses", _responses_body, _read_response, min_output=16),
     "chat": Api("/chat/completions", _chat_body, _read_chunk),
     "completions": Api("/completions", _completions_body, _read_chunk),
 }

@@ -360,7 +360,10 @@ async def test_what_cannot_be_measured_is_said_on_one_line(
         assert await bench("serve", *url, "--body", '{"background": 7}') == 2
     assert await bench("serve", "--url", "http://127.0.0.1:9", "--api-key", "sk-\u2026") == 2
     assert await bench("serve", "--url", "http://127.0.0.1:9") == 2
+    chat = ["--api", "chat", "--compare", "http://127.0.0.1:9"]
     assert await bench("serve", "--prefix-tokens", "256") == 2
+    assert await bench("serve", "--output", "15") == 2
+    assert await bench("serve", "--output", "15", *chat, "--compare-api", "responses") == 2
     assert await bench("serve", "--json", "/nowhere/at/all.json") == 2
     assert await bench("latency", "--shape", "qwen3-9b") == 2
     assert await bench("latency", "--model", "/nowhere/at/all") == 2
@@ -375,6 +378,8 @@ async def test_what_cannot_be_measured_is_said_on_one_line(
         "key cannot be sent",
         "127.0.0.1:9",
         "--prefix-tokens",
+        "takes 16 tokens or more",
+        "takes 16 tokens or more",
         "/nowhere/at",
         "qwen3-0.6b",
     )
