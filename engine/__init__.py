@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from engine.benchmark import SIZES, describe_machine, write_random_model
     from engine.llm import LLM, Call, Result
     from engine.llm_options import Options
+    from engine.models import require_headers
     from engine.pooling import PoolingEngine, TextInput
     from engine.speech import SpeechEngine, Transcriber, transcribe
     from engine.structured import Unheeded, closed_schema, unheeded
@@ -115,6 +116,7 @@ else:
             "engine.benchmark": ("SIZES", "describe_machine", "write_random_model"),
             "engine.llm": ("LLM", "Call", "Result"),
             "engine.llm_options": ("Options",),
+            "engine.models": ("require_headers",),
             "engine.pooling": ("PoolingEngine", "TextInput"),
             "engine.speech": ("SpeechEngine", "Transcriber", "transcribe"),
             "engine.structured": ("Unheeded", "closed_schema", "unheeded"),
@@ -217,6 +219,7 @@ __all__ = [
     "path_of",
     "readable_size",
     "require_file",
+    "require_headers",
     "transcribe",
     "unheeded",
     "write_random_model",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import Checkpoint, require_headers
 from engine.models.compiled import Mapped
 from engine.models.decoder import NativeDecoder
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed, parse
@@ -36,6 +36,7 @@ __all__ = [
     "load_model",
     "load_pooled",
     "parse",
+    "require_headers",
     "run_layers",
     "unadapted",
 ]

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors import safe_open as _safe_open
 from torch import Tensor
 
-from engine.model_folder import read_json
+from engine.model_folder import known_folder, read_config, read_json
 from engine.types import LoadError
 
 safe_open: Any = _safe_open  # a Rust class without annotations
@@ -121,6 +121,14 @@ def _elements(shape: Iterable[int]) -> int:
     for size in shape:
         count *= size
     return count
+
+
+def require_headers(model: str | Path) -> None:
+    """Raises LoadError for a path that leads to a folder whose config.json, or the headers of whose weights,
+    cannot be read. The weights are not, and what is to be downloaded first may have both."""
+    if (folder := known_folder(model)) is not None:
+        read_config(folder)
+        Checkpoint(folder)
 
 
 def _opened(path: Path) -> Any:

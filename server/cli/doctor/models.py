@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Collection
 
-from engine import EngineError, ModelInfo
+from engine import EngineError, LoadError, ModelInfo, require_headers
 from server import __version__
 from server.cli.doctor.findings import Finding
 from server.config import Config
@@ -24,6 +24,7 @@ from server.model_registry import (
     served_names,
 )
 from server.runs.planning import planned_model
+from server.settings import ModelEntry
 from storage import StorageError, unfinished_plans
 from tools import BUILTIN, ToolsError, operator_tools
 
@@ -101,7 +102,8 @@ async def _num_of_another_model(config: Config, info: ModelInfo, names: Collecti
 
 
 async def check_models(config: Config) -> Finding:
-    """The models of the file: their names, and whether what they name is there."""
+    """The models of the file: their names, and whether what they name is there and its headers can be read.
+    None is loaded here."""
     if not len(config.entries):
         return "ok", "no file of several models"
     told: list[str] = []
@@ -112,17 +114,32 @@ async def check_models(config: Config) -> Finding:
         kind = "in a process of its own" if entry.in_child else f"engine {entry.engine}"
         default = ", the default" if entry.default else ""
         told.append(f"{entry.id} ({kind}{default})")
-        if (why := await asyncio.to_thread(lacking, entry, config.of_entry(entry))) is not None:
+        own = config.of_entry(entry)
+        if (why := await asyncio.to_thread(_unloadable, entry, own)) is not None:
             # The server starts without those that it loads when they are wanted.
             needed = entry.id == first or not entry.in_child
             (missing if needed else away).append(f"{entry.id}: {why}")
-        needs = expected_bytes(entry, config.of_entry(entry)) if entry.in_child else 0
+        needs = expected_bytes(entry, own) if entry.in_child else 0
         if (why := too_large(entry.id, needs, config.models_memory_bytes)) is not None:
             (missing if is_needed(entry, first) else away).append(why)
     without = f"the server starts, and cannot load: {'; '.join(away)}"
     if missing:
         return "FAIL", "; ".join([*missing, *([f"beside that, {without}"] if away else [])])
     return ("note", f"{', '.join(told)}; {without}") if away else ("ok", ", ".join(told))
+
+
+def _unloadable(entry: ModelEntry, config: Config) -> str | None:
+    """Why a model of the file cannot be loaded, as far as its folders and the headers of its files tell. None
+    where they do not. config: as it is for the entry."""
+    if (why := lacking(entry, config)) is not None:
+        return why
+    if entry.engine != "local" or entry.use != "text" or entry.path is None:
+        return None
+    try:
+        require_headers(entry.path)
+    except (LoadError, ImportError) as exc:
+        return str(exc)
+    return None
 
 
 async def check_texts(config: Config) -> Finding:

@@ -353,6 +353,11 @@ def test_doctor_looks_where_the_entries_of_models_lead(
     assert line.startswith("note") and line.endswith(
         "c: the adapter 'x' cannot be served: /nope is not a folder, nor a hub id of the form owner/name"
     )
+    (cut := tmp_path / "cut").mkdir()
+    (cut / "config.json").write_text("{}")
+    (cut / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{")
+    line = told(here, f"name = 'd'\npath = '{cut}'")
+    assert line.startswith("note") and f"cannot load: d: {cut / 'model.safetensors'} cannot be read" in line
     large = "name = 'e'\nengine = 'scripted'\nchild = true\nmemory_bytes = '2G'"
     line = told(here, large, flags=["--models-memory-bytes", "1G"])
     assert line.startswith("note") and "cannot load: e takes about 2.0 GiB" in line
