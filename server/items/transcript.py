@@ -79,6 +79,8 @@ class Transcript:
         """Whether tools of other servers are named."""
         self.answers = answers or {}
         self.made = made or {}
+        self.asked: dict[str, dict[str, Any]] = {}
+        """What asks for calls that were not made: the items by their ids."""
         self.longest = 0
         """Characters of the longest output that is not a client's."""
         self._is_clients = False
@@ -104,7 +106,7 @@ class Transcript:
     ) -> Transcript:
         """A transcript that goes on from this one, and leaves it as it is."""
         new = Transcript(answers, names, made)
-        new.messages, new._calls = list(self.messages), dict(self._calls)
+        new.messages, new._calls, new.asked = list(self.messages), dict(self._calls), dict(self.asked)
         new._answered, new._searches = list(self._answered), list(self._searches)
         new.shows_images = self.shows_images
         new.settled, new.names_others = self.settled, self.names_others
@@ -142,7 +144,7 @@ class Transcript:
         kept = kept or [{"role": "system", "content": said} for said in systems]
         self.messages = [*kept, *(dict(message) for message in messages)]
         self._end_turn()
-        self._answered, self._searches, self._callers = [], [], frozenset()
+        self._calls, self._answered, self._searches, self._callers = {}, [], [], frozenset()
 
     def by(self, name: str) -> None:
         """Say who has written the last message, for templates that print it."""
@@ -212,7 +214,7 @@ class Transcript:
         return self._searches.pop(0) if self._searches else None
 
     def has(self, call_id: str) -> bool:
-        """Whether a call was written already."""
+        """Whether a call was written already, and no compaction has taken it away."""
         return call_id in self._calls
 
     def answer(self, call_id: str, output: str, pictures: Sequence[Mapping[str, Any]] | None = None) -> None:

@@ -407,7 +407,17 @@ def _say_request(item: Item, transcript: Transcript) -> None:
     answer = transcript.answers.get(("approval_request_id", item["id"]))
     if answer is None or answer["approve"]:  # the call may come yet
         transcript.settled = False
+    transcript.asked[item["id"]] = item
     _tell(item["id"], item, _refusal(answer), transcript)
+
+
+def _say_answer(item: Item, transcript: Transcript) -> None:
+    """An answer is told where the call was asked for, unless a compaction has come in between: that says for
+    good that nobody has answered. What a call has done that was made since, that call tells."""
+    request = transcript.asked.get(item["approval_request_id"])
+    if request is not None and not transcript.has(request["id"]) and request["id"] not in transcript.made:
+        transcript.settled = transcript.settled and not item["approve"]
+        _tell(request["id"], request, _refusal(item), transcript)
 
 
 def _refusal(answer: Item | None) -> str:
@@ -518,7 +528,7 @@ ROWS = (
             {"reason": STRING, "request_id": STRING},
             statuses=(),
         ),
-        unspoken,  # its request tells of it
+        _say_answer,
         doubled=("request_id", "approval_request_id"),
         answers="mcp_approval_request",
         key="approval_request_id",

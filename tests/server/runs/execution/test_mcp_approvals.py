@@ -176,6 +176,33 @@ async def test_a_request_that_nobody_answers_keeps_no_chain_up(tmp_path: Path) -
     assert "has not given" not in prompts(here.engine)[2]
 
 
+@pytest.mark.parametrize("threshold", [None, 1000])
+async def test_an_answer_after_a_compaction_is_told_once(tmp_path: Path, threshold: int | None) -> None:
+    async with desk(tmp_path) as here:
+        long = await here.api.create("word " * 1000 if threshold else "say well")
+        body: Json = {"tools": [{**ASKING, "allowed_tools": ["book"]}]}
+        first = await here.api.create(BOOK, **body, previous_response_id=long["id"])
+        [request] = requests(first)
+        managed = [{"type": "compaction", "compact_threshold": threshold}]
+        how: Json = {"input": [{"type": "compaction_trigger"}]}
+        if threshold:
+            how = {"input": "say well", "context_management": managed}
+        compacted = await here.api.create(**how, **body, previous_response_id=first["id"])
+        assert "compaction" in kinds(compacted)
+        body["previous_response_id"] = compacted["id"]
+        done = await here.api.create([approve(request["id"])], **body)
+        no = await here.api.create([decline(request["id"], reason="too dear")], **body)
+        said = prompts(here.engine)[-2:]
+        body["previous_response_id"] = done["id"]
+        await here.api.create("say more", **body)
+    assert kinds(done) == ["mcp_call", "message"] and here.seen.called == ["book"]
+    [outcome] = [each["output"] for each in made(done)]
+    assert text(done) == f"The tool said: {outcome}" and text(no).endswith("The reason: too dear")
+    for prompt, told in [(said[0], outcome), (said[1], "too dear"), (prompts(here.engine)[-1], outcome)]:
+        behind = prompt[prompt.rindex("<tool_call>") :]
+        assert told in behind and "has not given" not in behind
+
+
 async def test_of_calls_side_by_side_those_that_need_no_approval_are_made_first(tmp_path: Path) -> None:
     tool = {**DESK, "require_approval": {"never": {"tool_names": ["look_up"]}}}
     other = 'call book {"room": 4}'
