@@ -36,7 +36,7 @@ from server.http import (
 )
 from server.ignored import ignore
 from server.item_ids import identify
-from server.items import SEEN, filled_body, is_left_out, private_bytes, words_of
+from server.items import SEEN, approves, filled_body, is_left_out, private_bytes, words_of
 from server.routes.documented import PAGE, documented
 from server.routes.responses import asked_by, new_id
 from server.runs.execution import new_items
@@ -285,6 +285,9 @@ def _read(unsupported: Unsupported, body: Mapping[str, Any]) -> tuple[Mapping[st
     check_length("items", len(value), "array", most=MAX_ITEMS)
     items = normalize_input(value, new_id=new_id, param="items")
     require_added_offered(items, unsupported, "items")
+    for index, item in enumerate(items):
+        if approves(item):  # only a response makes calls, of what its own input approves
+            ignore(f"items[{index}].approve")
     for path, given in secrets_of_items(value, "items").items():
         for name in given:
             ignore(f"{path}.{name}")  # a run keeps credentials as long as it lasts, and nothing else does

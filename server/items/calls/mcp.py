@@ -425,7 +425,7 @@ def _refusal(answer: Item | None) -> str:
     if answer is None:
         return "error: The call was not made: it needs the user's approval, which the user has not given."
     if answer["approve"]:
-        return "error: The user approved the call, but the response ended before it was made."
+        return "error: The user approved the call, but it was not made."
     reason = f" The reason: {answer['reason']}" if answer.get("reason") else ""
     return f"error: The call was not made: the user declined it.{reason}"
 

@@ -336,7 +336,7 @@ def test_the_words_of_a_call_that_was_approved_and_never_made() -> None:
     answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
     sent = [{**ASKED, "type": "mcp_approval_request", "id": "mcpr_1"}, answer]
     _, told = to_messages(normalize_input(sent, new_id=lambda prefix: f"{prefix}1"))
-    assert "approved the call, but the response ended before it was made" in told["content"]
+    assert "approved the call, but it was not made" in told["content"]
 
 
 # A screen is refused where the model reads text.

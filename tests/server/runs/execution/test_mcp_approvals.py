@@ -267,8 +267,13 @@ async def test_an_approval_in_an_earlier_turn_makes_no_call_in_a_later_one(tmp_p
             f"/v1/conversations/{conversation}/items", json={"items": [approve(request["id"])]}
         )
         assert reply.status_code == 200, reply.text
+        assert reply.headers["x-antiphon-ignored"] == "items[0].approve"
         later = await here.api.create("say hi", **chain)
-    assert (kinds(later), here.seen.called) == (["message"], [])
+        assert (kinds(later), here.seen.called) == (["message"], [])
+        made_now = await here.api.create([approve(request["id"])], **chain)
+        assert (kinds(made_now), here.seen.called) == (["mcp_call", "message"], ["book"])
+        error = await here.api.refused(400, [approve(request["id"])], **chain)
+    assert "answered already" in error["message"] and here.seen.called == ["book"]
 
 
 async def test_the_prompt_is_that_of_a_call_that_needed_no_approval(tmp_path: Path) -> None:
