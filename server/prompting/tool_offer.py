@@ -8,7 +8,7 @@ to it; strict tools under a free choice are enforced only where the engine can.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +100,11 @@ def offer(
     answer: Shape | None = None,
     *,
     param: str = "tool_choice",
+    loose: Container[str] = (),
 ) -> Offer:
     """Resolve tools (flat form: functions and customs), a tool choice (official forms) and the shape of an
-    answer into an offer.
+    answer into an offer. loose: the names of tools whose calls may have any object as arguments, even where a
+    call is demanded.
 
     Raises ApiError 400 when the choice names a tool that is not among `tools`, or needs one where there is
     none.
@@ -124,7 +126,7 @@ def offer(
         shown = tuple(map(_for_template, allowed))
         return Offer(shown, shapes, constraint, max_calls, demanded=answer is not None)
     max_calls = 1 if mode == "named" or not parallel else None
-    shapes = tuple(map(tool_shape, allowed))
+    shapes = tuple(tool_shape(tool, strict=tool["name"] not in loose) for tool in allowed)
     shown = tuple(map(_for_template, offered))
     return Offer(shown, shapes, Constraint(shapes, max_calls), max_calls, demanded=True)
 

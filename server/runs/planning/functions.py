@@ -50,6 +50,7 @@ class Functions:
     listings: where they are, what lists them. lacking: types of tools of the request that this server cannot
     run. deferred: what a search may load, and has not loaded yet. loading: the items whose tools are loaded.
     unknown: the path of what asks a server for tools that it does not list, and why it cannot, as a sentence.
+    loose: the names of tools of other servers whose schemas the engine does not take.
     """
 
     tools: tuple[Tool, ...]
@@ -62,6 +63,7 @@ class Functions:
     deferred: tuple[Deferred, ...] = ()
     loading: tuple[Item, ...] = ()
     unknown: tuple[str, str] | None = None
+    loose: frozenset[str] = frozenset()
 
     def of(self, route: Route) -> list[Tool]:
         """The tools that lead to a route of `local`, under their own names, loaded or not."""
@@ -348,7 +350,8 @@ async def enforced(functions: Functions, served: ServedModel, owner: str) -> Fun
     """The functions, with those strict that are other servers', or leave it open (`strict` null), where the
     engine takes their schemas.
 
-    The arguments of the others are only checked once they are written.
+    The arguments of the others are only checked once they are written, also where a call is demanded: nobody
+    can mend the schemas of other servers. A client can mend its own.
     """
     foreign = {*functions.elsewhere}
     foreign |= {tool["name"] for tool in functions.tools if tool.get("strict", False) is None}
@@ -365,10 +368,10 @@ async def enforced(functions: Functions, served: ServedModel, owner: str) -> Fun
 
     tools = [tool for tool in functions.tools if tool["name"] in foreign]
     if await taken(tools):
-        strict = foreign
+        strict = frozenset(foreign)
     elif len(tools) <= MAX_CHECKED:
-        strict = {tool["name"] for tool in tools if await taken([tool])}
+        strict = frozenset([tool["name"] for tool in tools if await taken([tool])])
     else:
-        strict = set()
+        strict = frozenset()
     changed = [{**tool, "strict": True} if tool["name"] in strict else tool for tool in functions.tools]
-    return replace(functions, tools=tuple(changed))
+    return replace(functions, tools=tuple(changed), loose=functions.elsewhere - strict)

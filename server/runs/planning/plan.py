@@ -237,7 +237,7 @@ class RunPlan:
         elif not forced and choice != "none":
             choice = "auto"
         answer = None if self.answer is None else Shape(*self.answer)  # type: ignore[arg-type]
-        return offer(functions.tools, choice, self.parallel_tool_calls, answer)
+        return offer(functions.tools, choice, self.parallel_tool_calls, answer, loose=functions.loose)
 
     def named(self, error: ConstraintError, functions: Functions) -> ApiError:
         """The error for a constraint that failed in the middle of a generation."""

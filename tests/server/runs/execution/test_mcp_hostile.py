@@ -66,14 +66,17 @@ def rogue(**answers: Any) -> Starlette:
     return Starlette(routes=[Route("/mcp", post, methods=["POST"])])
 
 
-async def asked(folder: Path, app: Any, said: str = "call look {}", **settings: Any) -> Json:
-    """What a server answers to a request that names this one."""
+async def asked(
+    folder: Path, app: Any, said: str = "call look {}", choice: Any = "auto", **settings: Any
+) -> Json:
+    """What a server answers to a request that names this one. choice: its `tool_choice`."""
     async with (
         serving(app) as url,
         running_app(folder, egress_allow=(url.removeprefix("http://"),), **settings) as server,
         http_client(server) as client,
     ):
-        return (await Api(client).stream(said, tools=[remote(f"{url}/mcp")])).response
+        body: Json = {"tools": [remote(f"{url}/mcp")], "tool_choice": choice}
+        return (await Api(client).stream(said, **body)).response
 
 
 async def test_a_server_that_a_request_names_is_reached_where_the_operator_lets_it(tmp_path: Path) -> None:
@@ -249,6 +252,19 @@ async def test_a_tool_that_cannot_be_shown_is_left_out_and_named(
     (left_out,) = listing["left_out"]
     assert left_out["name"] == name and why in left_out["reason"]
     assert f"the tool '{name}' of the MCP server 127.0.0.1 is left out: {left_out['reason']}" in caplog.text
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "mcp", "server_label": "theirs"}])
+async def test_a_schema_that_cannot_be_enforced_keeps_no_demanded_call_up(
+    tmp_path: Path, choice: Any
+) -> None:
+    schema = {"type": "object", "properties": {"l": {"type": "array", "uniqueItems": True}}}
+    listed = {"tools": [{**TOOL, "inputSchema": schema}, {**TOOL, "name": "other"}]}
+    app = rogue(tools_list=listed, tools_call=SEEN)
+    _, made, *_ = (await asked(tmp_path, app, 'call look {"l": [1, 2]}', choice))["output"]
+    assert (made["name"], made["output"]) == ("look", "seen")
+    _, wrong, *_ = (await asked(tmp_path / "more", app, 'call look {"l": [1, 1]}', choice))["output"]
+    assert wrong["status"] == "failed" and "arguments" in wrong["error"]["content"][0]["text"]
 
 
 async def test_of_the_tools_that_are_left_out_not_all_are_named(tmp_path: Path) -> None:
