@@ -69,8 +69,9 @@ MAX_CODE = 1 << 53
 CONNECTION_CLOSED = (-32000, "Connection closed")
 """The SDK's code and words for a request whose connection is gone; the code alone may be a server's own."""
 
-INVALID = re.compile(r"\d+ validation errors? for ")
-"""How the SDK begins what it says of a reply that is none of the protocol; parts of it follow."""
+INVALID = re.compile(r"\d+ validation errors? for |Failed to parse SSE message")
+"""How the SDK begins what it says of a reply that is none of the protocol, or of an event that is none; parts
+of it follow."""
 
 NOT_UNDERSTOOD = "its answer could not be understood"
 

@@ -117,6 +117,11 @@ def endless(message: Json) -> Response:
     return StreamingResponse(body(), media_type="text/event-stream")
 
 
+def wrong_event(message: Json) -> Response:
+    said = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": ["what"]})
+    return Response(f"event: message\ndata: {said}\n\n", media_type="text/event-stream")
+
+
 MANY: Json = {"content": [1] * 22_000}
 """So many faults, each for all types of a part, that nothing else runs while the SDK finds them."""
 
@@ -136,6 +141,7 @@ MANY: Json = {"content": [1] * 22_000}
         pytest.param(lambda _: RedirectResponse("http://127.0.0.1:1/x", 307), "307", id="a redirect inward"),
         pytest.param(lambda _: Response("<html>", media_type="text/html"), "content type", id="no MCP"),
         pytest.param({"content": "no list"}, "understood", id="no result"),
+        pytest.param(wrong_event, "understood. Whether it had any effect is not known.", id="a wrong event"),
         pytest.param({"content": [], "isError": True}, "did not say why", id="an empty error"),
     ],
 )
