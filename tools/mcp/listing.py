@@ -90,6 +90,7 @@ class _Judge:
     def __init__(self, version: str) -> None:
         self._version = version
         self._kept: list[str] = []  # of the last page
+        self._names: set[str] = set()  # that are taken
         self._num_listed = 0
         self.left_out: dict[str, str] = {}
 
@@ -111,11 +112,15 @@ class _Judge:
             if not isinstance(name, str):
                 self._leave_out("?", "it has no name")
                 continue
+            if name in self._names:
+                self._leave_out(name, "another tool has this name; the first of them is taken")
+                continue
             mended = {**tool, "inputSchema": _as_object(tool.get("inputSchema"))}
             if (why := self._fault(name, mended, frame)) is not None:
                 self._leave_out(name[:MAX_NAME].encode("unicode_escape").decode(), why)
             else:
                 kept.append(mended)
+                self._names.add(name)
         self._kept = [tool["name"] for tool in kept]
         return {**result, "tools": kept}
 

@@ -260,6 +260,14 @@ async def test_a_tool_that_cannot_be_shown_is_left_out_and_named(
     assert f"the tool '{name}' of the MCP server 127.0.0.1 is left out: {left_out['reason']}" in caplog.text
 
 
+async def test_a_second_tool_of_a_name_is_left_out_and_named(tmp_path: Path) -> None:
+    listed = {"tools": [TOOL, {**TOOL, "description": "Another"}]}
+    listing = (await asked(tmp_path, rogue(tools_list=listed, tools_call=SEEN)))["output"][0]
+    assert [tool["description"] for tool in listing["tools"]] == ["Looks [31m  around"]
+    (left_out,) = listing["left_out"]
+    assert left_out["name"] == "look" and "another tool has this name" in left_out["reason"]
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "mcp", "server_label": "theirs"}])
 async def test_a_schema_that_cannot_be_enforced_keeps_no_demanded_call_up(
     tmp_path: Path, choice: Any
@@ -286,9 +294,9 @@ def test_a_page_is_not_read_anew_for_each_of_its_tools(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         methods, "validate_server_result", lambda _method, _version, page: judged.append(page)
     )
-    page = {"tools": [TOOL] * 3, "_meta": {"long": 1}, "more": 2, "ttlMs": 0, "nextCursor": "x"}
+    page = {**tools(3), "_meta": {"long": 1}, "more": 2, "ttlMs": 0, "nextCursor": "x"}
     assert _Judge("2026-07-28").page(page) == page
-    assert judged == [{"tools": [TOOL], "ttlMs": 0}] * 3
+    assert judged == [{"tools": [tool], "ttlMs": 0} for tool in page["tools"]]
 
 
 async def test_an_error_code_of_any_length_is_taken(tmp_path: Path) -> None:
