@@ -110,7 +110,7 @@ class ReaderParams:
     dialect: bool = True  # False: everything is text (completions)
     calls: bool = False  # tools were offered, so call markup means calls; otherwise it is text
     tools: tuple[ToolShape, ...] = ()  # those tools: layouts without types or tags are read by them
-    max_calls: int | None = None  # end the generation after this many calls
+    max_calls: int | None = None  # end the generation after this many calls; 0: where one would begin
     starts_in: Start = "text"  # where the prompt leaves the model (`Prompt.starts_in`)
     shaped: bool = False  # text, once begun, is a shape: no call or message may follow, whatever it spells
     special_tokens: bool = False  # everything is text, and special tokens are written out in it

@@ -44,16 +44,18 @@ class Parser:
         shaped: bool = False,
         include_stop: bool = False,
     ) -> None:
-        """`calls`: call markup means calls, else it is text. `max_calls`: end after this many. `tools`: what
-        was offered, for values that need their type and for calls without a tag. `shaped`: a text, once
-        begun, goes on to the end: what it spells is neither a call nor another message. `include_stop`: a
-        stop string is part of the text that it ends."""
+        """`calls`: call markup means calls, else it is text. `max_calls`: end after this many; at 0 where one
+        would begin, of which nothing is told. `tools`: what was offered, for values that need their type and
+        for calls without a tag. `shaped`: a text, once begun, goes on to the end: what it spells is neither a
+        call nor another message. `include_stop`: a stop string is part of the text that it ends."""
         self._reasoning = dialect.reasoning
         self._channels = dialect.channels
         self._shapes = Shapes(tools)
         self._own_calls = dialect.calls if calls else None
         self._interrupts = dialect.interrupts if calls else ()
         self._openings = openings(dialect.layouts, self._shapes.names) if calls else ()
+        if max_calls == 0:  # a bracket alone begins no call that is not to be told
+            self._openings = tuple(opening for opening in self._openings if opening.anywhere)
         self._thought_opens: tuple[str, ...] = ()  # where nothing of a thought was read yet
         self._thought_closes: tuple[str, ...] = ()
         self._thought_ends: tuple[str, ...] = ()
@@ -326,6 +328,9 @@ class Parser:
 
     def _open_calls(self, opening: Opening, **options: Any) -> None:
         room = None if self._max_calls is None else self._max_calls - self._num_calls
+        if room == 0:
+            self.ended = Done("stop")
+            return
         self._section = Section(opening, self._shapes, self._held, self._out, room=room, **options)
         self._state = "calls"
 

@@ -51,9 +51,10 @@ SCHEMAS: Mapping[str, str] = {
 class Offer:
     """What the model is offered in one generation, and what is enforced.
 
-    tools: for the template. shapes: of those that may be called. max_calls: the generation ends after.
-    demanded: the constraint is what the client asked for; otherwise it only keeps strict tools strict, where
-    the engine can. custom_tool_names: the names of tools that take a text.
+    tools: for the template. shapes: of those that may be called. max_calls: the generation ends after; 0
+    where tools are there and none may be called: it ends where a call would begin. demanded: the constraint
+    is what the client asked for; otherwise it only keeps strict tools strict, where the engine can.
+    custom_tool_names: the names of tools that take a text.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -81,7 +82,7 @@ class Offer:
         shown = (tool["function"] for tool in self.tools)
         typed = tuple(ToolShape(each["name"], json.dumps(each["parameters"])) for each in shown)
         return ReaderParams(
-            calls=bool(self.shapes),
+            calls=bool(self.shapes) or self.max_calls == 0,
             tools=typed,
             max_calls=self.max_calls,
             starts_in=starts_in,
@@ -115,7 +116,8 @@ def offer(
     if mode in ("required", "named") and not allowed:
         refuse(param, "tool_choice requires a tool call, but there is no tool to call.")
     if mode == "none" or not allowed:
-        return Offer.of(answer)
+        # A model that has called tools before may write a call all the same.
+        return replace(Offer.of(answer), max_calls=0 if offered else None)
     if mode == "auto":
         # Only what is shown can be called, so an allow-list narrows what is shown.
         shapes = tuple(tool_shape(tool, strict=_strict(tool)) for tool in allowed)

@@ -185,6 +185,12 @@ def test_starts_in_reasoning() -> None:
     assert joined(parse("\nHm.\n</think>\n\nHi", starts_in="reasoning")) == [Reasoning("Hm."), Text("Hi")]
 
 
+def test_where_no_call_may_come_the_generation_ends_before_one() -> None:
+    assert joined(parse(["Well", "\n" + CALL, "x"], calls=True, max_calls=0)) == [Text("Well"), Done("stop")]
+    assert joined(parse([CALL[:4], CALL[4:]], calls=True, max_calls=0)) == [Done("stop")]
+    assert joined(parse('[{"a": 1}]', calls=True, max_calls=0)) == [Text('[{"a": 1}]')]
+
+
 def test_max_calls_ends_the_generation() -> None:
     one = joined(parse([CALL, "\n" + CALL], calls=True, max_calls=1))
     assert one == [*call("f", '{"a": 1}'), Done("stop")]
@@ -266,7 +272,7 @@ TEXTS = st.lists(BITS, max_size=14).map("".join)
     calls=st.booleans(),
     starts_in=st.sampled_from(["text", "reasoning"]),
     stops=st.sampled_from([(), ("STOP",), ("\n",), ("llo", "\n\n", "T"), ("<tool",)]),
-    max_calls=st.sampled_from([None, 1]),
+    max_calls=st.sampled_from([None, 0, 1]),
 )
 @example('<tool_call>{"arguments":12"', [29], "hermes", True, "text", (), None)
 def test_splitting_changes_nothing(

@@ -227,7 +227,7 @@ def test_garbage_in_any_pieces(name: str, data: st.DataObject) -> None:
     options = {
         "starts_in": data.draw(st.sampled_from(["text", "reasoning"])),
         "stops": data.draw(st.sampled_from([(), ("STOP",), ("\n",)])),
-        "max_calls": data.draw(st.sampled_from([None, 1, 2])),
+        "max_calls": data.draw(st.sampled_from([None, 0, 1, 2])),
         "tools": data.draw(st.sampled_from([TOOLS, ()])),
     }
     whole = read([text], dialect_named(name), **options)

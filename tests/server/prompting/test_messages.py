@@ -260,6 +260,8 @@ def test_none_and_no_tools_offer_nothing() -> None:
     for tools, choice in ((TOOLS, "none"), ([], "auto"), ([], "none"), ([], None)):
         offered = offer(tools, choice, True)
         assert (offered.tools, offered.constraint, offered.shapes) == ((), None, ())
+        reader = offered.reader("text")  # marks of a call are text where there are no tools
+        assert (reader.calls, reader.max_calls) == ((True, 0) if tools else (False, None))
 
 
 def test_a_forced_call_shows_all_tools_and_allows_those_chosen() -> None:

@@ -201,8 +201,12 @@ async def test_tool_choice_none_hides_the_tools(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with running_app(tmp_path, engine) as server, http_client(server) as client:
         response = await Api(client).create(call(), tools=[WEATHER], tool_choice="none")
-        assert calls(response) == [] and "<tool_call>" in text(response)
-        assert "Weather of a city" not in prompts(engine)[-1]
+        assert calls(response) == [] and (response["status"], text(response)) == ("completed", "")
+        behind = await Api(client).create(f"say well\n{call()}", tools=[WEATHER], tool_choice="none")
+        assert text(behind) == "well", "the answer ends where a call would begin"
+        untold = await Api(client).create(call())
+        assert "<tool_call>" in text(untold), "without tools there are no calls"
+        assert not any("Weather of a city" in prompt for prompt in prompts(engine))
         assert response["tools"] == [WEATHER], "what was asked is echoed"
 
 
