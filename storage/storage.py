@@ -1003,8 +1003,8 @@ class Storage:
         """All keys, revoked ones included, oldest first."""
         return await self._read(api_keys.list_)
 
-    async def any_key(self, besides: str | None = None, *, at: int | None = None) -> bool:
-        """Whether there is a key that is not revoked, besides the one of this id. at: only those count that
+    async def any_key(self, besides: Collection[str] = (), *, at: int | None = None) -> bool:
+        """Whether there is a key that is not revoked, besides those of these ids. at: only those count that
         have not expired by then; by default all."""
         return await self._read(partial(api_keys.any_, besides=besides, at=at))
 

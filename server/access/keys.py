@@ -208,14 +208,15 @@ class Keys:
         """False only on loopback, while there is no key that would be accepted."""
         return not self._loopback or bool(self._given) or await self._stored()
 
-    async def without(self, key_id: str) -> dict[str, bool]:
-        """What it means that this key is revoked, by what is stored now. `opens_server`: no key is needed any
-        more. `locks_server`: one is needed, and none is accepted, as where the others have only expired."""
+    async def without(self, *key_ids: str) -> dict[str, bool]:
+        """What it means that these keys are revoked, by what is stored now. `opens_server`: no key is needed
+        any more. `locks_server`: one is needed, and none is accepted, as where the others have only expired.
+        Neither where there is none to revoke."""
         assert self._storage is not None
-        if self._given:
+        if self._given or not key_ids:
             return {"opens_server": False, "locks_server": False}
-        opens = self._loopback and not await self._storage.any_key(besides=key_id)
-        locks = not opens and not await self._storage.any_key(besides=key_id, at=now_us())
+        opens = self._loopback and not await self._storage.any_key(besides=key_ids)
+        locks = not opens and not await self._storage.any_key(besides=key_ids, at=now_us())
         return {"opens_server": opens, "locks_server": locks}
 
     async def usable(self) -> bool:

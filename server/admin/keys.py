@@ -338,13 +338,31 @@ def _revoke(config: Config, options: argparse.Namespace) -> Iterator[str]:
         yield f"{options.id} was revoked already, on {shown_time(done, 'revoked_before')} UTC"
         return
     yield f"{options.id} is revoked"
-    if done["last"]:
+    # A server of an earlier version does not say which have expired.
+    yield from _left(config, last=done["last"], expired=done.get("expired", ()))
+
+
+def without_owner(config: Config, owner: str) -> list[str]:
+    """What it means for everybody else that all keys of an owner are revoked: sentences, mostly none. To be
+    asked before it is done. Raises AdminError."""
+    found = carry_out(config, list_all, "GET", PATH)["data"]
+    live = [key for key in found if key["revoked_at"] is None]
+    others = [key for key in live if key["owner"] != owner]
+    now = unix(now_us()) or 0
+    if len(others) == len(live) or any((key["expires_at"] or now + 1) > now for key in others):
+        return []
+    return list(_left(config, last=not others, expired=[key["id"] for key in others]))
+
+
+def _left(config: Config, *, last: bool, expired: Sequence[str]) -> Iterator[str]:
+    """What is to be known once keys are revoked. last, expired: as `revoke` says it."""
+    if last:
         yield (
             "No stored key is live any more. Unless keys are configured too, a server on loopback needs none "
             f"again (requests then belong to the owner {LOCAL_OWNER}), and one on another address does not "
             "start."
         )
-    if expired := done.get("expired"):  # a server of an earlier version does not say it
+    if expired:
         yield (
             "No stored key is accepted any more, and one is still needed, because these have expired and "
             f"are not revoked: {', '.join(expired)}. Unless keys are configured too, every request is a 401 "

@@ -16,7 +16,15 @@ import orjson
 
 from server.access import LOCAL_OWNER, OPERATOR, OWNER_PREFIX, Actor
 from server.admin.database_access import carry_out
-from server.admin.keys import changed_by, limit_words, limits_of, shown_limits, shown_value, unix
+from server.admin.keys import (
+    changed_by,
+    limit_words,
+    limits_of,
+    shown_limits,
+    shown_value,
+    unix,
+    without_owner,
+)
 from server.admin.listing import Columns, list_lines, shown_time
 from server.admin.owner_names import every_owner, known_owner_id, require_new_name
 from server.clock import now_us
@@ -268,8 +276,10 @@ def _rename(config: Config, options: argparse.Namespace) -> Iterator[str]:
 def _archive(config: Config, options: argparse.Namespace) -> Iterator[str]:
     id = known_owner_id(config, options.id)
     path = f"{PATH}/{id}/archive"
+    left = without_owner(config, id)
     carry_out(config, lambda storage: archive(storage, OPERATOR, id), "POST", path)
     yield f"{id} is archived: its keys are revoked, and it gets none any more; its data stays"
+    yield from left
 
 
 def _limits(config: Config, options: argparse.Namespace) -> Iterator[str]:

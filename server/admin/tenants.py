@@ -25,6 +25,7 @@ from server.admin.database_access import (
     opened,
 )
 from server.admin.exports import exported, note_export
+from server.admin.keys import without_owner
 from server.admin.owner_names import owner_id
 from server.clock import now_us
 from server.config import Config
@@ -192,6 +193,7 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     would_go = carry_out(
         config, partial(_look, owner=owner), "GET", f"/admin/purge?{urlencode({'owner': owner})}"
     )
+    left_of_keys = without_owner(config, owner) if options.keys else []
     if not options.yes:
         keys = f", and {_num(would_go['keys'], 'key')} would be revoked" if options.keys else ""
         raise AdminError(
@@ -205,6 +207,7 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     yield f"everything of the owner {owner} is removed: {_listed(total)}"
     if options.keys:
         yield f"{_num(total['keys'], 'key')} revoked"
+        yield from left_of_keys
     else:
         yield "the owner's keys, if any, are still accepted: --keys revokes them"
 

@@ -53,16 +53,21 @@ async def update_project(request: Request, project_id: str) -> Response:
     return json_reply(orjson.dumps(changed))
 
 
-@router.post("/{project_id}/archive", **documented("Project", ADMIN))
+@router.post("/{project_id}/archive", **documented("ArchivedProject", ADMIN))
 async def archive_project(request: Request, project_id: str) -> Response:
-    """Revoke an owner's keys, for good; its data stays."""
+    """Revoke an owner's keys, for good; its data stays. The reply also says whether that opens or locks the
+    server (extensions)."""
     await read_body(request, allow_empty=True, only=())
+    storage, accepted = context(request).storage, life(request).keys
+    ending = [
+        key.id for key in await storage.list_keys() if key.owner == project_id and key.revoked_at is None
+    ]
     try:
-        archived = await projects.archive(context(request).storage, actor(request), project_id)
+        archived = await projects.archive(storage, actor(request), project_id)
     except projects.LocalOwner as error:
         raise invalid_value("project_id", f"{error}.") from None
-    life(request).keys.forget()
-    return json_reply(orjson.dumps(archived))
+    accepted.forget()
+    return json_reply(orjson.dumps({**archived, **await accepted.without(*ending)}))
 
 
 @router.get(

@@ -40,11 +40,11 @@ _USED: Schema = {
 _END: dict[str, Schema] = {
     "opens_server": {
         **BOOLEAN,
-        "description": "An extension. Whether the server needs no key any more, once this one is revoked.",
+        "description": "An extension. Whether the server needs no key any more, once this is revoked.",
     },
     "locks_server": {
         **BOOLEAN,
-        "description": "An extension. Whether a key is needed and none accepted, once this one is revoked.",
+        "description": "An extension. Whether a key is needed and none accepted, once this is revoked.",
     },
 }
 _USED_BY_PROJECT: Schema = {
@@ -153,6 +153,14 @@ def _keys() -> dict[str, Schema]:
         },
         {"replaced_accepted_until": _TIME},
     )
+    project: dict[str, Schema] = {
+        "object": {"const": "organization.project"},
+        "id": STRING,
+        "name": STRING,
+        "created_at": _TIME,
+        "status": {"enum": ["active", "archived"]},
+        "archived_at": or_null(_TIME),
+    }
     told = {"name": STRING, "scopes": _SCOPES, "expires_in_seconds": _EXPIRES, "limits": ref("Limits")}
     return {
         "Limits": _limit_set(),
@@ -161,16 +169,8 @@ def _keys() -> dict[str, Schema]:
         "MadeAdminKey": _with_value(admin_key),
         "AdminKeys": page_of(ref("AdminKey")),
         "ProjectName": of({"name": STRING}),
-        "Project": of(
-            {
-                "object": {"const": "organization.project"},
-                "id": STRING,
-                "name": STRING,
-                "created_at": _TIME,
-                "status": {"enum": ["active", "archived"]},
-                "archived_at": or_null(_TIME),
-            },
-        ),
+        "Project": of(project),
+        "ArchivedProject": of({**project, **_END}),
         "Projects": page_of(ref("Project")),
         "ServiceAccount": account,
         "ServiceAccounts": page_of(ref("ServiceAccount")),

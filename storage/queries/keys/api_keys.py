@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -45,13 +45,13 @@ def count(conn: Connection) -> int:
     return conn.execute(query).scalar_one()
 
 
-def any_(conn: Connection, besides: str | None, at: int | None) -> bool:
-    """Whether there is a key that is not revoked, besides the one of this id. at: nor has expired by then."""
+def any_(conn: Connection, besides: Collection[str], at: int | None) -> bool:
+    """Whether there is a key that is not revoked, besides those of these ids. at: nor has expired by then."""
     query = select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None)).limit(1)
     if at is not None:
         query = query.where(or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > at))
-    if besides is not None:
-        query = query.where(api_keys.c.id != besides)
+    if besides:
+        query = query.where(api_keys.c.id.not_in(besides))
     return conn.execute(query).first() is not None
 
 

@@ -93,3 +93,32 @@ async def test_null_takes_an_end_away_over_http(tmp_path: Path) -> None:
             assert kept["expires_at"] == made["expires_at"]
             freed = (await http.post(f"{keys}/{made['id']}", json={"expires_in_seconds": None})).json()
             assert (freed["name"], freed["expires_at"]) == ("x", None)
+
+
+@pytest.mark.parametrize(
+    "ends", [("owners", "archive", "ann"), ("purge", "--owner", "ann", "--yes", "--keys")]
+)
+@pytest.mark.parametrize("at_a_server", [False, True])
+async def test_the_end_of_an_owner_says_what_the_end_of_its_keys_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at_a_server: bool, ends: tuple[str, ...]
+) -> None:
+    async def ran(*argv: str) -> str:
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, [*argv, "--data", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    async def story() -> None:
+        for owner in ("ann", "bob"):
+            await ran("keys", "create", "--owner", owner)
+        told = await ran("owners", "archive", "bob")
+        assert "archived" in told and "No stored key" not in told
+        assert "No stored key is live any more" in await ran(*ends)
+        await ran("owners", "create", "nobody")
+        assert "No stored key" not in await ran("owners", "archive", "nobody")
+
+    if not at_a_server:
+        await story()
+        return
+    async with live_app(tmp_path) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        await story()

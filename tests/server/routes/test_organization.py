@@ -194,3 +194,27 @@ async def test_it_is_told_which_key_is_the_last_that_keeps_others_out(
         assert (await client.get("/v1/models")).status_code == 401
         assert await told("DELETE", paths[1]) is opens
         assert (await client.get("/v1/models")).status_code == (200 if opens else 401)
+
+
+async def test_the_reply_to_an_archiving_says_what_the_end_of_the_keys_means(
+    server_app: Running, client: httpx.AsyncClient
+) -> None:
+    headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
+
+    async def archived(*keys: str) -> tuple[bool, bool]:
+        project = (await client.post(f"{ROOT}/projects", json={"name": "x"}, headers=headers)).json()["id"]
+        for name in keys:
+            path = f"{ROOT}/projects/{project}/api_keys"
+            assert (await client.post(path, json={"name": name}, headers=headers)).status_code == 200
+        reply = (await client.post(f"{ROOT}/projects/{project}/archive", headers=headers)).json()
+        assert reply["status"] == "archived"
+        return reply["opens_server"], reply["locks_server"]
+
+    assert await archived() == (False, False)
+    assert await archived("a", "b") == (True, False)
+    kept = (await client.post(f"{PROJECT}/api_keys", json={"name": "x"}, headers=headers)).json()["id"]
+    assert await archived("a") == (False, False)
+    asked = {"grace_seconds": 0}
+    made = (await client.post(f"{PROJECT}/api_keys/{kept}/rotate", json=asked, headers=headers)).json()["id"]
+    await client.delete(f"{PROJECT}/api_keys/{made}", headers=headers)
+    assert await archived("a") == (False, True)
