@@ -17,6 +17,7 @@ import orjson
 from server.access import LOCAL_OWNER, OPERATOR, OWNER_PREFIX, Actor
 from server.admin.database_access import carry_out
 from server.admin.keys import (
+    ADMIN_OWNER,
     changed_by,
     limit_words,
     limits_of,
@@ -49,8 +50,8 @@ PATH = "/v1/organization/projects"
 # What can be done
 
 
-class LocalOwner(ValueError):
-    """A server without keys could not do without this owner, and nothing brings back one that is archived."""
+class NeededOwner(ValueError):
+    """The server could not do without this owner, and nothing brings back one that is archived."""
 
 
 async def create(storage: Storage, by: Actor, *, name: str) -> dict[str, Any]:
@@ -66,11 +67,16 @@ async def rename(storage: Storage, by: Actor, id: str, *, name: str) -> dict[str
 
 
 async def archive(storage: Storage, by: Actor, id: str) -> dict[str, Any]:
-    """Revoke an owner's keys for good; its data stays. NotFound, OwnerArchived; LocalOwner."""
+    """Revoke an owner's keys for good; its data stays. NotFound, OwnerArchived; NeededOwner."""
     if id == LOCAL_OWNER:
-        raise LocalOwner(
+        raise NeededOwner(
             f"The owner {id} stands for whoever comes without a key, and is never archived: revoke its keys, "
             "or remove its data with `antiphon purge`"
+        )
+    if id == ADMIN_OWNER:
+        raise NeededOwner(
+            f"The owner {id} is that of the keys of administrators, of which there could never be another, "
+            "and is never archived: revoke its keys"
         )
     return project(await storage.archive_owner(id, now_us(), entry=by.did("project.archived", id, id)))
 

@@ -64,7 +64,7 @@ async def archive_project(request: Request, project_id: str) -> Response:
     ]
     try:
         archived = await projects.archive(storage, actor(request), project_id)
-    except projects.LocalOwner as error:
+    except projects.NeededOwner as error:
         raise invalid_value("project_id", f"{error}.") from None
     accepted.forget()
     return json_reply(orjson.dumps({**archived, **await accepted.without(*ending)}))

@@ -64,15 +64,19 @@ async def test_an_unknown_field_is_refused_and_changes_nothing(
     assert await written() == before
 
 
-async def test_the_owner_of_a_server_without_keys_is_not_archived(
-    server_app: Running, client: httpx.AsyncClient
+@pytest.mark.parametrize(("owner", "why"), [("local", "without a key"), ("admin", "of administrators")])
+async def test_owners_that_the_server_needs_are_not_archived(
+    server_app: Running, client: httpx.AsyncClient, owner: str, why: str
 ) -> None:
     headers = {"authorization": f"Bearer {server_app.life.admin_token}"}
-    reply = await client.post(f"{PROJECT}/archive", headers=headers)
+    made = await client.post(f"{ROOT}/admin_api_keys", json={"name": "ops"}, headers=headers)
+    assert made.status_code == 200
+    reply = await client.post(f"{ROOT}/projects/{owner}/archive", headers=headers)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_value", "project_id")
-    assert "without a key" in error["message"]
-    assert (await client.get(PROJECT, headers=headers)).json()["status"] == "active"
+    assert why in error["message"]
+    project = (await client.get(f"{ROOT}/projects/{owner}", headers=headers)).json()
+    assert project["status"] == "active"
 
 
 @pytest.mark.parametrize("path", [f"{PROJECT}/api_keys/KEY", "/admin/keys/KEY"])
