@@ -87,7 +87,7 @@ class UsageSum:
         self._input = self._cached = self._output = self._reasoning = 0
 
     async def counting(self, results: AsyncGenerator[tuple[bytes, bytes | None]]) -> AsyncGenerator[bytes]:
-        """The same lines of an output file, counted by what each used."""
+        """The same lines of a file, counted by what each used."""
         async for result, used in results:
             # A line that an earlier version has carried out does not say it.
             self._add(orjson.loads(result)["response"]["body"] if used is None else orjson.loads(used))

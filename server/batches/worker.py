@@ -402,7 +402,7 @@ class _Carried:
         """Carry one request out, and store what came of it."""
         failures = failed_runs = 0
         while True:
-            reply = await self._reply(line, failed_runs)
+            who, reply = await self._reply(line, failed_runs)
             failures += reply.by_server and not reply.again
             failed_runs += reply.failure is not None
             if not reply.again and (not reply.by_server or failures >= TRIES):
@@ -411,7 +411,7 @@ class _Carried:
                 return
             if not reply.replayed:  # an attempt from before this process took the batch over
                 await asyncio.sleep(reply.wait_s)
-        status, result, used = await self._stored(line, reply)
+        status, result, used = await self._stored(line, who, reply)
         if await self._batches.finish_line(self._batch, line.position, status, result, now_us(), used):
             self._ends.lines[status] += 1
 
@@ -420,37 +420,38 @@ class _Carried:
         ApiError."""
         return replace(await self._keys.of(self._batch.owner, self._batch.key_id), batch=True)
 
-    async def _reply(self, line: BatchLine, failed_runs: int) -> Reply:
-        """What comes of a request now. failed_runs: responses to it that have failed. The next attempt has an
-        idempotency key of its own, or it would be answered with the failed one; a process that takes the
-        batch over comes by all of them again."""
+    async def _reply(self, line: BatchLine, failed_runs: int) -> tuple[Principal | None, Reply]:
+        """Who makes a request now, and what comes of it; None where nobody may. failed_runs: responses to it
+        that have failed. The next attempt has an idempotency key of its own, or it would be answered with the
+        failed one; a process that takes the batch over comes by all of them again."""
         batch = self._batch
         assert batch.digest is not None
+        principal = None
         try:
             principal = await self._principal()
             await self._require_room(principal, 0)  # before anything is computed in vain
         except ApiError as error:
-            return Reply(error.status, error.headers, error.body())
+            return principal, Reply(error.status, error.headers, error.body())
         parts = [part async for part in self._storage.blobs.open(batch.digest, line.start, line.stop)]
         asked, large = b"".join(parts), line.stop - line.start > THREADED_BYTES
         body = await aside(large, request_body, asked, batch.endpoint, principal)
         key = None
         if batch.endpoint in RUN_ROUTES:
             key = f"{batch.id}:{line.position}{f':{failed_runs}' if failed_runs else ''}"
-        return await carry_out(self._app, batch.endpoint, body, principal, key=key)
+        return principal, await carry_out(self._app, batch.endpoint, body, principal, key=key)
 
-    async def _stored(self, line: BatchLine, reply: Reply) -> tuple[str, bytes, bytes]:
+    async def _stored(self, line: BatchLine, who: Principal | None, reply: Reply) -> tuple[str, bytes, bytes]:
         """The status of a line, its result, and what that used; where there is no room for an answer, that is
-        the result."""
+        the result. who: made the request; what was answered is kept also where their key has ended since."""
         large = len(reply.body) > THREADED_BYTES
         result, used = await aside(large, output_line, self._batch.id, line, reply)
-        if reply.failed:
+        if who is None or reply.failed:
             return "failed", result, used
         try:
-            await self._require_room(await self._principal(), len(result))
+            await self._require_room(who, len(result))
         except ApiError as error:
-            refused = Reply(error.status, error.headers, error.body())
-            return "failed", *output_line(self._batch.id, line, refused)
+            refused, _ = output_line(self._batch.id, line, Reply(error.status, error.headers, error.body()))
+            return "failed", refused, used
         return "completed", result, used
 
     async def _require_room(self, who: Principal, num_bytes: int) -> None:
@@ -474,7 +475,7 @@ class _Carried:
             if files:
                 results = usage.counting(self._batches.results(batch.id, "completed"))
                 output = await self._file("output", results, held)
-                failed = await self._file("error", self._errors(expired=status == "expired"), held)
+                failed = await self._file("error", self._errors(usage, expired=status == "expired"), held)
             at = now_us()
             notice = batch_notice(batch.id, status, at)
             told = orjson.dumps(usage.json()) if files else None
@@ -482,8 +483,8 @@ class _Carried:
             await self._batches.end(batch, ended, output, failed)
             self._ends.batches[status] += 1
 
-    async def _errors(self, *, expired: bool) -> AsyncGenerator[bytes]:
-        async for result, _ in self._batches.results(self._batch.id, "failed"):
+    async def _errors(self, usage: UsageSum, *, expired: bool) -> AsyncGenerator[bytes]:
+        async for result in usage.counting(self._batches.results(self._batch.id, "failed")):
             yield result
         if expired:
             async for line in self._open_lines():

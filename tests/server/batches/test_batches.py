@@ -28,7 +28,7 @@ from storage.batches import batch_rows
 from tests.support.batching import Json, chats, input_file, line, lines_of, responses
 from tests.support.postgres import the_server
 from tests.support.running import Running, http_client, live_app, running_app
-from tests.support.talk import BUILTIN
+from tests.support.talk import BUILTIN, Gate, gated_at
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -249,8 +249,8 @@ async def test_no_reply_is_parsed_for_its_batch(
     assert batch["request_counts"]["completed"] == completed
     [one] = await lines_of(running.context.storage, batch[("output" if completed else "error") + "_file_id"])
     body = one["response"]["body"]
-    assert batch["model"] == (body["model"] if completed else None)
-    assert batch["usage"]["total_tokens"] == (body["usage"]["total_tokens"] if completed else 0)
+    assert batch["model"] == body["model"]
+    assert batch["usage"]["total_tokens"] == body["usage"]["total_tokens"]
 
 
 async def nothing() -> None:
@@ -500,6 +500,30 @@ async def test_a_key_that_is_revoked_fails_what_is_left(tmp_path: Path) -> None:
         assert (batch.completed, batch.failed) == (0, 3)
         errors = await lines_of(storage, batch.error_file_id, owner=who.owner)
         assert {each["response"]["status_code"] for each in errors} == {401}
+
+
+async def test_what_was_at_work_when_a_key_ended_keeps_its_answer(tmp_path: Path) -> None:
+    gate = Gate()
+    async with (
+        running_app(
+            tmp_path, ScriptedEngine(gated_at(gate, "say")), api_key=["first-key-of-a-team"]
+        ) as running,
+        http_client(running, authorization="Bearer first-key-of-a-team") as client,
+    ):
+        who = await running.life.keys.principal("first-key-of-a-team")
+        storage = running.context.storage
+        made = await begun(client, await input_file(storage, chats(1), owner=who.owner), CHAT)
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        running.life.keys.give(["another-key-of-a-team"])
+        gate.release.set()
+        async with asyncio.timeout(30):
+            while (batch := await storage.batches.get(who.owner, made["id"])).ended_at is None:
+                await asyncio.sleep(0.02)
+        assert (batch.completed, batch.failed) == (1, 0)
+        [line] = await lines_of(storage, batch.output_file_id, owner=who.owner)
+        assert line["response"]["status_code"] == 200
+        assert batch.usage is not None and orjson.loads(batch.usage)["output_tokens"] > 0
 
 
 async def test_the_official_sdk(tmp_path: Path) -> None:

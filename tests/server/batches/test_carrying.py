@@ -386,6 +386,16 @@ async def test_results_count_among_what_an_owner_may_store(tmp_path: Path) -> No
         assert told == {(429, "insufficient_quota")}
 
 
+async def test_an_answer_that_finds_no_room_is_counted_among_what_its_batch_used(tmp_path: Path) -> None:
+    async with running_app(tmp_path, owner_limit=("stored_bytes=2000",)) as running:
+        id = await new_batch(running, "larger", chats(1, "count 800"))
+        running.life.batches_stirred()
+        batch = await ended(running, id)
+        [error] = await lines_of(running.context.storage, batch.error_file_id)
+        assert error["response"]["body"]["error"]["code"] == "insufficient_quota"
+        assert batch.usage is not None and orjson.loads(batch.usage)["output_tokens"] > 500
+
+
 async def test_webhooks_and_metrics_tell_of_ends(idle: Running) -> None:
     storage = idle.context.storage
     hook = StoredWebhook("hook_a", "local", "https://a.test/", b"s" * 32, EVENT_TYPES, now_us())
