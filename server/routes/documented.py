@@ -24,6 +24,9 @@ Json = dict[str, Any]
 
 _WHOLE: Json = {"type": "integer", "minimum": 0}
 _LIST: Json = {"type": "array", "items": {"type": "string"}}
+NOBODY_HAS = ("user_ids", "vector_store_ids", "context_levels", "sizes", "sources")
+"""Lists of what no usage here belongs to: asking for some of it is asking for nothing."""
+
 QUERY: Mapping[str, tuple[Json, str]] = {
     "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 20}, "How many at most."),
     "order": ({"enum": ["asc", "desc"], "default": "desc"}, "Oldest or newest first."),
@@ -117,6 +120,7 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     "start_time": (_WHOLE, "Where the first bucket begins, in Unix seconds."),
     "end_time": (_WHOLE, "Where the last bucket ends, in Unix seconds; now, where there is none."),
     "bucket_width": ({"enum": ["1m", "1h", "1d"], "default": "1d"}, "How long a bucket is."),
+    "bucket_width:day": ({"const": "1d"}, "How long a bucket is."),
     "limit:buckets": (
         {"type": "integer", "minimum": 1, "maximum": 1440},
         "How many buckets at most: by default 60 minutes, 24 hours or 7 days.",
@@ -124,9 +128,13 @@ QUERY: Mapping[str, tuple[Json, str]] = {
     "limit:days": ({"type": "integer", "minimum": 1, "maximum": 180, "default": 7}, "How many at most."),
     "page": ({"type": "string"}, "The `next_page` of the page before."),
     "batch": ({"type": "boolean"}, "Only of batches, or of none."),
+    **dict.fromkeys(NOBODY_HAS, (_LIST, "Only of these: nothing, because no usage here belongs to any.")),
 }
 """Every parameter of a query: its schema, and what it is for. One that routes read in several ways is here
 several times, its name followed by a colon and a word."""
+
+_STRICT = frozenset({"after", "start_time"})
+"""Parameters of queries for lists, and for sums, in which no other one is ignored."""
 
 REQUIRED = frozenset({"start_time"})
 """Parameters without which a route refuses a request."""
@@ -240,7 +248,7 @@ def documented(
         },
         openapi_extra=extra,
         dependencies=[
-            *([Depends(_refusing_others(query))] if "after" in _names(query) else ()),
+            *([Depends(_refusing_others(query))] if _STRICT & set(_names(query)) else ()),
             *([Depends(_read_beta)] if "beta" in query else ()),
         ],
     )
@@ -251,8 +259,8 @@ def _names(query: tuple[str, ...]) -> list[str]:
 
 
 def _refusing_others(query: tuple[str, ...]) -> Callable[[Request], Awaitable[None]]:
-    """What refuses any other parameter of a list's query: ApiError 400. With a filter left out, the list
-    would hold more than its client meant."""
+    """What refuses any other parameter of a query for a list or for sums: ApiError 400. With a filter left
+    out, they would be of more than its client meant."""
     types = {name.partition(":")[0]: QUERY[name][0].get("type") for name in query}
 
     async def refuse_others(request: Request) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from server.access import ADMIN, ADMIN_READS, Principal
 from server.clock import now_us
 from server.http import choice, context, integer, json_reply, principal, query_text
-from server.routes.documented import documented
+from server.routes.documented import NOBODY_HAS, documented
 from server.routes.organization import asked
 from server.shapes import missing, refuse
 from server.usage import (
@@ -45,18 +45,13 @@ _DIGEST = re.compile(r"[0-9a-f]{16}", re.ASCII)
 """What `server.telemetry.end_user` gives."""
 
 RANGE = ("start_time", "end_time", "page")
-FILTERS = ("group_by", "project_ids", "api_key_ids", "models", "safety_identifiers")
+FILTERS = ("group_by", "project_ids", "api_key_ids", "models", "safety_identifiers", "batch", *NOBODY_HAS)
 """Parameters of every query."""
-
-NOBODY_HAS = ("user_ids", "vector_store_ids", "context_levels", "sizes", "sources")
-"""Lists of what no usage here belongs to: asking for some of it is asking for nothing."""
 
 
 @router.get(
     "/usage/{kind}",
-    **documented(
-        "UsagePage", ADMIN_READS, query=(*RANGE, "bucket_width", "limit:buckets", "batch", *FILTERS)
-    ),
+    **documented("UsagePage", ADMIN_READS, query=(*RANGE, "bucket_width", "limit:buckets", *FILTERS)),
 )
 async def get_usage(request: Request, kind: str) -> Response:
     """One page of buckets, oldest first."""
@@ -71,7 +66,10 @@ async def get_usage(request: Request, kind: str) -> Response:
 
 
 @router.get(
-    "/costs", **documented("CostsPage", ADMIN_READS, query=(*RANGE, "limit:days", *FILTERS, "line_items"))
+    "/costs",
+    **documented(
+        "CostsPage", ADMIN_READS, query=(*RANGE, "bucket_width:day", "limit:days", *FILTERS, "line_items")
+    ),
 )
 async def get_costs(request: Request) -> Response:
     """One page of days, oldest first."""

@@ -234,18 +234,22 @@ LISTS = {
     for router in ROUTERS
     for route in router.routes
     if isinstance(route, APIRoute)
-    if "after" in (parameter["name"] for parameter in (route.openapi_extra or {}).get("parameters", ()))
+    if {"after", "start_time"} & {each["name"] for each in (route.openapi_extra or {}).get("parameters", ())}
     for method in route.methods or ()
 }
-"""Lists refuse a parameter that they do not know: with a filter left out they would hold too much."""
+"""Lists and sums refuse a parameter that they do not know: without a filter they would be of too much."""
 
 
 async def test_a_list_says_which_parameters_it_has(client: httpx.AsyncClient) -> None:
     assert ("GET", "/v1/responses") in LISTS and len(LISTS) >= 10
+    usage = "/v1/organization/usage"
     for path, query, told in (
         ("/v1/responses", {"stauts": "completed"}, "Unknown parameter: 'stauts'. Did you mean 'status'?"),
         ("/v1/conversations", {"colour": "red"}, "There are: limit, order, after, status, metadata."),
         ("/v1/chat/completions", {"metadatas[a]": "b"}, "Unknown parameter: 'metadatas[a]'."),
+        (f"{usage}/completions", {"project_id": "x", "start_time": 0}, "Did you mean 'project_ids'?"),
+        ("/v1/organization/costs", {"projects[]": "x", "start_time": 0}, "parameter: 'projects[]'."),
+        (f"{usage}/images", {"bucketwidth": "1h", "start_time": 0}, "Did you mean 'bucket_width'?"),
     ):
         refused = await client.get(path, params=query)
         assert refused.status_code == 400 and told in refused.json()["error"]["message"]
