@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from server.masking import bare
 from server.mcp_servers.approvals import Policy
 from server.settings import HeaderText, SettingsTable, read_table
 
@@ -28,7 +29,10 @@ def _name(value: str) -> str:
 
 def _url(value: str) -> str:
     if not _URL.fullmatch(value):
-        raise ValueError(f"{value!r} is no address: give http://HOST/PATH or https://HOST/PATH")
+        given = "give http://HOST/PATH or https://HOST/PATH"
+        if "@" in value:
+            given += ", and a user, password or token in token or headers"
+        raise ValueError(f"{bare(value)!r} is no address: {given}")
     return value
 
 

@@ -15,12 +15,14 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from server.masking import bare
+
 T = TypeVar("T", bound="SettingsTable")
 
 
 def _address(value: str) -> str:
     if not value.startswith(("http://", "https://")):
-        raise ValueError(f"{value!r} is no address: give http://HOST or https://HOST")
+        raise ValueError(f"{bare(value)!r} is no address: give http://HOST or https://HOST")
     return value
 
 

@@ -37,6 +37,7 @@ def test_the_table_is_read_with_its_secret(tmp_path: Path) -> None:
         ),
         ('provider = "searxng"', "searxng answers where you run it: give url"),
         ('provider = "searxng"\nurl = "localhost"', "web.url: 'localhost' is no address"),
+        ('provider = "searxng"\nurl = "me:secret@host?key=k"', "web.url: '***@host?***' is no address"),
         ('provider = "tavily"', "tavily needs a key: give api_key"),
         ('api_key = { env = "NONE" }', "web.api_key: there is no variable 'NONE'"),
         ('api_key = "s3\\nc"', "web.api_key: a header's value is printable ASCII"),

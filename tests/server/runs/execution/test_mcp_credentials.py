@@ -275,6 +275,11 @@ async def test_what_the_operator_configured_holds(tmp_path: Path) -> None:
     [
         ("[mcp.servers.desk]\n", "mcp.servers.desk: give exactly one of url and command"),
         ('[mcp.servers.desk]\nurl = "desk"', "mcp.servers.desk.url: 'desk' is no address"),
+        (
+            '[mcp.servers.desk]\nurl = "https://me:pass@desk.test/mcp?key=k"',
+            "mcp.servers.desk.url: 'https://***@desk.test/mcp?***' is no address: give http://HOST/PATH or "
+            "https://HOST/PATH, and a user, password or token in token or headers",
+        ),
         ('[mcp.servers."a b"]\nurl = "http://x"', "is no name"),
         ('[mcp.servers.desk]\nurl = "http://x"\ntoken = { env = "NONE" }', "no variable 'NONE'"),
         ('[mcp.servers.desk]\nurl = "http://x"\ntoken = { file = "/none" }', "mcp.servers.desk.token: "),
