@@ -955,6 +955,11 @@ class Storage:
         async with aclosing(self.chat_completions.purge(owner, now)) as removed:
             async for num in removed:
                 yield Purged(chat_completions=num)
+        whole = True
+        while await self.vector_stores.merge_words(whole=whole):  # what was erased is still in older parts
+            whole = False
+            yield Purged()
+        self._writer.shed()
 
     async def purgeable(self, owner: str, now: int) -> Purged:
         """What `purge` would remove that begins at `now`, with_keys."""

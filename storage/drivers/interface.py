@@ -72,6 +72,10 @@ class Writing(Protocol):
     def sync(self) -> bool:
         """Puts on the disk what is not yet there; False if nothing was missing."""
 
+    def shed(self) -> None:
+        """Empties a write-ahead log beside the database, which holds what was deleted since, as soon as no
+        reader is in the way. May be called from any thread."""
+
     def rest_s(self) -> float | None:
         """How long the connection may be left alone (None: for ever) before `rest` is due."""
 

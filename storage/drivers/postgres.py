@@ -452,6 +452,9 @@ class PostgreSQLWriting:
     def sync(self) -> bool:
         return False
 
+    def shed(self) -> None:
+        """The server's log is its own."""
+
     def rest_s(self) -> float | None:
         return None
 

@@ -248,6 +248,7 @@ class SQLiteWriting:
                 "synchronous=FULL",
                 f"journal_size_limit={WAL_FILE_LIMIT}",
                 "temp_store=MEMORY",
+                "secure_delete=ON",  # what is deleted is not to be read in the file; a build may leave it off
                 f"cache_size=-{WRITER_CACHE >> 10}",  # negative: KiB
             ):
                 self._raw.execute(f"PRAGMA {pragma}")
@@ -266,6 +267,7 @@ class SQLiteWriting:
         self._dirty_since: float | None = None  # the oldest commit that no sync has covered
         self._full = True  # the connection's present synchronous setting
         self._uncheckpointed = True
+        self._sheds = False  # the log is to be emptied
         self._next_checkpoint_at = 0  # bytes of WAL
         self.num_synced = self.num_checkpoints = 0
 
@@ -323,15 +325,31 @@ class SQLiteWriting:
         self.num_synced += 1
         return True
 
+    def shed(self) -> None:
+        self._sheds = True
+
     def rest_s(self) -> float | None:
         if self._dirty_since is not None:
             return max(0.0, self._dirty_since + SYNC_DELAY_S - time.monotonic())
-        return IDLE_CHECKPOINT_S if self._uncheckpointed else None
+        return IDLE_CHECKPOINT_S if self._uncheckpointed or self._sheds else None
 
     def rest(self) -> None:
         """Syncs if that is due, else checkpoints."""
-        if not self.sync() and self._uncheckpointed:
+        if self.sync():
+            return
+        if self._sheds:
+            self._empty_log()
+        elif self._uncheckpointed:
             self._checkpoint("PASSIVE")
+
+    def _empty_log(self) -> None:
+        """Waits for no reader: where one is in the way, the next rest tries again."""
+        self._raw.execute("PRAGMA busy_timeout=0")
+        try:
+            self._checkpoint("TRUNCATE")
+        finally:
+            self._raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        self._sheds = self.wal_bytes > 0
 
     def after_commit(self, *, idle: bool) -> None:
         size = self._wal.measure()

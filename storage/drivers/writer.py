@@ -131,6 +131,10 @@ class Writer:
                 str(obstacle), full=obstacle.full, moved=obstacle.moved, read_only=obstacle.read_only
             )
 
+    def shed(self) -> None:
+        """Has what was deleted leave the write-ahead log too, soon."""
+        self._writing.shed()
+
     def stats(self) -> CommitStats:
         """Counters since the start."""
         return CommitStats(

@@ -332,10 +332,11 @@ class VectorStores:
         )
         await self._write_late(write)
 
-    async def merge_words(self) -> bool:
+    async def merge_words(self, *, whole: bool = False) -> bool:
         """Merges some of the index of words, so that searches stay fast; False when there is nothing to be
-        merged."""
-        return await self._write_late(merge_words)
+        merged. whole: begins to merge all of it, so that nothing stays of what was erased; later calls go
+        on with that."""
+        return await self._write_late(partial(merge_words, whole=whole))
 
     async def finish(self, job: FileClaim, error: tuple[str, str] | None = None) -> None:
         """Ends the reading of a file: it can be searched, or there is an error, its code and message.

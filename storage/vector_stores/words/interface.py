@@ -44,8 +44,10 @@ class WordsIndex(Protocol):
     def remove(self, conn: Connection, chunks: Sequence[tuple[int, str]]) -> None:
         """Takes chunks out; the texts are those that were taken in."""
 
-    def merge(self, conn: Connection) -> bool:
-        """Merges some of what transactions have added; False when there is nothing to be merged."""
+    def merge(self, conn: Connection, *, whole: bool = False) -> bool:
+        """Merges some of what transactions have added; False when there is nothing to be merged. whole: it
+        begins to merge everything, after which nothing is kept of what was taken out; later calls go on with
+        that."""
 
     def count(self, conn: Connection, store: int, words: Sequence[str], most: int) -> Counted:
         """How frequent words are in a store; of those that more than `most` chunks have it is enough to know

@@ -117,7 +117,7 @@ class PostgresqlWords:
     def remove(self, conn: Connection, chunks: Sequence[tuple[int, str]]) -> None:
         conn.execute(_REMOVE, [{"id": id} for id, _ in chunks])
 
-    def merge(self, conn: Connection) -> bool:
+    def merge(self, conn: Connection, *, whole: bool = False) -> bool:
         return False
 
     def count(self, conn: Connection, store: int, words: Sequence[str], most: int) -> Counted:

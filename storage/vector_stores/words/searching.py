@@ -83,9 +83,10 @@ def remove_words(conn: Connection, chunks: Sequence[tuple[int, str]]) -> None:
         INDEXES[conn.dialect.name].remove(conn, [(id, indexed(text)) for id, text in chunks])
 
 
-def merge_words(conn: Connection) -> bool:
-    """Merges some of what transactions have added; False when there is nothing to be merged."""
-    return INDEXES[conn.dialect.name].merge(conn)
+def merge_words(conn: Connection, *, whole: bool = False) -> bool:
+    """Merges some of what transactions have added; False when there is nothing to be merged. whole: see
+    `WordsIndex.merge`."""
+    return INDEXES[conn.dialect.name].merge(conn, whole=whole)
 
 
 def search_words(

@@ -25,7 +25,7 @@ MERGED = 16
 
 _ADD = text("INSERT INTO vector_words (rowid, words) VALUES (:id, :words)")
 _REMOVE = text("INSERT INTO vector_words (vector_words, rowid, words) VALUES ('delete', :id, :words)")
-_MERGE = text(f"INSERT INTO vector_words (vector_words, rank) VALUES ('merge', {MERGED})")
+_MERGE = text("INSERT INTO vector_words (vector_words, rank) VALUES ('merge', :pages)")
 _COUNT = text(
     "SELECT count(*) FROM (SELECT 1 FROM vector_words WHERE vector_words MATCH :words"
     " AND rowid BETWEEN :first AND :last LIMIT :most)"
@@ -49,10 +49,10 @@ class SqliteWords:
     def remove(self, conn: Connection, chunks: Sequence[tuple[int, str]]) -> None:
         conn.execute(_REMOVE, _rows(chunks))
 
-    def merge(self, conn: Connection) -> bool:
+    def merge(self, conn: Connection, *, whole: bool = False) -> bool:
         changes = text("SELECT total_changes()")
         before = conn.execute(changes).scalar_one()
-        conn.execute(_MERGE)
+        conn.execute(_MERGE, {"pages": -MERGED if whole else MERGED})
         # Fewer than two changes are FTS5's word for it (https://sqlite.org/fts5.html#the_merge_command).
         return bool(conn.execute(changes).scalar_one() - before >= 2)
 

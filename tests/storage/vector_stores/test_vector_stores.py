@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 import time
@@ -465,6 +466,25 @@ async def test_an_unused_store_expires_and_a_purge_leaves_nothing(storage: Stora
     assert not any(name.startswith("vector") for name in await rows(storage))
     async for _ in storage.sweep(Limits(), now()):
         pass
+
+
+async def test_a_purge_leaves_no_text_in_the_files_of_the_database(tmp_path: Path) -> None:
+    storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner=RUNNER)
+
+    def holding() -> list[str]:
+        return [file.name for file in tmp_path.iterdir() if b"anzibari" in file.read_bytes()]
+
+    await storage.vector_stores.create(new_store("vs_2", OTHER), [new_file("file-2")])
+    await read(storage, TEXTS)
+    await filled(storage, texts=[f"The Zanzibarian keeper of buoy {n}. " * 20 for n in range(40)])
+    assert holding()
+    async for _ in storage.purge(OWNER, now() + 1, entry=None):
+        pass
+    async with asyncio.timeout(30):
+        while holding():
+            await asyncio.sleep(0.02)
+    await storage.close()
+    assert not holding()
 
 
 async def test_frequent_words_do_not_keep_rare_ones_from_being_found(
