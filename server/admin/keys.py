@@ -95,15 +95,33 @@ def _created(by: Actor, new: NewKey) -> AuditEntry:
 
 
 async def rotate(
-    storage: Storage, by: Actor, id: str, *, grace_s: int = GRACE_S, expires_in_s: int | None = None
+    storage: Storage,
+    by: Actor,
+    id: str,
+    *,
+    grace_s: int = GRACE_S,
+    expires_in_s: int | None = None,
+    never_expires: bool = False,
 ) -> MadeKey:
     """Make a key's successor, with its owner, name, scopes and limits; the key itself is accepted for another
-    `grace_s` seconds at most. expires_in_s: of the successor. NotFound, KeyEnded, OwnerArchived."""
+    `grace_s` seconds at most. expires_in_s: of the successor, which lives as long as the key was made to live
+    unless this or `never_expires` is given. NotFound, KeyEnded, OwnerArchived."""
     old = await storage.get_key(id)
+    if expires_in_s is None and not never_expires:
+        expires_in_s = await _lifetime_s(storage, old)
     key, new = _new(old.owner, old.name, old.scopes, expires_in_s)
     until = new.created_at + grace_s * 1_000_000
     entry = by.did("api_key.rotated", id, old.owner, successor=new.id, accepted_until=unix(until))
     return MadeKey(await storage.rotate_key(id, new, until, entry=entry), key)
+
+
+async def _lifetime_s(storage: Storage, key: StoredKey) -> int | None:
+    """How long a key was made to live, in seconds; None where it has no end. A key that was rotated has the
+    end of its grace, so that its latest successor tells it."""
+    every, latest = await storage.list_keys(), key
+    while successors := [each for each in every if each.replaces == latest.id]:
+        latest = successors[-1]
+    return None if latest.expires_at is None else (latest.expires_at - latest.created_at) // 1_000_000
 
 
 async def change(
@@ -282,10 +300,12 @@ def _list(config: Config, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _rotate(config: Config, options: argparse.Namespace) -> Iterator[str]:
-    body = {"grace_s": seconds_of(options.grace), "expires_in_s": _end(options.expires)}
+    grace_s, end, never = seconds_of(options.grace), _end(options.expires), options.expires in NEVER
+    asked = {"grace_s": grace_s, "expires_in_s": end, "never_expires": never}
+    body = {"grace_s": grace_s} if end is None and not never else {"grace_s": grace_s, "expires_in_s": end}
     made = carry_out(
         config,
-        lambda storage: succeed(storage, OPERATOR, options.id, **body),
+        lambda storage: succeed(storage, OPERATOR, options.id, **asked),
         "POST",
         f"{PATH}/{options.id}/rotate",
         body,

@@ -458,7 +458,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
             "(repeatable, or with commas; default: all, which is everything but admin)",
         )
         _add_limit(verb, "such as requests_per_minute=60 or MODEL:tokens_per_day=100000")
-    for verb, left_out in ((create, "never"), (rotate, "never"), (update, "as it is")):
+    for verb, left_out in ((create, "never"), (rotate, "as long as the old key"), (update, "as it is")):
         ends = f"when it ends: 90d, 12h, 2027-01-31 (UTC), never (default: {left_out})"
         verb.add_argument("--expires", default=None, help=ends)
     for verb in (rotate, update, revoke):

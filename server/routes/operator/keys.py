@@ -86,6 +86,7 @@ async def rotate_key(request: Request, key_id: str) -> Response:
         key_id,
         grace_s=keys.GRACE_S if grace_s is None else grace_s,
         expires_in_s=_seconds(body, "expires_in_s"),
+        never_expires="expires_in_s" in body and body["expires_in_s"] is None,
     )
     life(request).keys.forget()
     return json_reply(orjson.dumps(made))

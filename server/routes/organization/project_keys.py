@@ -120,6 +120,7 @@ async def rotate_key(request: Request, project_id: str, key_id: str) -> Response
         key_id,
         grace_s=keys.GRACE_S if grace_s is None else grace_s,
         expires_in_s=asked.seconds(body, "expires_in_seconds"),
+        never_expires="expires_in_seconds" in body and body["expires_in_seconds"] is None,
     )
     life(request).keys.forget()
     until = keys.unix((await storage.get_key(key_id)).expires_at)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,39 @@ async def test_null_takes_an_end_away_over_http(tmp_path: Path) -> None:
             assert kept["expires_at"] == made["expires_at"]
             freed = (await http.post(f"{keys}/{made['id']}", json={"expires_in_seconds": None})).json()
             assert (freed["name"], freed["expires_at"]) == ("x", None)
+
+
+@pytest.mark.parametrize("at_a_server", [False, True])
+async def test_a_successor_lives_as_long_as_its_key_was_made_to_live(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at_a_server: bool
+) -> None:
+    async def lifetimes(*argv: str) -> list[int | None]:
+        assert await asyncio.to_thread(main, ["keys", *argv, "--data", str(tmp_path)]) == 0
+        capsys.readouterr()
+        return [key["expires_at"] and key["expires_at"] - key["created_at"] for key in await keys()]
+
+    async def keys() -> list[dict[str, Any]]:
+        assert await asyncio.to_thread(main, ["keys", "list", "--json", "--data", str(tmp_path)]) == 0
+        return list(json.loads(capsys.readouterr().out))
+
+    async def story() -> None:
+        day, hour = 86_400, 3600
+        assert await lifetimes("create", "--expires", "90d") == [90 * day]
+        [first] = [key["id"] for key in await keys()]
+        assert (await lifetimes("rotate", first, "--grace", "1h"))[1:] == [90 * day]
+        assert (await lifetimes("rotate", first, "--grace", "1h"))[2:] == [90 * day], (
+            "not as long as its grace"
+        )
+        assert (await lifetimes("rotate", first, "--expires", "1h"))[3:] == [hour]
+        assert (await lifetimes("rotate", first, "--expires", "never"))[4:] == [None]
+        assert (await lifetimes("rotate", first))[5:] == [None]
+
+    if not at_a_server:
+        await story()
+        return
+    async with live_app(tmp_path) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        await story()
 
 
 @pytest.mark.parametrize(

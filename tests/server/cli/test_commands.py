@@ -568,7 +568,8 @@ def test_keys_with_scopes_an_end_and_successors(capsys: pytest.CaptureFixture[st
     assert len(told) == 3
     _, second = keys()
     assert (second["owner"], second["scopes"]) == (first["owner"], first["scopes"])
-    assert second["replaces"] == first["id"] and second["expires_at"] is None
+    assert second["replaces"] == first["id"]
+    assert second["expires_at"] == second["created_at"] + 7200
     ran("keys", "update", second["id"], "--scope", "all", "--name", "renamed")
     assert (keys()[1]["scopes"], keys()[1]["name"]) == (["all"], "renamed")
     told = ran("keys", "rotate", first["id"], "--grace", "5m").splitlines()
