@@ -156,6 +156,8 @@ class Keys:
         """Accept these of the configuration, in place of those that it had before."""
         if any(len(key) < SHORT for key in keys):
             log.warning("api_key has a key of fewer than %d characters, which can be guessed", SHORT)
+        if any(":" in key for key in keys):
+            log.warning("api_key has a key with a colon: all of it is the key, OWNER:KEY is for api_key_file")
         self._flags = [(hash_key(key), owner_of_flag_key(key)) for key in keys]
         self._accept()
 

@@ -266,6 +266,16 @@ async def test_short_keys_are_warned_of_by_their_lines(
     assert "fifteen" not in caplog.text
 
 
+async def test_a_key_of_the_configuration_with_a_colon_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "sales:a-key-that-nobody-guesses"
+    async with running_app(tmp_path, api_key=[key]) as running, http_client(running) as client:
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+    assert "OWNER:KEY is for api_key_file" in caplog.text and "nobody-guesses" not in caplog.text
+
+
 def test_a_file_of_keys_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="cannot be read: No such file"):
         read_key_file(tmp_path / "keys")
