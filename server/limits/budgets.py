@@ -34,6 +34,9 @@ BEFORE_S = 600.0
 
 HOUR = 3600 * 1_000_000
 
+LATEST = 7 * 24 * HOUR
+"""So long ago the answers may be that tell how long others become, in microseconds."""
+
 ALL_TIME = 1 << 62
 """A width of buckets, in microseconds, of which one holds everything."""
 
@@ -98,6 +101,13 @@ class Budgets:
         self._cost = cost
         self._readings: dict[tuple[str, str | None], _Reading] = {}
         self._reading: dict[tuple[str, str | None], asyncio.Task[_Reading]] = {}
+
+    async def mean_answer(self, owner: str, least: int) -> int | None:
+        """How many tokens the answers to an owner's requests of the last days had in the mean, rounded up;
+        None where there were fewer than `least`. Raises StorageUnavailable."""
+        wanted = UsageFilter("completions", now_us() - LATEST, ALL_TIME, owners=(owner,))
+        counts = sum((each.counts for each in await self._storage.usage_sums(wanted, (), ALL_TIME)), Counts())
+        return -(-counts.output_tokens // counts.requests) if counts.requests >= least else None
 
     async def require(
         self, owner: str, key_id: str | None, tokens: int | None, cost: float | None, whose: str

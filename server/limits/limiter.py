@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,10 +20,11 @@ from server.limits.budgets import Budgets
 from server.limits.gcra import SECOND, Rate
 from server.limits.limit_set import DAY, NONE, Canonical, LimitSet, ModelLimits, load_limits
 from server.limits.meters import Meter, Meters
-from storage import NotFound, Storage
+from storage import NotFound, Storage, StorageUnavailable
 
 FIRST_GUESS = 256
-"""Tokens that an owner's answer is taken to have at least, until ENOUGH_ANSWERS have ended."""
+"""Tokens that an owner's answer is taken to have at least, until ENOUGH_ANSWERS have ended, unless so many
+are known from before this process."""
 
 ENOUGH_ANSWERS = 8
 
@@ -110,7 +111,9 @@ class Visit:
         429, and then the request is not counted either."""
         if not self._tokens or self._reserved:
             return
-        wanted = prompt_tokens + answers * min(most, self._limiter.guess(_owner(self._subjects)))
+        owner = _owner(self._subjects)
+        await self._limiter.learn(owner)
+        wanted = prompt_tokens + answers * min(most, self._limiter.guess(owner))
         room = min(meter.rate.limit for meter in self._tokens)
         wanted = max(prompt_tokens, min(wanted, room))
         try:
@@ -181,6 +184,7 @@ class Limiter:
         self._refused = refused
         self._at_once: Counter[str] = Counter()
         self._answers: dict[str, deque[int]] = {}
+        self._first_guesses: dict[str, int] = {}
         self.set_defaults(defaults)
 
     def set_defaults(self, defaults: LimitSet) -> None:
@@ -310,7 +314,20 @@ class Limiter:
         """How many tokens an answer will hardly exceed."""
         answers = self._answers.get(owner, ())
         likely = sorted(answers)[len(answers) * 9 // 10] if answers else 0
-        return likely if len(answers) >= ENOUGH_ANSWERS else max(likely, FIRST_GUESS)
+        if len(answers) >= ENOUGH_ANSWERS:
+            return likely
+        return max(likely, self._first_guesses.get(owner, FIRST_GUESS))
+
+    async def learn(self, owner: str) -> None:
+        """Look once how long an owner's answers were before this process, where it has not enough of its
+        own."""
+        if owner in self._first_guesses or len(self._answers.get(owner, ())) >= ENOUGH_ANSWERS:
+            return
+        with suppress(StorageUnavailable):  # the next request looks
+            mean = await self._budgets.mean_answer(owner, ENOUGH_ANSWERS)
+            if len(self._first_guesses) >= MAX_OWNERS:
+                self._first_guesses.clear()
+            self._first_guesses[owner] = FIRST_GUESS if mean is None else mean
 
     def note_answer(self, owner: str, tokens: int) -> None:
         """Remember how long an answer of an owner was."""

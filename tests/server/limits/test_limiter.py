@@ -24,7 +24,7 @@ from storage import StorageUnavailable, StoredOwner
 from tests.support import wire
 from tests.support.blocking import until
 from tests.support.running import Running, http_client, live_app, running_app
-from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call
+from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, gated_at
 from tests.support.usage import told
 from tests.support.usage import used as summed
 from tests.support.wire import Json
@@ -508,3 +508,19 @@ async def test_a_refusal_says_whose_limit_it_is(
             while (reply := await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200:
                 await asyncio.sleep(0.05)
             assert reply.status_code in (403, 429) and told in reply.json()["error"]["message"], reply.text
+
+
+async def test_a_restart_does_not_forget_how_long_the_answers_of_an_owner_are(tmp_path: Path) -> None:
+    async with running_app(tmp_path) as server, http_client(server) as client:
+        for _ in range(8):
+            assert (await client.post("/v1/responses", json={"input": "say hi"})).status_code == 200
+    gate = Gate()
+    engine, limit = ScriptedEngine(gated_at(gate, "hi")), ("tokens_per_day=400",)
+    async with running_app(tmp_path, engine, owner_limit=limit) as server, http_client(server) as client:
+        asked = [
+            asyncio.create_task(client.post("/v1/responses", json={"input": "say hi"})) for _ in range(2)
+        ]
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        gate.release.set()
+        assert [(await each).status_code for each in asked] == [200, 200], "neither reserved 256 tokens"
