@@ -222,3 +222,12 @@ async def test_the_reply_to_an_archiving_says_what_the_end_of_the_keys_means(
     made = (await client.post(f"{PROJECT}/api_keys/{kept}/rotate", json=asked, headers=headers)).json()["id"]
     await client.delete(f"{PROJECT}/api_keys/{made}", headers=headers)
     assert await archived("a") == (False, True)
+
+
+async def test_null_gives_a_successor_no_end(server_app: Running, client: httpx.AsyncClient) -> None:
+    headers, path = {"authorization": f"Bearer {server_app.life.admin_token}"}, f"{PROJECT}/api_keys"
+    body: Json = {"name": "x", "expires_in_seconds": 600}
+    key = (await client.post(path, json=body, headers=headers)).json()["id"]
+    for asked, lives in (({}, 600), ({"expires_in_seconds": 60}, 60), ({"expires_in_seconds": None}, None)):
+        made = (await client.post(f"{path}/{key}/rotate", json=asked, headers=headers)).json()
+        assert (made["expires_at"] and made["expires_at"] - made["created_at"]) == lives
