@@ -178,9 +178,12 @@ async def test_a_deadline_ends_a_request_and_a_closed_engine_takes_none(encoder:
 
 
 @pytest.mark.parametrize("tier", ["decoder", "encoder"])
-async def test_a_text_that_gives_nan_fails_and_its_neighbours_do_not(tier: str, tmp_path: Path) -> None:
+async def test_a_text_that_gives_nan_fails_and_its_neighbours_do_not(
+    tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from safetensors.torch import load_file, save_file
 
+    monkeypatch.setattr("engine.models.decoder.require_finite", lambda name, tensor: None)
     folder = make_embedder("qwen3" if tier == "decoder" else "bert", tmp_path / "m")
     weights = load_file(folder / "model.safetensors")
     name = next(name for name in weights if name.endswith(("embed_tokens.weight", "word_embeddings.weight")))

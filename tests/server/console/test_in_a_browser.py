@@ -267,6 +267,7 @@ def test_an_answer_is_streamed_and_goes_on_after_a_reload_and_in_another_tab(vis
     says(page, "said elsewhere")
     # Of two that speak at once one is told that another answer is made, is shown it, and keeps what it wrote.
     ask(page, "tick 100\ncount 70")
+    until(page, "[...document.querySelectorAll('.turn.assistant .prose')].at(-1).textContent.startsWith('1')")
     other.fill("#composer", "say too late")
     other.press("#composer", "Enter")
     other.wait_for_selector("text=/an(other)? answer .*is being made/i")
