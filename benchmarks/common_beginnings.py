@@ -15,12 +15,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cpu import timed
+from benchmarks.cpu import in_turn
 from engine.benchmark.random_weights import SIZES, write_random_model
 from tests.support.driver import Driver, greedy
 
 OWN = 50  # tokens of each sequence that no other has
-STEPS, WARM = 6, 2  # of one kind before the other has its turn
 
 
 def fill(driver: Driver, rows: int, common: int, vocab_size: int, *, shared: bool) -> list[int]:
@@ -68,11 +67,7 @@ def main() -> None:
             }
             for shared, driver in drivers.items():
                 fill(driver, rows, common, vocab_size, shared=shared)
-            times: dict[bool, list[float]] = {False: [], True: []}
-            for _ in range(options.rounds):
-                for shared, driver in drivers.items():
-                    steps = [timed(driver) for _ in range(WARM + STEPS)][WARM:]
-                    times[shared].append(statistics.median(steps))
+            times = in_turn(drivers, options.rounds)
             ratio = statistics.median(own / same for own, same in zip(*times.values(), strict=True))
             own, same = (1e3 * statistics.median(found) for found in times.values())
             print(f"| {case} | {own:.1f} | {same:.1f} | {ratio:.2f} x |", flush=True)

@@ -13,8 +13,9 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -24,9 +25,12 @@ from engine.benchmark.roofline import read_rate, step_bytes, weight_bytes
 from engine.models import linear
 from tests.support.driver import Driver, greedy
 
+Kind = TypeVar("Kind")
+
 CONTEXT = 230  # tokens of every prompt
 ROWS = (1, 16)
 STEPS = 4  # of one layout before the next has its turn
+TURN = 6  # of one driver `in_turn`
 WARM = 2
 SETTLE_S = 5.0  # the pools' pages are taken on a thread beside
 
@@ -64,6 +68,17 @@ def timed(driver: Driver) -> float:
     began = time.perf_counter()
     driver.step()
     return time.perf_counter() - began
+
+
+def in_turn(drivers: Mapping[Kind, Driver], rounds: int) -> dict[Kind, list[float]]:
+    """The median seconds of `TURN` steps of each driver in each round, behind `WARM` that are not counted.
+    They take turns, so that a drift of the machine hits all alike."""
+    times: dict[Kind, list[float]] = {kind: [] for kind in drivers}
+    for _ in range(rounds):
+        for kind, driver in drivers.items():
+            taken = [timed(driver) for _ in range(WARM + TURN)]
+            times[kind].append(statistics.median(taken[WARM:]))
+    return times
 
 
 def main() -> None:

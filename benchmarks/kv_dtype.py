@@ -16,12 +16,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cpu import timed
+from benchmarks.cpu import in_turn
 from engine.benchmark.random_weights import SIZES, write_random_model
 from tests.support.driver import Driver, greedy
 
 KINDS = ("auto", "int8")
-STEPS, WARM = 6, 2  # of one kind before the other has its turn
 
 
 def fill(driver: Driver, rows: int, context: int, vocab_size: int) -> float:
@@ -66,11 +65,7 @@ def main() -> None:
                 for kind in KINDS
             }
             prompts = [fill(driver, rows, context, vocab_size) for driver in drivers.values()]
-            times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-            for _ in range(options.rounds):
-                for kind, driver in drivers.items():
-                    steps = [timed(driver) for _ in range(WARM + STEPS)][WARM:]
-                    times[kind].append(statistics.median(steps))
+            times = in_turn(drivers, options.rounds)
             ratio = statistics.median(int8 / auto for auto, int8 in zip(*times.values(), strict=True))
             auto, int8 = (1e3 * statistics.median(found) for found in times.values())
             first, second = prompts

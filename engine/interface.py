@@ -109,8 +109,8 @@ class Engine(Protocol):
         ...
 
     async def saved_names(self) -> frozenset[str]:
-        """The names under which something is on disk; what was to be saved or
-        forgotten before this call has been.
+        """The names under which something is on disk; what was to be saved or forgotten before this call has
+        been.
         """
         ...
 

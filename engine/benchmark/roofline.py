@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.kernels import kept_dim
+from engine.kernels import token_bytes
 from engine.models import Mapped, Model
-from engine.step import LayerGroup
 
 _ON_CPU = 256 << 20  # bytes that are read: far more than any cache holds
 _ON_GPU = 2 << 30
@@ -68,7 +67,7 @@ def step_bytes(model: Model, num_seqs: int, context: int, kv_dtype: torch.dtype 
     """
     kept = kv_dtype or model.spec.dtype
     groups = model.spec.groups
-    kv = sum(_token_bytes(group, kept) * min(context, group.window or context) for group in groups)
+    kv = sum(token_bytes(group, kept) * min(context, group.window or context) for group in groups)
     return weight_bytes(model) + num_seqs * kv
 
 
@@ -105,8 +104,3 @@ def _parameters(module: Any) -> Iterator[Tensor]:
     table, head = (getattr(module, f"get_{end}_embeddings")() for end in ("input", "output"))
     read = head is not None and head.weight is table.weight
     return (each for each in module.parameters() if read or each is not table.weight)
-
-
-def _token_bytes(group: LayerGroup, dtype: torch.dtype) -> int:
-    """Bytes of one token's K and V in all layers of a group."""
-    return 2 * len(group.layers) * group.num_kv_heads * kept_dim(group.head_dim, dtype) * dtype.itemsize

@@ -8,7 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.executor.cpu_forward import unfit
-from engine.kernels import FP8, computes_fp8, free_memory, kept_dim
+from engine.kernels import FP8, computes_fp8, free_memory, token_bytes
 from engine.models import Model, ModelSpec
 from engine.types import LoadError, readable_size
 
@@ -71,15 +71,7 @@ def size_pools(model: Model, config: EngineConfig, device: torch.device) -> Pool
         raise LoadError(
             f"max_model_len {max_model_len} is beyond the {spec.max_positions} positions of the model"
         )
-    block_bytes = tuple(
-        2
-        * len(group.layers)
-        * block_size
-        * group.num_kv_heads
-        * kept_dim(group.head_dim, dtype)
-        * dtype.itemsize
-        for group in spec.groups
-    )
+    block_bytes = tuple(block_size * token_bytes(group, dtype) for group in spec.groups)
     groups = _Groups(spec, block_size, config.max_num_batched_tokens, block_bytes)
     length = max_model_len or spec.max_positions
     if config.num_blocks is not None:

@@ -14,13 +14,13 @@ from engine.kernels.torch_attention import (
     Tile,
     Workspace,
     gather,
-    kept_dim,
     make_tiles,
     memory_of,
     multiplies_bfloat16,
     new_pool,
     paged_attention,
     pieces_of,
+    token_bytes,
     write_kv,
 )
 
@@ -33,7 +33,6 @@ __all__ = [
     "computes_fp8",
     "free_memory",
     "gather",
-    "kept_dim",
     "make_tiles",
     "memory_of",
     "multiplies_bfloat16",
@@ -46,5 +45,6 @@ __all__ = [
     "read_into",
     "sampler",
     "set_threads",
+    "token_bytes",
     "write_kv",
 ]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.kernels.fp8 import FP8, raw, read_into, to_fp8
 from engine.kernels.large_pages import large_pages
+from engine.step import LayerGroup
 
 TILE_BYTES = 4 << 20  # of gathered K (and as much V): about what stays in the cache between gather and use
 MASK_ELEMENTS = 4 << 20  # queries x keys of one prefill tile, where it needs a mask
@@ -79,10 +80,15 @@ class Workspace:
         return held[:size].view(shape)
 
 
-def kept_dim(head_dim: int, dtype: torch.dtype) -> int:
+def _kept_dim(head_dim: int, dtype: torch.dtype) -> int:
     """Numbers of `dtype` that one head of a token takes in a pool. With int8 these are bytes: one for each
     number, and the four of the float by which they are multiplied."""
     return head_dim + 4 if dtype is torch.int8 else head_dim
+
+
+def token_bytes(group: LayerGroup, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in all layers of a group, kept as `dtype`."""
+    return 2 * len(group.layers) * group.num_kv_heads * _kept_dim(group.head_dim, dtype) * dtype.itemsize
 
 
 def new_pool(
@@ -100,7 +106,7 @@ def new_pool(
     as the torch body gathers it: layer by layer, and in a block head by head. In int8, of which the C++
     kernels alone know, a block's head has the numbers of all its tokens first, and then their factors.
     """
-    head_dim = kept_dim(head_dim, dtype)
+    head_dim = _kept_dim(head_dim, dtype)
     if device.type != "cpu":
         shape = (num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim)
         return torch.zeros(shape, dtype=dtype, device=device)

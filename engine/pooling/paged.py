@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.core import Batch, KVCache, Rows, Scheduler, Sequence, Submit
 from engine.executor import Runner, size_pools
 from engine.failures import of_device
-from engine.kernels import free_memory
+from engine.kernels import free_memory, token_bytes
 from engine.models import Checkpoint, ModelSpec, load_pooled
 from engine.pooling.recipe import Recipe
 from engine.pooling.step_size import StepSize
@@ -200,8 +200,8 @@ class PagedWorker:
 def _with_kv(engine: EngineConfig, spec: ModelSpec, longest: int, device: torch.device) -> EngineConfig:
     """The configuration with a KV cache for texts up to `longest` tokens, or for as long ones as half of the
     memory holds."""
-    of_token = sum(2 * len(group.layers) * group.num_kv_heads * group.head_dim for group in spec.groups)
-    wanted = (max(longest, KV_TOKENS) + KV_TOKENS) * of_token * spec.dtype.itemsize
+    of_token = sum(token_bytes(group, spec.dtype) for group in spec.groups)
+    wanted = (max(longest, KV_TOKENS) + KV_TOKENS) * of_token
     most = GPU_KV_BYTES if device.type == "cuda" else free_memory() // 2
     if wanted <= most:
         return replace(engine, max_model_len=longest, kv_cache_bytes=wanted)

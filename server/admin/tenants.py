@@ -193,13 +193,13 @@ def run_purge(config: Config, options: argparse.Namespace) -> Iterator[str]:
     would_go = carry_out(
         config, partial(_look, owner=owner), "GET", f"/admin/purge?{urlencode({'owner': owner})}"
     )
-    left_of_keys = without_owner(config, owner) if options.keys else []
     if not options.yes:
         keys = f", and {_num(would_go['keys'], 'key')} would be revoked" if options.keys else ""
         raise AdminError(
             f"nothing was removed. All of the owner {owner} would go: {_listed(would_go)}{keys}. None of it "
             "comes back: add --yes to do it"
         )
+    left_of_keys = without_owner(config, owner) if options.keys else []
     with Progress("removing what the owner has", total=_size(would_go), unit="objects") as progress:
         total, left = _purge(config, owner, options.keys, progress)
     for words in left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from agents import Agent, ModelSettings, RunConfig, Runner, function_tool, set_tracing_disabled
 from agents.models.openai_responses import OpenAIResponsesWSModel
@@ -23,16 +24,22 @@ def client_of(running: Running) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="unused")
 
 
+async def answer(connection: Any) -> tuple[str, Any]:
+    """The pieces of an answer's text, and the response when it has ended."""
+    said = ""
+    async for event in connection:
+        if event.type == "response.output_text.delta":
+            said += event.delta
+        if event.type == "response.completed":
+            return said, event.response
+    raise AssertionError("the connection has ended before its answer")
+
+
 async def test_a_connection_of_the_sdk(live_server: Running) -> None:
     async with client_of(live_server) as client, client.responses.connect() as connection:
         await connection.response.create(model="antiphon-scripted", input="say hello", store=False)
-        said = ""
-        async for event in connection:
-            if event.type == "response.output_text.delta":
-                said += event.delta
-            if event.type == "response.completed":
-                assert said == event.response.output_text == "hello"
-                break
+        said, response = await answer(connection)
+        assert said == response.output_text == "hello"
         await connection.response.create(model="nothing", input="x")
         error = await connection.recv()
         assert error.type == "error" and error.error.code == "model_not_found"
@@ -41,12 +48,7 @@ async def test_a_connection_of_the_sdk(live_server: Running) -> None:
 async def test_a_connection_of_the_beta(live_server: Running) -> None:
     async with client_of(live_server) as client, client.beta.responses.connect() as connection:
         await connection.response.create(model="antiphon-scripted", input="say hello", store=False)
-        said = ""
-        async for event in connection:
-            if event.type == "response.output_text.delta":
-                said += event.delta
-            if event.type == "response.completed":
-                break
+        said, _ = await answer(connection)
         assert said == "hello"
 
 

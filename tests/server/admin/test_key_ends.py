@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,17 @@ import pytest
 from server.admin.database_access import leave_address
 from server.cli.commands import main
 from tests.support.running import http_client, live_app
+
+
+@asynccontextmanager
+async def reached(data: Path, at_a_server: bool) -> AsyncIterator[None]:
+    """The folder by itself, or held by a server that commands find."""
+    if not at_a_server:
+        yield
+        return
+    async with live_app(data) as server:
+        leave_address(server.life.config, server.base_url, server.life.admin_token)
+        yield
 
 
 @pytest.mark.parametrize("at_a_server", [False, True])
@@ -47,11 +60,7 @@ async def test_an_end_is_given_and_taken_away(
         assert f"{id} is revoked" in await ran("revoke", id)
         assert f"{id} was revoked already, on 20" in await ran("revoke", id)
 
-    if not at_a_server:
-        await story()
-        return
-    async with live_app(tmp_path) as server:
-        leave_address(server.life.config, server.base_url, server.life.admin_token)
+    async with reached(tmp_path, at_a_server):
         await story()
 
 
@@ -75,11 +84,7 @@ async def test_a_revocation_that_leaves_only_expired_keys_says_so(
         assert "No stored key is accepted any more" in told and f"not revoked: {first['id']}." in told
         assert "No stored key is live any more" in await ran("revoke", first["id"])
 
-    if not at_a_server:
-        await story()
-        return
-    async with live_app(tmp_path) as server:
-        leave_address(server.life.config, server.base_url, server.life.admin_token)
+    async with reached(tmp_path, at_a_server):
         await story()
 
 
@@ -121,11 +126,7 @@ async def test_a_successor_lives_as_long_as_its_key_was_made_to_live(
         assert (await lifetimes("rotate", first, "--expires", "never"))[4:] == [None]
         assert (await lifetimes("rotate", first))[5:] == [None]
 
-    if not at_a_server:
-        await story()
-        return
-    async with live_app(tmp_path) as server:
-        leave_address(server.life.config, server.base_url, server.life.admin_token)
+    async with reached(tmp_path, at_a_server):
         await story()
 
 
@@ -150,9 +151,5 @@ async def test_the_end_of_an_owner_says_what_the_end_of_its_keys_means(
         await ran("owners", "create", "nobody")
         assert "No stored key" not in await ran("owners", "archive", "nobody")
 
-    if not at_a_server:
-        await story()
-        return
-    async with live_app(tmp_path) as server:
-        leave_address(server.life.config, server.base_url, server.life.admin_token)
+    async with reached(tmp_path, at_a_server):
         await story()
