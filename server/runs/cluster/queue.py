@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from server.runs.events import RETRY_S
 from storage import StorageUnavailable
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("antiphon.runs")
 
