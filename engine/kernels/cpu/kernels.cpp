@@ -126,19 +126,19 @@ void multiply(const Map& map, const Rows<const T>& x, bool tiled, const Beside& 
 
 // A row of a map's matrix, which is not one of gates, in no fewer than eight bits.
 template <class T> void read_row(const Map& map, int64_t row, const Row<T>& out) {
-    constexpr int PAIR = Pairs<T>::SIZE;
-    const auto copy = [&](const auto* weights, int pair, auto scaled) {
+    const auto copy = [&](const auto* weights, int pair, auto write) {
         weights += (row / PANEL * map.inputs * PANEL) + row % PANEL * pair;
-        for (int64_t k = 0; k < map.inputs; k++) *out.of(k) = scaled(weights[k / pair * PANEL * pair + k % pair]);
+        for (int64_t k = 0; k < map.inputs; k++) write(out.of(k), weights[k / pair * PANEL * pair + k % pair], k);
     };
+    const float* scale = map.scale + row / PANEL * blocks_of(map.inputs) * PANEL + row % PANEL;
     if (map.kind == INT8)
-        copy(static_cast<const int8_t*>(map.weight), 2, [&](int8_t weight) {
-            T own;
-            put(&own, float(weight) * map.scale[row]);
-            return own;
-        });
+        copy(static_cast<const int8_t*>(map.weight), 2,
+             [&](T* to, int8_t weight, int64_t) { put(to, float(weight) * map.scale[row]); });
+    else if (map.kind == INT16)
+        copy(static_cast<const int16_t*>(map.weight), 2,
+             [&](T* to, int16_t weight, int64_t k) { put(to, float(weight) * scale[k / TOGETHER * PANEL]); });
     else
-        copy(static_cast<const T*>(map.weight), PAIR, [](T weight) { return weight; });
+        copy(static_cast<const T*>(map.weight), Pairs<T>::SIZE, [](T* to, T weight, int64_t) { *to = weight; });
 }
 
 // What a forward keeps between its operations.
@@ -309,6 +309,28 @@ void antiphon_pack(const char* weight, const int64_t* order, int64_t panels, int
         run(uint32_t{});
     else
         run(uint16_t{});
+}
+
+// How many inputs of bfloat16 weights have a scale together, as whole numbers, or 0: weights are multiplied as they are.
+int64_t antiphon_together() { return BF16_IN_WHOLE_NUMBERS ? TOGETHER : 0; }
+
+// weight [outputs, inputs] of bfloat16 -> panels [inputs / 2, PANEL, 2] of whole numbers and their `scale` [panels,
+// blocks_of(inputs), PANEL]; `order` as above. A share of the largest weight that has its scale is lost by rounding, of
+// which bfloat16 itself loses 16 times as much.
+void antiphon_pack_whole(const bf16* weight, const int64_t* order, int64_t panels, int64_t inputs, int16_t* out,
+                         float* scale, int threads) {
+    const int64_t blocks = blocks_of(inputs);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t p = 0; p < panels; p++)
+        for (int64_t c = 0; c < PANEL; c++)
+            for (int64_t block = 0, from = order[p * PANEL + c]; block < blocks; block++) {
+                const int64_t first = block * TOGETHER, count = std::min<int64_t>(TOGETHER, inputs - first);
+                int16_t own[TOGETHER] = {};
+                float& of_block = scale[(p * blocks + block) * PANEL + c] = 0.0f;
+                if (from >= 0) of_block = as_whole_numbers(weight + from * inputs + first, count, SHARES, own);
+                for (int64_t k = 0; k < count; k += 2)
+                    std::copy_n(own + k, 2, out + ((p * inputs + first + k) / 2 * PANEL + c) * 2);
+            }
 }
 
 }  // extern "C"

@@ -160,6 +160,9 @@ class Library:
     """The functions of `kernels.cpp`; each runs on as many threads as torch has, without Python's lock."""
 
     _functions: Any
+    together: int = 0
+    """Inputs of bfloat16 weights that have a scale together as whole numbers; 0: these weights are multiplied
+    as they are, because the processor has instructions for that, or none for whole numbers."""
 
     def forward(self, decoder: Any, batch: Any, step: Any) -> None:
         """A whole step of a decoder; see `kernels.cpp`."""
@@ -220,6 +223,18 @@ class Library:
             weight.itemsize,
             pair,
             out.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def pack_whole(self, weight: Tensor, order: Tensor, out: Tensor, scale: Tensor) -> None:
+        """The same of bfloat16 as whole numbers; scale [panels, blocks of `together` inputs, PANEL]."""
+        self._functions.antiphon_pack_whole(
+            weight.data_ptr(),
+            order.data_ptr(),
+            len(order) // PANEL,
+            weight.shape[1],
+            out.data_ptr(),
+            scale.data_ptr(),
             torch.get_num_threads(),
         )
 
@@ -334,6 +349,8 @@ def _load(path: Path) -> Library:
     functions.antiphon_product.argtypes = [_pointer, threads, _pointer, _int, _pointer, _pointer, threads]
     functions.antiphon_draw.argtypes = [_pointer, _pointer, threads]
     functions.antiphon_pack.argtypes = [_pointer, _pointer, _int, _int, _int, _int, _pointer, threads]
-    for name in ("forward", "product", "draw", "pack"):
+    functions.antiphon_pack_whole.argtypes = [_pointer, _pointer, _int, _int, _pointer, _pointer, threads]
+    for name in ("forward", "product", "draw", "pack", "pack_whole"):
         getattr(functions, f"antiphon_{name}").restype = None
-    return Library(functions)
+    functions.antiphon_together.restype = _int
+    return Library(functions, functions.antiphon_together())

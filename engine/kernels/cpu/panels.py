@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.kernels.cpu.library import GROUP, PANEL, Library, Map
 from engine.kernels.large_pages import large_pages
 
-AS_COMPUTED, INT8, INT4 = 0, 1, 2
+AS_COMPUTED, INT8, INT4, INT16 = 0, 1, 2, 3
 HALF = PANEL // 2
 
 
@@ -25,10 +25,12 @@ class Panels:
     weight: as computed [panels, inputs / pair, PANEL, pair], of a pair of inputs in bfloat16 and one in
     float32; int8 likewise, of pairs, with scale [panels * PANEL]; four bits [panels, inputs / 2, HALF] int16,
     of which the n-th four bits are of outputs 16 n to 16 n + 15 and both inputs, with scale [panels,
-    inputs / GROUP, 2, PANEL] (scale, middle). `places` [outputs]: where each output is among those of the
-    panels; None: in their order, which gates and what they gate are not.
+    inputs / GROUP, 2, PANEL] (scale, middle); bfloat16 as whole numbers int16, of pairs, with scale [panels,
+    inputs / `library.together`, PANEL]. `places` [outputs]: where each output is among those of the panels;
+    None: in their order, which gates and what they gate are not.
     """
 
+    kind: int
     weight: Tensor
     scale: Tensor | None
     bias: Tensor | None
@@ -53,7 +55,12 @@ class Panels:
         found = self.weight[at // PANEL, :, at % PANEL].flatten(1)
         if self.scale is None:
             return found
-        return (found.float() * self.scale[at, None]).to(self.dtype)
+        if self.kind == INT16:
+            of_blocks = self.scale[at // PANEL, :, at % PANEL]
+            scale = of_blocks.repeat_interleave(self.library.together, dim=1)[:, : self.inputs]
+        else:
+            scale = self.scale[at, None]
+        return (found.float() * scale).to(self.dtype)
 
     def map(self, *, gated: bool = False) -> Any:
         """This map as the library takes it, which lives as long as this one is held. Gates that are not told
@@ -65,7 +72,7 @@ class Panels:
             weight=self.weight.data_ptr(),
             scale=None if self.scale is None else self.scale.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
-            kind={torch.int8: INT8, torch.int16: INT4}.get(self.weight.dtype, AS_COMPUTED),
+            kind=self.kind,
             inputs=self.inputs,
             outputs=outputs,
             panels=panels,
@@ -82,11 +89,21 @@ def fits(weight: Tensor) -> bool:
 
 
 def pack(library: Library, weight: Tensor, bias: Tensor | None, *, gated: bool) -> Panels:
-    """weight [outputs, inputs] as it is; gated: its first half are gates of the second."""
+    """weight [outputs, inputs] as it is, or as whole numbers where that is faster; gated: its first half are
+    gates of the second.
+    """
     order, at = _order(len(weight), gated)
+    outputs, inputs = weight.shape
+    biases = _in_order(bias, order)
+    if library.together and weight.dtype is torch.bfloat16:
+        panels = len(order) // PANEL
+        whole = large_pages((panels, inputs // 2, PANEL, 2), torch.int16)
+        scale = large_pages((panels, -(-inputs // library.together), PANEL), torch.float32)
+        library.pack_whole(weight.contiguous(), order, whole, scale)
+        return Panels(INT16, whole, scale, biases, at, inputs, outputs, weight.dtype, library)
     pair = 2 if weight.dtype is torch.bfloat16 else 1
     held = _panels(library, weight, order, pair)
-    return Panels(held, None, _in_order(bias, order), at, weight.shape[1], len(weight), weight.dtype, library)
+    return Panels(AS_COMPUTED, held, None, biases, at, inputs, outputs, weight.dtype, library)
 
 
 def pack_int8(
@@ -96,7 +113,7 @@ def pack_int8(
     order, at = _order(len(whole), gated)
     held = _panels(library, whole, order, 2)
     scales = _in_order(scale, order)
-    return Panels(held, scales, _in_order(bias, order), at, whole.shape[1], len(whole), dtype, library)
+    return Panels(INT8, held, scales, _in_order(bias, order), at, whole.shape[1], len(whole), dtype, library)
 
 
 def pack_int4(
@@ -112,7 +129,7 @@ def pack_int4(
     held.copy_(words.flatten(2))  # the highest bit becomes the sign: only the bits are read
     own = torch.where(order[:, None, None] < 0, 0.0, scales.float()[order.clamp(min=0)])
     own = own.view(-1, PANEL, inputs // GROUP, 2).permute(0, 2, 3, 1).contiguous()
-    return Panels(held, own, _in_order(bias, order), at, inputs, outputs, dtype, library)
+    return Panels(INT4, held, own, _in_order(bias, order), at, inputs, outputs, dtype, library)
 
 
 def _order(outputs: int, gated: bool) -> tuple[Tensor, Tensor | None]:

@@ -105,12 +105,6 @@ inline Floats exponential(Floats x) {
     return p * load<Floats>(&bits);
 }
 
-// A whole number of up to eight bits as bfloat16, which has them all.
-inline bf16 whole(int x) {
-    const float number = float(x);
-    return {uint16_t(load<uint32_t>(&number) >> 16)};
-}
-
 // WIDE numbers from and to memory.
 inline Floats read(const float* from) { return load<Floats>(from); }
 
