@@ -1,8 +1,8 @@
 // Attention over a paged cache.
 //
-// One query reads the cache in place. Many queries of a sequence pack its keys and values in panels first, and
-// are two products with those. So are single queries of several sequences with the keys that these have in common:
-// each query puts what it found there together with what it finds among its own keys.
+// One query reads the cache in place. Many queries of a sequence pack its keys and values in panels first, all of them
+// or block by block, and are two products with those. So are single queries of several sequences with the keys that
+// these have in common: each query puts what it found there together with what it finds among its own keys.
 
 #pragma once
 
@@ -35,9 +35,10 @@ inline std::vector<Piece> cut(const Batch& batch, bool alone, int64_t kv_heads, 
     return pieces;
 }
 
-// Raw scores [count] of one row, of which `from..to` are seen -> weights, unscaled, and zeros elsewhere.
-inline Sum weigh(float* scores, int64_t from, int64_t to, int64_t count, float scale) {
-    Floats peaks = Floats{} - INFINITY, totals{};
+// Raw scores [count] of one row, of which `from..to` are seen -> weights, unscaled, and zeros elsewhere. They are
+// relative to the highest score, or to `before` if that is higher.
+inline Sum weigh(float* scores, int64_t from, int64_t to, int64_t count, float scale, float before = -INFINITY) {
+    Floats peaks = Floats{} + before, totals{};
     int64_t i = from;
     for (; i + WIDE <= to; i += WIDE) peaks = greater(read(scores + i), peaks);
     const Floats rest = read_some(scores + i, to - i, -INFINITY);
@@ -522,6 +523,168 @@ void attend_in_tiles(const Queries& queries, const Cache& cache, const int32_t* 
 
 #endif
 
+// What 16-bit numbers `pack_whole` makes of a block of keys, and what they are to be multiplied by.
+struct WholeBlock {
+    static constexpr int64_t KEYS = 256;
+    int16_t *keys, *values;           // panels of PANEL keys; [panels of dimensions, KEYS / 2, PANEL, 2]
+    float *of_keys, *of_values;       // [KEYS]; of PANEL keys together [KEYS / PANEL, wide]
+};
+
+// Up to so large may whole numbers be, of which `count` products are summed in 32 bits.
+inline float most_of(int64_t count) { return std::floor(std::sqrt(float(INT32_MAX) / float(count))); }
+
+// The largest whole numbers of weights and of values: products of PANEL of them fit 32 bits. Weights have more, since
+// many small ones count as much as a large one.
+constexpr int WEIGHT_SHARES = 16383, VALUE_SHARES = 2047;
+
+// Keys `low..high` of a sequence, which are kept as K, and their values as whole numbers; behind the last, zeros.
+template <class K>
+void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high,
+                const WholeBlock& block) {
+    const int64_t size = cache.block_size, dim = cache.head_dim, wide = (dim + PANEL - 1) / PANEL * PANEL;
+    const float most = most_of(dim);
+    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
+    float own[PANEL * MOST_DIM];
+    // PANEL rows of keys or of values from key `first` on, as numbers [PANEL, dim]
+    const auto read_rows = [&](const void* all, int64_t first) {
+        for (int64_t j = 0; j < PANEL; j++) {
+            float* to = own + j * dim;
+            if (first + j >= high) {
+                std::fill_n(to, dim, 0.0f);
+                continue;
+            }
+            const int64_t at = first + j;
+            const K* block = static_cast<const K*>(all) + table[at / size] * cache.block_stride;
+            const K* head = block + kv_head * cache.head_stride;
+            const K* row = head + at % size * dim;
+            float factor = 1.0f;
+            if constexpr (std::is_same<K, int8_t>::value)
+                factor = reinterpret_cast<const float*>(head + size * dim)[at % size];
+            for (int64_t d = 0; d < dim; d += WIDE) write(to + d, read(row + d) * factor);
+        }
+    };
+    for (int64_t first = low; first < high; first += PANEL) {
+        const int64_t panel = (first - low) / PANEL;
+        int16_t* keys = block.keys + panel * dim * PANEL;
+        int16_t whole[WIDE * MOST_DIM];
+        read_rows(cache.keys, first);
+        for (int64_t j = 0; j < PANEL; j++) {
+            block.of_keys[panel * PANEL + j] = as_whole_numbers(own + j * dim, dim, most, whole + j % WIDE * dim);
+            if (j % WIDE == WIDE - 1) scatter_many(whole, dim, keys + (j - WIDE + 1) * 2);
+        }
+        read_rows(cache.values, first);
+        for (int64_t d = 0; d < dim; d += WIDE) {
+            int16_t* values = block.values + (d / PANEL * WholeBlock::KEYS + panel * PANEL) * PANEL + d % PANEL * 2;
+            Floats peak{}, nothing{};
+            for (int64_t j = 0; j < PANEL; j++) {
+                const Floats value = read(own + j * dim + d);
+                peak = greater(peak, greater(value, -value));
+                nothing += value * 0.0f;
+            }
+            peak = greater(peak, Floats{} + 1e-30f);
+            const Floats share = float(VALUE_SHARES) / peak;
+            write(block.of_values + panel * wide + d, peak * (1.0f / VALUE_SHARES) + nothing);
+            for (int64_t j = 0; j < PANEL; j += 2, values += 2 * PANEL) {
+                const auto rounded = [&](int64_t key) {
+                    const Floats whole = (read(own + key * dim + d) * share + magic) - magic;
+                    return Words(__builtin_convertvector(whole, Ints));
+                };
+                store(values, (rounded(j) & 0xFFFFu) | rounded(j + 1) << 16);
+            }
+        }
+    }
+}
+
+// A row's scores [count] of a block of keys, of which `from..to` are seen -> its weights as whole numbers [count], and
+// what each PANEL of them is to be multiplied by, `of_weights`. Weights are relative to the highest score so far.
+// Changes `so_far`, which is of all weights; returns the factor for what was summed before.
+inline float weigh_whole(float* scores, int64_t from, int64_t to, int64_t count, float scale, Sum& so_far,
+                         int16_t* weights, float* of_weights) {
+    constexpr int16_t ONES[2] = {1, 1};
+    const float before = so_far.peak;
+    if (from < to)
+        so_far.peak = weigh(scores, from, to, count, scale, before).peak;
+    else
+        std::fill_n(scores, count, 0.0f);
+    float added = 0;  // of what they are rounded to, so that together they weigh as much as they should
+    for (int64_t j = 0; j < count; j += PANEL) {
+        const float factor = as_whole_numbers(scores + j, PANEL, WEIGHT_SHARES, weights + j);
+        Ints total{};
+        for (int k = 0; k < PANEL; k += 2 * WIDE) total = multiply_pairs(total, load<Shorts>(weights + j + k), ONES);
+        added += sum(as_floats(total)) * factor;
+        of_weights[j / PANEL] = factor;
+    }
+    const float factor = so_far.peak == before ? 1.0f : exponential(Floats{} + (before - so_far.peak) * scale)[0];
+    so_far.total = so_far.total * factor + added;
+    return factor;
+}
+
+// `attend_many` of bfloat16 as whole numbers: block by block of keys, which all queries pass while it is near.
+template <class Queries>
+void attend_in_whole_numbers(const Queries& queries, const Cache& cache, const int32_t* table, int64_t kv_head,
+                             float scale) {
+    constexpr int64_t KEYS = WholeBlock::KEYS;
+    const int64_t dim = cache.head_dim, group = queries.heads / cache.kv_heads, all = queries.count * group;
+    const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, tiles = (all + MOST - 1) / MOST;
+    Scratch& own = scratch();
+    int16_t* asked = room(own.whole, all * dim + KEYS * (dim + wide) + MOST * KEYS);
+    int16_t* weights = asked + all * dim;
+    WholeBlock block{weights + MOST * KEYS, weights + MOST * KEYS + KEYS * dim, nullptr, nullptr};
+    float* of_asked = room(own.factors, all + KEYS + KEYS / PANEL * wide);
+    block.of_keys = of_asked + all, block.of_values = block.of_keys + KEYS;
+    float* scores = room(own.scores, MOST * KEYS);
+    Sum* sums = room(own.totals, all);
+    float* mixed = room(own.sums, all * wide);
+    for (int64_t r = 0; r < all; r++) {
+        const auto* query = queries.query(r / group, kv_head * group + r % group);
+        of_asked[r] = as_whole_numbers(query, dim, most_of(dim), asked + r * dim);
+    }
+    std::fill(sums, sums + all, Sum{-INFINITY, 0});
+    std::fill(mixed, mixed + all * wide, 0.0f);
+    Ahead ahead{};
+    const auto pack = cache.in_bytes ? pack_whole<int8_t> : pack_whole<bf16>;
+    for (int64_t first = queries.low(); first < queries.high(); first += KEYS) {
+        const int64_t held = std::min(KEYS, queries.high() - first);
+        pack(cache, table, kv_head, first, first + held, block);
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t begin = tile * all / tiles, rows = (tile + 1) * all / tiles - begin;
+            // what of the block any of these queries sees
+            const int64_t to = std::min(held, queries.to((begin + rows - 1) / group) - first);
+            if (to <= 0 || queries.from(begin / group) - first >= held) continue;
+            const int64_t count = (to + PANEL - 1) / PANEL * PANEL;
+            float of_weights[MOST][KEYS / PANEL];
+            const int16_t* own_rows[MOST];
+            Scales scales{};
+            for (int64_t r = 0; r < rows; r++)
+                own_rows[r] = asked + (begin + r) * dim, scales.of_x[r] = of_asked[begin + r];
+            for (int64_t j = 0; j < count; j += PANEL) {
+                scales.scale = block.of_keys + j;
+                dot(rows, own_rows, block.keys + j * dim, dim / 2, scores + j, KEYS, true, ahead, &scales);
+            }
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t i = (begin + r) / group, from = std::max<int64_t>(0, queries.from(i) - first);
+                const int64_t upto = std::min(count, queries.to(i) - first);
+                const float factor = weigh_whole(scores + r * KEYS, from, upto, count, scale, sums[begin + r],
+                                                 weights + r * KEYS, of_weights[r]);
+                float* so_far = mixed + (begin + r) * wide;
+                if (factor != 1)
+                    for (int64_t d = 0; d < wide; d += WIDE) write(so_far + d, read(so_far + d) * factor);
+            }
+            for (int64_t j = 0; j < count; j += PANEL)
+                for (int64_t d = 0; d < dim; d += PANEL) {
+                    for (int64_t r = 0; r < rows; r++)
+                        own_rows[r] = weights + r * KEYS + j, scales.of_x[r] = of_weights[r][j / PANEL];
+                    scales.scale = block.of_values + j / PANEL * wide + d;
+                    dot(rows, own_rows, block.values + d * KEYS + j * PANEL, PANEL / 2, mixed + begin * wide + d, wide,
+                        false, ahead, &scales);
+                }
+        }
+    }
+    for (int64_t r = 0; r < all; r++)
+        for (int64_t d = 0; d < dim; d += WIDE)
+            queries.take(r / group, kv_head * group + r % group, d, read(mixed + r * wide + d), sums[r]);
+}
+
 // All of these queries against one head of keys, which lie in the blocks of `table`.
 template <class T, template <class> class Queries>
 void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* table, int64_t kv_head, float scale) {
@@ -530,6 +693,8 @@ void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* t
     if constexpr (std::is_same<T, bf16>::value)
         if (has_tiles()) return attend_in_tiles(queries, cache, table, kv_head, scale);
 #endif
+    if constexpr (std::is_same<T, bf16>::value && BF16_IN_WHOLE_NUMBERS)
+        return attend_in_whole_numbers(queries, cache, table, kv_head, scale);
     const int64_t dim = cache.head_dim, group = queries.heads / cache.kv_heads;
     const int64_t low = queries.low(), high = queries.high();
     const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL, wide = (dim + PANEL - 1) / PANEL * PANEL;

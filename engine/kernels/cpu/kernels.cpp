@@ -311,7 +311,7 @@ void antiphon_pack(const char* weight, const int64_t* order, int64_t panels, int
         run(uint16_t{});
 }
 
-// How many inputs of bfloat16 weights have a scale together, as whole numbers, or 0: weights are multiplied as they are.
+// How many inputs of bfloat16 weights have a scale together as whole numbers; 0: weights are multiplied as they are.
 int64_t antiphon_together() { return BF16_IN_WHOLE_NUMBERS ? TOGETHER : 0; }
 
 // weight [outputs, inputs] of bfloat16 -> panels [inputs / 2, PANEL, 2] of whole numbers and their `scale` [panels,

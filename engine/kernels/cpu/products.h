@@ -42,9 +42,9 @@ using Unpacked = bf16;
 using Unpacked = int16_t;
 #endif
 constexpr bool IN_WHOLE_NUMBERS = std::is_same<Unpacked, int16_t>::value;
-// And weights of bfloat16 themselves: whole numbers up to SHARES, of so many inputs TOGETHER with a scale. Sums of their
-// products fit 32 bits, as do those of eight bits and 16. [measured] On a Xeon that takes half as long as to widen both,
-// but a processor of AVX-512 without VNNI takes as long.
+// And weights of bfloat16 themselves: whole numbers up to SHARES, of so many inputs TOGETHER with a scale. Sums of
+// their products fit 32 bits, as do those of eight bits and 16. [measured] On a Xeon that takes half as long as to
+// widen both, but with AVX-512 that has no VNNI it takes as long.
 constexpr int TOGETHER = 128;
 constexpr int SHARES = 4095;
 #if defined(__AVX512VNNI__) || !defined(__AVX512F__)
@@ -471,8 +471,8 @@ inline bool foresees_streams() { return !__builtin_cpu_is("intel"); }
 
 // `product`, by weights that are multiplied as W.
 template <class W, class T, class O>
-void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside& beside, Member& member, int64_t num_rows,
-             const Rows<const T>& residual, const Rows<O>& out) {
+void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside& beside, Member& member,
+                int64_t num_rows, const Rows<const T>& residual, const Rows<O>& out) {
     const int64_t inputs = map.inputs, groups = inputs / GROUP, bytes = panel_bytes<T>(map);
     const bool once = num_rows <= (tiled ? TILE : MOST);
     const bool is_unpacked = (map.kind == INT8 || map.kind == INT4) && std::is_same<W, Unpacked>::value;
@@ -553,9 +553,10 @@ void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside
                     const W* w = reinterpret_cast<const W*>(unpacked);
                     if (!is_unpacked)
                         w = static_cast<const W*>(map.weight) + (p * inputs + from) / Pairs<W>::SIZE * Pairs<W>::STEP;
-                    const Taken<W> own_in{in.at + low * inputs, in.factors + (in.factors ? low * blocks_of(inputs) : 0)};
-                    multiply_block(map, p, from, count, high - low, own_in, w, beside.sums + (top + low) * groups, own_sums,
-                                   ahead);
+                    Taken<W> own_in{in.at + low * inputs, in.factors};
+                    if (Pairs<W>::WHOLE) own_in.factors += low * blocks_of(inputs);
+                    const float* x_sums = beside.sums + (top + low) * groups;
+                    multiply_block(map, p, from, count, high - low, own_in, w, x_sums, own_sums, ahead);
                 }
                 finish_rows();
                 if (last) due = {p, top + low, top + high, own_sums};
