@@ -523,13 +523,6 @@ void attend_in_tiles(const Queries& queries, const Cache& cache, const int32_t* 
 
 #endif
 
-// What 16-bit numbers `pack_whole` makes of a block of keys, and what they are to be multiplied by.
-struct WholeBlock {
-    static constexpr int64_t KEYS = 256;
-    int16_t *keys, *values;           // panels of PANEL keys; [panels of dimensions, KEYS / 2, PANEL, 2]
-    float *of_keys, *of_values;       // [KEYS]; of PANEL keys together [KEYS / PANEL, wide]
-};
-
 // Up to so large may whole numbers be, of which `count` products are summed in 32 bits.
 inline float most_of(int64_t count) { return std::floor(std::sqrt(float(INT32_MAX) / float(count))); }
 
@@ -537,209 +530,181 @@ inline float most_of(int64_t count) { return std::floor(std::sqrt(float(INT32_MA
 // many small ones count as much as a large one.
 constexpr int WEIGHT_SHARES = 16383, VALUE_SHARES = 2047;
 
-// Keys `low..high` of a sequence, which are kept as K, and their values as whole numbers; behind the last, zeros.
+// Keys `low..high` of a sequence, which are kept as K, and their values as whole numbers in panels, as `pack_kept` puts
+// them; behind the last, zeros. Also what these are to be multiplied by: `of_keys` of each, `of_values` [.., wide] of
+// PANEL of them together, in each of `wide` dimensions.
 template <class K>
-void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high,
-                const WholeBlock& block) {
+void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high, int16_t* keys,
+                int16_t* values, float* of_keys, float* of_values) {
     const int64_t size = cache.block_size, dim = cache.head_dim, wide = (dim + PANEL - 1) / PANEL * PANEL;
+    const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL;
     const float most = most_of(dim);
     const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
     float own[PANEL * MOST_DIM];
-    // PANEL rows of keys or of values from key `first` on, as numbers [PANEL, dim]
+    int16_t whole[WIDE * MOST_DIM];
+    // PANEL keys or values from number `first` on [PANEL, dim]
     const auto read_rows = [&](const void* all, int64_t first) {
-        for (int64_t j = 0; j < PANEL; j++) {
-            float* to = own + j * dim;
-            if (first + j >= high) {
+        for (int64_t at = first; at < first + PANEL; at++) {
+            float* to = own + (at - first) * dim;
+            if (at >= high) {
                 std::fill_n(to, dim, 0.0f);
                 continue;
             }
-            const int64_t at = first + j;
             const K* block = static_cast<const K*>(all) + table[at / size] * cache.block_stride;
             const K* head = block + kv_head * cache.head_stride;
-            const K* row = head + at % size * dim;
             float factor = 1.0f;
             if constexpr (std::is_same<K, int8_t>::value)
                 factor = reinterpret_cast<const float*>(head + size * dim)[at % size];
-            for (int64_t d = 0; d < dim; d += WIDE) write(to + d, read(row + d) * factor);
+            for (int64_t d = 0; d < dim; d += WIDE) write(to + d, read(head + at % size * dim + d) * factor);
         }
     };
-    for (int64_t first = low; first < high; first += PANEL) {
-        const int64_t panel = (first - low) / PANEL;
-        int16_t* keys = block.keys + panel * dim * PANEL;
-        int16_t whole[WIDE * MOST_DIM];
-        read_rows(cache.keys, first);
+    for (int64_t i = 0; i < padded; i += PANEL) {
+        read_rows(cache.keys, low + i);
         for (int64_t j = 0; j < PANEL; j++) {
-            block.of_keys[panel * PANEL + j] = as_whole_numbers(own + j * dim, dim, most, whole + j % WIDE * dim);
-            if (j % WIDE == WIDE - 1) scatter_many(whole, dim, keys + (j - WIDE + 1) * 2);
+            of_keys[i + j] = as_whole_numbers(own + j * dim, dim, most, whole + j % WIDE * dim);
+            if (j % WIDE == WIDE - 1) scatter_many(whole, dim, keys + i * dim + (j - WIDE + 1) * 2);
         }
-        read_rows(cache.values, first);
+        read_rows(cache.values, low + i);
         for (int64_t d = 0; d < dim; d += WIDE) {
-            int16_t* values = block.values + (d / PANEL * WholeBlock::KEYS + panel * PANEL) * PANEL + d % PANEL * 2;
-            Floats peak{}, nothing{};
+            Floats peak = Floats{} + 1e-30f, nothing{};
             for (int64_t j = 0; j < PANEL; j++) {
                 const Floats value = read(own + j * dim + d);
                 peak = greater(peak, greater(value, -value));
                 nothing += value * 0.0f;
             }
-            peak = greater(peak, Floats{} + 1e-30f);
             const Floats share = float(VALUE_SHARES) / peak;
-            write(block.of_values + panel * wide + d, peak * (1.0f / VALUE_SHARES) + nothing);
-            for (int64_t j = 0; j < PANEL; j += 2, values += 2 * PANEL) {
-                const auto rounded = [&](int64_t key) {
-                    const Floats whole = (read(own + key * dim + d) * share + magic) - magic;
-                    return Words(__builtin_convertvector(whole, Ints));
-                };
-                store(values, (rounded(j) & 0xFFFFu) | rounded(j + 1) << 16);
-            }
+            write(of_values + i / PANEL * wide + d, peak * (1.0f / VALUE_SHARES) + nothing);
+            const auto rounded = [&](int64_t j) {
+                const Floats value = (read(own + j * dim + d) * share + magic) - magic;
+                return Words(__builtin_convertvector(value, Ints));
+            };
+            int16_t* to = values + (d / PANEL * padded + i) * PANEL + d % PANEL * 2;
+            for (int64_t j = 0; j < PANEL; j += 2, to += 2 * PANEL)
+                store(to, (rounded(j) & 0xFFFFu) | rounded(j + 1) << 16);
         }
     }
 }
 
-// A row's scores [count] of a block of keys, of which `from..to` are seen -> its weights as whole numbers [count], and
-// what each PANEL of them is to be multiplied by, `of_weights`. Weights are relative to the highest score so far.
-// Changes `so_far`, which is of all weights; returns the factor for what was summed before.
-inline float weigh_whole(float* scores, int64_t from, int64_t to, int64_t count, float scale, Sum& so_far,
-                         int16_t* weights, float* of_weights) {
+// Weights [count] as whole numbers, and what each PANEL of them is to be multiplied by; returns their sum as they are
+// rounded, so that together they weigh as much as they should.
+inline float round_weights(const float* weights, int64_t count, int16_t* to, float* of_weights) {
     constexpr int16_t ONES[2] = {1, 1};
-    const float before = so_far.peak;
-    if (from < to)
-        so_far.peak = weigh(scores, from, to, count, scale, before).peak;
-    else
-        std::fill_n(scores, count, 0.0f);
-    float added = 0;  // of what they are rounded to, so that together they weigh as much as they should
+    float all = 0;
     for (int64_t j = 0; j < count; j += PANEL) {
-        const float factor = as_whole_numbers(scores + j, PANEL, WEIGHT_SHARES, weights + j);
+        const float factor = of_weights[j / PANEL] = as_whole_numbers(weights + j, PANEL, WEIGHT_SHARES, to + j);
         Ints total{};
-        for (int k = 0; k < PANEL; k += 2 * WIDE) total = multiply_pairs(total, load<Shorts>(weights + j + k), ONES);
-        added += sum(as_floats(total)) * factor;
-        of_weights[j / PANEL] = factor;
+        for (int k = 0; k < PANEL; k += 2 * WIDE) total = multiply_pairs(total, load<Shorts>(to + j + k), ONES);
+        all += sum(as_floats(total)) * factor;
     }
-    const float factor = so_far.peak == before ? 1.0f : exponential(Floats{} + (before - so_far.peak) * scale)[0];
-    so_far.total = so_far.total * factor + added;
-    return factor;
+    return all;
 }
 
-// `attend_many` of bfloat16 as whole numbers: block by block of keys, which all queries pass while it is near.
-template <class Queries>
-void attend_in_whole_numbers(const Queries& queries, const Cache& cache, const int32_t* table, int64_t kv_head,
-                             float scale) {
-    constexpr int64_t KEYS = WholeBlock::KEYS;
+// All of these queries against one head of keys, which lie in the blocks of `table`: block by block of keys, which all
+// queries pass while it is near.
+template <class T, template <class> class Queries>
+void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* table, int64_t kv_head, float scale) {
+#if defined(HAS_TILES)
+    if constexpr (std::is_same<T, bf16>::value)
+        if (has_tiles()) return attend_in_tiles(queries, cache, table, kv_head, scale);
+#endif
+    constexpr bool WHOLE = std::is_same<T, bf16>::value && BF16_IN_WHOLE_NUMBERS;
+    using W = std::conditional_t<WHOLE, int16_t, T>;  // as what keys and values are multiplied
+    constexpr int PAIR = Pairs<W>::SIZE;
+    constexpr int64_t KEYS = 256;
     const int64_t dim = cache.head_dim, group = queries.heads / cache.kv_heads, all = queries.count * group;
-    const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, tiles = (all + MOST - 1) / MOST;
+    const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, cuts = (all + MOST - 1) / MOST;
     Scratch& own = scratch();
-    int16_t* asked = room(own.whole, all * dim + KEYS * (dim + wide) + MOST * KEYS);
-    int16_t* weights = asked + all * dim;
-    WholeBlock block{weights + MOST * KEYS, weights + MOST * KEYS + KEYS * dim, nullptr, nullptr};
+    W* keys = reinterpret_cast<W*>(room(own.packed, KEYS * (dim + wide) * sizeof(W)));
+    W* values = keys + KEYS * dim;
+    Input<W>* asked = reinterpret_cast<Input<W>*>(room(own.inputs, (all * dim + MOST * KEYS) * sizeof(Input<W>) / 4));
+    [[maybe_unused]] Input<W>* weights = asked + all * dim;
     float* of_asked = room(own.factors, all + KEYS + KEYS / PANEL * wide);
-    block.of_keys = of_asked + all, block.of_values = block.of_keys + KEYS;
+    float *of_keys = of_asked + all, *of_values = of_keys + KEYS;
     float* scores = room(own.scores, MOST * KEYS);
     Sum* sums = room(own.totals, all);
     float* mixed = room(own.sums, all * wide);
     for (int64_t r = 0; r < all; r++) {
-        const auto* query = queries.query(r / group, kv_head * group + r % group);
-        of_asked[r] = as_whole_numbers(query, dim, most_of(dim), asked + r * dim);
+        const T* query = queries.query(r / group, kv_head * group + r % group);
+        if constexpr (WHOLE)
+            of_asked[r] = as_whole_numbers(query, dim, most_of(dim), asked + r * dim);
+        else
+            for (int64_t d = 0; d < dim; d += WIDE) write(asked + r * dim + d, read(query + d));
     }
     std::fill(sums, sums + all, Sum{-INFINITY, 0});
     std::fill(mixed, mixed + all * wide, 0.0f);
     Ahead ahead{};
-    const auto pack = cache.in_bytes ? pack_whole<int8_t> : pack_whole<bf16>;
     for (int64_t first = queries.low(); first < queries.high(); first += KEYS) {
-        const int64_t held = std::min(KEYS, queries.high() - first);
-        pack(cache, table, kv_head, first, first + held, block);
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t begin = tile * all / tiles, rows = (tile + 1) * all / tiles - begin;
+        const int64_t held = std::min(KEYS, queries.high() - first), padded = (held + PANEL - 1) / PANEL * PANEL;
+        if constexpr (WHOLE) {
+            const auto pack = cache.in_bytes ? pack_whole<int8_t> : pack_whole<bf16>;
+            pack(cache, table, kv_head, first, first + held, keys, values, of_keys, of_values);
+        } else {
+            pack_cache(cache, table, kv_head, first, first + held, queries.high(), keys, values);
+        }
+        for (int64_t cut = 0; cut < cuts; cut++) {
+            const int64_t begin = cut * all / cuts, rows = (cut + 1) * all / cuts - begin;
             // what of the block any of these queries sees
             const int64_t to = std::min(held, queries.to((begin + rows - 1) / group) - first);
             if (to <= 0 || queries.from(begin / group) - first >= held) continue;
             const int64_t count = (to + PANEL - 1) / PANEL * PANEL;
+            const Input<W>* own_rows[MOST];
             float of_weights[MOST][KEYS / PANEL];
-            const int16_t* own_rows[MOST];
             Scales scales{};
-            for (int64_t r = 0; r < rows; r++)
-                own_rows[r] = asked + (begin + r) * dim, scales.of_x[r] = of_asked[begin + r];
+            for (int64_t r = 0; r < rows; r++) {
+                own_rows[r] = asked + (begin + r) * dim;
+                if (WHOLE) scales.of_x[r] = of_asked[begin + r];
+            }
             for (int64_t j = 0; j < count; j += PANEL) {
-                scales.scale = block.of_keys + j;
-                dot(rows, own_rows, block.keys + j * dim, dim / 2, scores + j, KEYS, true, ahead, &scales);
+                scales.scale = of_keys + j;
+                const W* panel = keys + j * dim;
+                dot(rows, own_rows, panel, dim / PAIR, scores + j, KEYS, true, ahead, WHOLE ? &scales : nullptr);
             }
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t i = (begin + r) / group, from = std::max<int64_t>(0, queries.from(i) - first);
                 const int64_t upto = std::min(count, queries.to(i) - first);
-                const float factor = weigh_whole(scores + r * KEYS, from, upto, count, scale, sums[begin + r],
-                                                 weights + r * KEYS, of_weights[r]);
-                float* so_far = mixed + (begin + r) * wide;
-                if (factor != 1)
-                    for (int64_t d = 0; d < wide; d += WIDE) write(so_far + d, read(so_far + d) * factor);
-            }
-            for (int64_t j = 0; j < count; j += PANEL)
-                for (int64_t d = 0; d < dim; d += PANEL) {
-                    for (int64_t r = 0; r < rows; r++)
-                        own_rows[r] = weights + r * KEYS + j, scales.of_x[r] = of_weights[r][j / PANEL];
-                    scales.scale = block.of_values + j / PANEL * wide + d;
-                    dot(rows, own_rows, block.values + d * KEYS + j * PANEL, PANEL / 2, mixed + begin * wide + d, wide,
-                        false, ahead, &scales);
+                float* row = scores + r * KEYS;
+                Sum &sum = sums[begin + r], added{sum.peak, 0};
+                if (from < upto)
+                    added = weigh(row, from, upto, count, scale, sum.peak);
+                else
+                    std::fill_n(row, count, 0.0f);
+                if constexpr (std::is_same<Input<W>, float>::value) {
+                    own_rows[r] = row;
+                } else {
+                    Input<W>* own_weights = weights + r * KEYS;
+                    own_rows[r] = own_weights;
+                    if constexpr (WHOLE)
+                        added.total = round_weights(row, count, own_weights, of_weights[r]);
+                    else
+                        for (int64_t j = 0; j < count; j += WIDE) write(own_weights + j, read(row + j));
                 }
+                if (sum.peak != added.peak) {
+                    const float factor = std::exp((sum.peak - added.peak) * scale);
+                    float* so_far = mixed + (begin + r) * wide;
+                    for (int64_t d = 0; d < wide; d += WIDE) write(so_far + d, read(so_far + d) * factor);
+                    sum = {added.peak, sum.total * factor};
+                }
+                sum.total += added.total;
+            }
+            for (int64_t d = 0; d < dim; d += PANEL) {
+                float* so_far = mixed + begin * wide + d;
+                if constexpr (!WHOLE) {
+                    dot(rows, own_rows, values + d * padded, (to + PAIR - 1) / PAIR, so_far, wide, false, ahead);
+                    continue;
+                }
+                for (int64_t j = 0; j < count; j += PANEL) {
+                    const Input<W>* part[MOST];
+                    for (int64_t r = 0; r < rows; r++)
+                        part[r] = own_rows[r] + j, scales.of_x[r] = of_weights[r][j / PANEL];
+                    scales.scale = of_values + j / PANEL * wide + d;
+                    dot(rows, part, values + d * padded + j * PANEL, PANEL / PAIR, so_far, wide, false, ahead, &scales);
+                }
+            }
         }
     }
     for (int64_t r = 0; r < all; r++)
         for (int64_t d = 0; d < dim; d += WIDE)
             queries.take(r / group, kv_head * group + r % group, d, read(mixed + r * wide + d), sums[r]);
-}
-
-// All of these queries against one head of keys, which lie in the blocks of `table`.
-template <class T, template <class> class Queries>
-void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* table, int64_t kv_head, float scale) {
-    constexpr int PAIR = Pairs<T>::SIZE;
-#if defined(HAS_TILES)
-    if constexpr (std::is_same<T, bf16>::value)
-        if (has_tiles()) return attend_in_tiles(queries, cache, table, kv_head, scale);
-#endif
-    if constexpr (std::is_same<T, bf16>::value && BF16_IN_WHOLE_NUMBERS)
-        return attend_in_whole_numbers(queries, cache, table, kv_head, scale);
-    const int64_t dim = cache.head_dim, group = queries.heads / cache.kv_heads;
-    const int64_t low = queries.low(), high = queries.high();
-    const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL, wide = (dim + PANEL - 1) / PANEL * PANEL;
-    Scratch& own = scratch();
-    T* keys = reinterpret_cast<T*>(room(own.packed, padded * (dim + wide + MOST) * sizeof(T)));
-    T* values = keys + padded * dim;
-    [[maybe_unused]] T* weights = values + padded * wide;
-    float* asked = room(own.inputs, MOST * dim);
-    float* scores = room(own.scores, MOST * padded);
-    float* mixed = room(own.sums, MOST * PANEL);
-    pack_cache(cache, table, kv_head, low, high, high, keys, values);
-    const int64_t all = queries.count * group, tiles = (all + MOST - 1) / MOST;
-    Ahead ahead{};
-    for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t begin = tile * all / tiles, rows = (tile + 1) * all / tiles - begin;
-        const Input<T>* of_queries[MOST];
-        const Input<T>* of_weights[MOST];
-        Sum sums[MOST];
-        for (int64_t r = 0; r < rows; r++) {
-            const T* query = queries.query((begin + r) / group, kv_head * group + (begin + r) % group);
-            of_queries[r] = as_input(query, dim, asked + r * dim);
-        }
-        const int64_t seen = queries.to((begin + rows - 1) / group) - low;
-        const int64_t panels = (seen + PANEL - 1) / PANEL;
-        for (int64_t p = 0; p < panels; p++)
-            dot(rows, of_queries, keys + p * dim * PANEL, dim / PAIR, scores + p * PANEL, padded, true, ahead);
-        for (int64_t r = 0; r < rows; r++) {
-            const int64_t i = (begin + r) / group, from = std::max<int64_t>(0, queries.from(i) - low);
-            float* row = scores + r * padded;
-            sums[r] = weigh(row, from, queries.to(i) - low, panels * PANEL, scale);
-            if constexpr (std::is_same<Input<T>, float>::value) {
-                of_weights[r] = row;
-            } else {
-                of_weights[r] = weights + r * padded;
-                for (int64_t j = 0; j < panels * PANEL; j += WIDE) write(weights + r * padded + j, read(row + j));
-            }
-        }
-        for (int64_t first = 0; first < dim; first += PANEL) {
-            dot(rows, of_weights, values + first * padded, (seen + PAIR - 1) / PAIR, mixed, PANEL, true, ahead);
-            for (int64_t r = 0; r < rows; r++)
-                for (int64_t d = first; d < std::min<int64_t>(first + PANEL, dim); d += WIDE)
-                    queries.take((begin + r) / group, kv_head * group + (begin + r) % group, d,
-                                 read(mixed + r * PANEL + d - first), sums[r]);
-        }
-    }
 }
 
 // A group's queries q [tokens, heads, D] against the cache -> out [tokens, heads * D]. Called by every thread of a

@@ -454,16 +454,20 @@ def test_attention_to_many_keys_is_that_of_torch(checkpoint: Find, name: str, dt
     need_the_scores_of_torch(checkpoint(name), dtype, (480, 90), max_num_batched_tokens=300)
 
 
+@pytest.mark.parametrize("times", [20, 400])
 @pytest.mark.parametrize("name", ["qwen3-64", "qwen3-strips"])
-def test_later_keys_may_score_far_higher_than_all_before(checkpoint: Find, tmp_path: Path, name: str) -> None:
-    """By more than a weight can hold: what was summed before counts nothing then."""
+def test_some_keys_may_score_far_higher_than_others(
+    checkpoint: Find, tmp_path: Path, name: str, times: int
+) -> None:
+    """Later ones by more than a weight can hold, when what was summed before counts nothing; or by so much
+    that all others count little each, and together as much."""
     need_kernels()
     steep = tmp_path / "steep"
     shutil.copytree(checkpoint(name), steep)
     weights = load_file(steep / "model.safetensors")
     for each in weights:
         if each.endswith("q_norm.weight"):
-            weights[each] = weights[each] * 400
+            weights[each] = weights[each] * times
     save_file(weights, steep / "model.safetensors", metadata={"format": "pt"})
     need_the_scores_of_torch(steep, "bfloat16", (480, 90), max_num_batched_tokens=300)
 
