@@ -268,6 +268,20 @@ class ConnectionLost(Exception):
         super().__init__(why)
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """The event loop of a connection; it remembers what speaks TLS.
+
+    The driver parts from a server that refuses it with TLS's farewell, and then waits for the server's. This
+    loop does not run for that, so whoever gives the connection up has to end what the driver left.
+    """
+
+    tls: asyncio.Transport | None = None
+
+    async def start_tls(self, *args: Any, **options: Any) -> asyncio.Transport | None:
+        self.tls = await super().start_tls(*args, **options)
+        return self.tls
+
+
 class Line:
     """A connection and the event loop that it lives on, for one thread at a time.
 
@@ -293,7 +307,7 @@ class Line:
         made = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
         self._settings = f"SELECT {', '.join(made)}"
         self._socket = _socket(url)
-        self._loop = asyncio.SelectorEventLoop()
+        self._loop = _Loop()
         self._connection: Connection | None = None
         self._raw: Any = None  # asyncpg's
         self.on_connect: Callable[[], None] = lambda: None
@@ -361,6 +375,9 @@ class Line:
         if self._raw is not None:
             self._raw.terminate()
             self._raw = None
+        if self._loop.tls is not None:
+            self._loop.tls.abort()
+            self._loop.tls = None
         if self._connection is not None:
             self._connection.invalidate()
             self._connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -420,12 +421,14 @@ async def test_a_server_that_does_not_let_us_in(postgres: Postgres) -> None:
 
 @pytest.fixture
 async def tls_port(tmp_path: Path) -> AsyncIterator[int]:
-    """Of a server that speaks TLS by tmp_path/server.pem, and lets nobody in."""
+    """Of a server that speaks TLS by tmp_path/server.pem, and lets nobody in. It is in no haste to close."""
     certfile, keyfile, _ = make_certificate(tmp_path, "server")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certfile, keyfile)
+    serving = set[asyncio.Task[Any] | None]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
         with suppress(OSError, EOFError):
             await reader.readexactly(8)  # SSLRequest
             writer.write(b"S")
@@ -433,11 +436,14 @@ async def tls_port(tmp_path: Path) -> AsyncIterator[int]:
             await reader.readexactly(4)  # a StartupMessage
             fields = b"SFATAL\0C28000\0Mit came by TLS\0\0"
             writer.write(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
-            await writer.drain()
-        writer.close()
+            await reader.read()
+        with suppress(OSError):
+            writer.close()
+            await writer.wait_closed()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1]
+        await asyncio.gather(*(task for task in serving if task is not None))
 
 
 async def test_the_servers_certificate_is_verified_as_the_url_says(tmp_path: Path, tls_port: int) -> None:
@@ -452,6 +458,16 @@ async def test_the_servers_certificate_is_verified_as_the_url_says(tmp_path: Pat
     ):
         with pytest.raises(StorageUnavailable, match=told):
             await inspect_database(f"postgresql+asyncpg://me@{host}:{tls_port}/db?{parameters}")
+
+
+async def test_a_server_that_refuses_by_tls_leaves_no_socket_open(tmp_path: Path, tls_port: int) -> None:
+    """Whether or not it has ended TLS by the time that its refusal is told."""
+    with pytest.raises(StorageUnavailable, match="it came by TLS"):
+        await inspect_database(
+            f"postgresql+asyncpg://me@localhost:{tls_port}/db?sslmode=verify-full"
+            f"&sslrootcert={tmp_path / 'server.pem'}"
+        )
+    gc.collect()  # a socket that is still open warns
 
 
 @pytest.mark.parametrize(
