@@ -71,7 +71,7 @@ TABLES: Mapping[str, Callable[[Any, Mapping[str, str]], Any]] = {
 FROM_FILES = frozenset({*TABLES, "entries"})
 """What only files give."""
 
-NO_SETTINGS = FROM_FILES | {"kv_disk_database"}
+NO_SETTINGS = FROM_FILES | {"kv_disk_database", "names_database"}
 """What a configuration has that is no setting: no flag and no variable gives it."""
 
 CLIENT_VARIABLES = frozenset({"ANTIPHON_URL", "ANTIPHON_CHAT_KEY"})
@@ -298,6 +298,7 @@ class Config(BaseModel):
     web: WebSettings = WebSettings()
     entries: ModelsFile = ModelsFile()  # of the file `models`, or of the tables [[models]]
     kv_disk_database: str | None = None  # the id of the database, once a server has opened it
+    names_database: bool = False  # the file of settings in the data folder does, by `db`
 
     # Where it listens, and to whom
     host: str = _setting("127.0.0.1", "address to listen on; any but loopback needs keys")
@@ -1032,7 +1033,7 @@ class Config(BaseModel):
         """What a command that is told to somebody has to say so that it finds the same database: empty, or
         flags behind a blank."""
         told = "" if self.data == default_data() else f" --data {shlex.quote(str(self.data))}"
-        if self.keeps_database:
+        if self.keeps_database or self.names_database:  # a password is not told, so a flag would lack it
             return told
         return f"{told} --db {shlex.quote(masked(self.db))}"
 
@@ -1243,6 +1244,7 @@ def load(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None =
             raise ConfigError(f"{file}{place}: {exc}") from None
     models, listed = _listed(_place("models", values.get("models")) or entries_beside(data), listed, file)
     values["entries"] = _entries(listed, models, env)
+    values["names_database"] = "db" in from_file and sources["db"].startswith("file")
     try:
         config = Config(**values)
     except ValidationError as exc:

@@ -100,6 +100,16 @@ def test_a_user_without_a_home_names_the_data_folder(monkeypatch: pytest.MonkeyP
             load({"data": "/nowhere"} | flags if flags else {}, {})
 
 
+def test_a_command_that_is_told_has_no_database_that_the_folder_names(tmp_path: Path) -> None:
+    """A password is not told: with the flag the command would try one of three stars."""
+    db = "postgresql+asyncpg://ann:secret@h/x"
+    (tmp_path / "antiphon.toml").write_text(f'db = "{db}"\n')
+    data = {"data": str(tmp_path)}
+    assert load(data, {}).config.flags == f" --data {tmp_path}"
+    other = f" --data {tmp_path} --db 'postgresql+asyncpg://ann:***@h/other'"
+    assert load({**data, "db": db.replace("/x", "/other")}, {}).config.flags == other
+
+
 def test_a_file_of_models_that_may_not_be_looked_up_is_told(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.touch()
