@@ -18,7 +18,14 @@ import pytest
 from storage.drivers import sqlite
 from tests.support import unsynced
 from tests.support.forking import PREPARED, install
-from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.running import (
+    ON_POSTGRESQL,
+    Running,
+    give_back_databases,
+    http_client,
+    live_app,
+    running_app,
+)
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -122,6 +129,16 @@ def postgres() -> Iterator[Postgres]:
         patch.setattr("storage.drivers.postgres.STATEMENT_MS", 60_000)
         patch.setattr("storage.drivers.postgres.COMMAND_S", 61.0)
         yield the_server()
+
+
+if ON_POSTGRESQL:
+
+    @pytest.fixture(autouse=True)
+    def databases(postgres: Postgres, request: pytest.FixtureRequest) -> Iterator[None]:
+        """Where the servers of tests have their state on PostgreSQL: it is given back when a test is over."""
+        yield
+        if (folder := request.node.funcargs.get("tmp_path")) is not None:
+            give_back_databases(folder)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.forking import READY
-from tests.support.schema import lay_schema
+from tests.support.running import database
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,11 +94,12 @@ async def server_process(
 ) -> AsyncIterator[ServerProcess]:
     """A server on a free port, killed at the end.
 
-    data: its data folder. house: the folder with its packages. env: what its environment has besides. code:
-    Python that it runs in place of `antiphon`'s own entry. before: called in the child before it begins.
+    data: its data folder, which names its database where that is on PostgreSQL. house: the folder with its
+    packages. env: what its environment has besides. code: Python that it runs in place of `antiphon`'s own
+    entry. before: called in the child before it begins.
     """
     if house == ROOT and "--db" not in flags:
-        await lay_schema(data)
+        await database(data)
     entry = (sys.executable, "-c", code) if code else (READY, "-m", "server.cli")
     child = await asyncio.create_subprocess_exec(
         *(*entry, "serve", "--engine", engine, "--port", "0", "--data", str(data)),

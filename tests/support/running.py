@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ from tests.support.described import described
 from tests.support.schema import lay_schema
 from tools import BUILTIN, Registry
 
+ON_POSTGRESQL = os.environ.get("TEST_WITH_DATABASE") == "postgresql"
+"""Whether the servers of tests have their state on PostgreSQL, and not in SQLite."""
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -44,18 +48,49 @@ class Running:
 
 
 async def database(folder: Path) -> dict[str, str]:
-    """A server's database: SQLite in its folder, or one on PostgreSQL with TEST_WITH_DATABASE=postgresql."""
-    if os.environ.get("TEST_WITH_DATABASE") != "postgresql":
+    """A server's database: SQLite in its folder, or one on PostgreSQL with TEST_WITH_DATABASE=postgresql.
+    That one is named in the folder, for the commands that are given it."""
+    if not ON_POSTGRESQL:
         await lay_schema(folder)
         return {}
     from tests.support.postgres import the_server
 
     if folder not in _databases:
         _databases[folder] = await the_server().fresh()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (named := folder / "antiphon.toml").exists():
+            named.write_text(f'db = "{_databases[folder]}"\n')
     return {"db": _databases[folder]}
 
 
+async def database_url(folder: Path) -> str:
+    """The same, by its URL, made if it is not there."""
+    await database(folder)
+    return used_database(folder)
+
+
+def used_database(folder: Path) -> str:
+    """The URL of the database that a server has, or had, by its folder."""
+    return _databases.get(folder) or f"sqlite+aiosqlite:///{folder}/antiphon.db"
+
+
 _databases: dict[Path, str] = {}
+
+
+def give_back_databases(folder: Path) -> None:
+    """Empties those on PostgreSQL of the servers that had their data in this folder or below it, for the next
+    who asks: thousands of them have no room in memory."""
+    used = [each for each in _databases if each.is_relative_to(folder)]
+    if not used:
+        return
+    from tests.support.postgres import the_server
+
+    async def give_back() -> None:
+        for each in used:
+            await the_server().give_back(_databases.pop(each))
+
+    with ThreadPoolExecutor(1) as aside:  # this thread has the event loop of the test
+        aside.submit(asyncio.run, give_back()).result()
 
 
 @asynccontextmanager

@@ -12,10 +12,9 @@ from engine import ScriptedEngine
 from server.admin import live_runs
 from server.admin.database_access import leave_address
 from server.cli.commands import main
-from server.config import Config
 from storage import open_storage
 from tests.support.making import message, new
-from tests.support.running import http_client, live_app
+from tests.support.running import database_url, http_client, live_app
 from tests.support.talk import WEATHER, Api, Gate, gated_at
 from tests.support.upstreams import until
 
@@ -62,7 +61,7 @@ async def test_what_runs_is_listed_beside_a_server_and_without_one(
 async def test_a_run_of_a_server_that_was_killed_is_nobodys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    storage = await open_storage(Config(data=tmp_path).db, runner="killed")
+    storage = await open_storage(await database_url(tmp_path), runner="killed")
     await storage.start_response(new("r1", message("m1")))
     await storage.close()
     assert await asyncio.to_thread(main, ["runs", "--state", "unowned", "--data", str(tmp_path)]) == 0

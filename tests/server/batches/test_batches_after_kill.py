@@ -26,7 +26,7 @@ async def test_every_line_has_one_result(tmp_path: Path, endpoint: str, kills: i
     await storage.close()
     batch_id = ""
     for kill in range(kills + 1):
-        async with server_process(data, "--tick-s", "0.02") as server, server.client() as client:
+        async with server_process(data, "--tick-s", "0.02", "--db", url) as server, server.client() as client:
             if not batch_id:
                 asked = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
                 batch_id = (await client.post("/v1/batches", json=asked)).json()["id"]

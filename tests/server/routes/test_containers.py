@@ -11,7 +11,8 @@ from openai import AsyncOpenAI, NotFoundError
 from server.clock import now_us
 from server.containers import new_file
 from storage import ContainerChange
-from tests.support.running import http_client, live_app, running_app
+from tests.support.making import is_sqlite, query
+from tests.support.running import http_client, live_app, running_app, used_database
 from tests.support.sandboxes import with_sandbox
 
 
@@ -167,7 +168,10 @@ async def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 
 async def test_contents_that_were_replaced_or_deleted_leave_the_disk_at_once(tmp_path: Path) -> None:
     def contents() -> set[bytes]:
-        return {file.read_bytes()[:1] for file in tmp_path.glob("antiphon.db.blobs/*")}
+        where = used_database(tmp_path)
+        if is_sqlite(where):
+            return {file.read_bytes()[:1] for file in tmp_path.glob("antiphon.db.blobs/*")}
+        return {content[:1] for (content,) in query(where, "SELECT content FROM blob_parts")}
 
     async with running_app(tmp_path, sandbox="monty") as running, http_client(running) as http:
         one, other = [(await http.post("/v1/containers", json={"name": name})).json() for name in "ab"]

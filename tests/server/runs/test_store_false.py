@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,7 +15,8 @@ from engine.backends.script import Step
 from server.runs.events import channel
 from tests.server.runs.test_concurrency import idle
 from tests.support import wire
-from tests.support.running import Running, http_client, live_app
+from tests.support.making import queries, tables
+from tests.support.running import Running, http_client, live_app, used_database
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, calls, gated, text
 
 
@@ -26,14 +26,12 @@ def api(client: httpx.AsyncClient) -> Api:
 
 
 def rows(folder: Path) -> int:
-    """How many rows a database has; migrations, the owners and the sums of what they used aside."""
-    with sqlite3.connect(folder / "antiphon.db") as database:
-        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return sum(
-            database.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0]
-            for table in tables
-            if table not in ("alembic_version", "owners", "usage") and not table.startswith("sqlite_")
-        )
+    """How many rows a database has; the owners and the sums of what they used aside, and the numbers by which
+    PostgreSQL's commits are told apart."""
+    where = used_database(folder)
+    counted = set(tables(where)) - {"owners", "usage", "commits"}
+    counts = queries(where, [f"SELECT count(*) FROM {table}" for table in sorted(counted)])
+    return sum(count for ((count,),) in counts)
 
 
 @pytest.mark.parametrize("form", [{}, {"stream": True}])

@@ -33,6 +33,7 @@ from tests.support.libraries import WordVectors
 from tests.support.making import OWNER, RUNNER, put_bytes, url
 from tests.support.postgres import Postgres
 from tests.support.processes import server_process
+from tests.support.running import database_url
 from tools import Chunk, ReadersBusy, UnreadableDocument
 
 TEXTS = [f"Note {number} of the bay, about tide {number * 7 % 13}." for number in range(21)]
@@ -541,7 +542,7 @@ async def test_files_get_vectors_of_a_new_model_also_after_a_cut(
 async def test_a_killed_process_leaves_a_beginning_that_the_next_one_goes_on_with(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
-    storage = await open_storage(f"sqlite+aiosqlite:///{data}/antiphon.db", runner=RUNNER)
+    storage = await open_storage(await database_url(data), runner=RUNNER)
     told = "tells of the tide, the moon and the bay."
     words = "\n\n".join(" ".join([f"Paragraph {n} {told}"] * 6) for n in range(1500))
     blob = await put_bytes(storage.blobs, words.encode())
@@ -569,7 +570,7 @@ async def test_a_killed_process_leaves_a_beginning_that_the_next_one_goes_on_wit
                 await asyncio.sleep(0.05)
         found = await client.post("/v1/vector_stores/vs_1/search", json={"query": "paragraph 1499"})
         assert "Paragraph 1499" in found.json()["data"][0]["content"][0]["text"]
-    storage = await open_storage(f"sqlite+aiosqlite:///{data}/antiphon.db", runner=RUNNER)
+    storage = await open_storage(await database_url(data), runner=RUNNER)
     kept = await storage.vector_stores.file_chunks(LOCAL_OWNER, "vs_1", "file-1", limit=10_000)
     assert "\n\n".join(chunk.text for chunk in kept) == words, "nothing twice, and nothing missing"
     await storage.close()

@@ -28,7 +28,7 @@ from server.webhooks import sender
 from server.webhooks.deliveries import BACKOFF_S, MAX_AGE_S, Deliveries, notice
 from storage import Finish, NewResponse, Record, RunAppend, Storage, open_storage
 from tests.support.processes import server_process
-from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.running import Running, database_url, http_client, live_app, running_app
 from tests.support.talk import WEATHER, Api, call, wrote
 from tests.support.wire import Json
 
@@ -253,7 +253,7 @@ sys.exit(main(sys.argv[1:]))
 
 async def test_a_kill_between_the_end_and_the_delivery_loses_nothing(tmp_path: Path) -> None:
     async with receiving() as receiver:
-        storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
+        storage = await open_storage(await database_url(tmp_path), runner="test")
         secret = (await hooked(storage, receiver.url))["signing_secret"]
         await storage.close()
         async with server_process(tmp_path, code=HOLDING) as server, server.client() as client:
@@ -267,7 +267,7 @@ async def test_a_kill_between_the_end_and_the_delivery_loses_nothing(tmp_path: P
 
 async def test_a_kill_between_the_wait_and_the_delivery_loses_nothing(tmp_path: Path) -> None:
     async with receiving() as receiver:
-        storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="test")
+        storage = await open_storage(await database_url(tmp_path), runner="test")
         secret = (await hooked(storage, receiver.url))["signing_secret"]
         await storage.close()
         async with server_process(tmp_path, code=HOLDING) as server, server.client() as client:
@@ -348,7 +348,7 @@ class Sending:
 @pytest.fixture
 async def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sending]:
     monkeypatch.setattr(webhooks, "CLOSING_S", 0.0)
-    storage = await open_storage(f"sqlite+aiosqlite:///{tmp_path}/antiphon.db", runner="me")
+    storage = await open_storage(await database_url(tmp_path), runner="me")
     telemetry, clock = Telemetry(), Clock()
     deliveries = Deliveries(storage, telemetry, clock=clock)
     await deliveries.start()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from tests.server.runs.execution.test_mcp_approvals import (
 )
 from tests.server.runs.execution.test_mcp_servers import kinds
 from tests.support.lines import line
+from tests.support.making import query
 from tests.support.mcp_servers import Seen, mcp_server
-from tests.support.running import Running, http_client, live_app
+from tests.support.running import Running, http_client, live_app, used_database
 from tests.support.talk import BUILTIN, Api, text
 from tests.support.wire import Json
 
@@ -190,8 +190,8 @@ async def test_a_restart_keeps_the_server_and_what_was_asked_before_it_was_kept_
         async with live_app(tmp_path, mcp=known) as server, http_client(server) as client:
             error = await Api(client).refused(400, **asked, tools=[OTHER])
         refused_at(error, request)
-        with closing(sqlite3.connect(tmp_path / "antiphon.db")) as database, database:
-            database.execute("UPDATE items SET private = NULL WHERE kind = 'mcp_approval_request'")
+        forget = "UPDATE items SET private = NULL WHERE kind = 'mcp_approval_request'"
+        query(used_database(tmp_path), forget)
         async with live_app(tmp_path, mcp=known) as server, http_client(server) as client:
             done = await Api(client).create(**asked, tools=[OTHER])
     assert text(done) == "The tool said: booked 3"

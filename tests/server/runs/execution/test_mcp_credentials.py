@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
 from pathlib import Path
 
 import httpx
@@ -17,8 +16,9 @@ from server.config import ConfigError, load
 from server.runs.planning import RunPlan
 from server.schema.tools import normalize_tool
 from tests.server.runs.execution.test_mcp_servers import DESK, LOOK_UP, settings
+from tests.support.making import is_sqlite, queries, query, tables
 from tests.support.mcp_servers import Seen, mcp_server
-from tests.support.running import Running, http_client, live_app, running_app
+from tests.support.running import Running, http_client, live_app, running_app, used_database
 from tests.support.talk import Api, Gate, gated
 from tests.support.wire import Json
 
@@ -33,10 +33,16 @@ async def plan(server: Running, response_id: str) -> RunPlan:
 
 
 def written(folder: Path) -> bytes:
-    """All that lies in the database and beside it."""
+    """All that lies in the database and beside it. Of one on PostgreSQL, what can be read by its tables."""
     files = [file for file in folder.rglob("*") if file.is_file()]
-    assert any(file.name == "antiphon.db" for file in files)
-    return b"".join(file.read_bytes() for file in files)
+    told = [file.read_bytes() for file in files]
+    if is_sqlite(where := used_database(folder)):
+        assert any(file.name == "antiphon.db" for file in files)
+        return b"".join(told)
+    found = queries(where, [f"SELECT * FROM {table}" for table in tables(where)])
+    values = (value for rows in found for row in rows for value in row)
+    told += [value if isinstance(value, bytes) else str(value).encode() for value in values]
+    return b"\n".join(told)
 
 
 async def test_credentials_are_sent_and_left_nowhere(
@@ -141,10 +147,8 @@ async def test_credentials_go_with_every_end(tmp_path: Path, end: str) -> None:
             else:
                 assert (await api.ended(begun))["status"] == "failed"
             gate.release.set()
-            with sqlite3.connect(tmp_path / "antiphon.db") as database:
-                asked = "SELECT status, plan FROM responses WHERE id = ?"
-                rows = database.execute(asked, (begun,)).fetchall()
-            database.close()
+            asked = f"SELECT status, plan FROM responses WHERE id = '{begun}'"
+            rows = query(used_database(tmp_path), asked)
     assert len(rows) == (end != "deleted")
     for status, kept in rows:
         assert RunPlan.load(kept).secrets is None

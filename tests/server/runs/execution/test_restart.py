@@ -22,8 +22,8 @@ from engine import ScriptedEngine
 from server.clock import now_us
 from server.runs.planning import RunPlan, spent_so_far
 from tests.chaos.checker import check_used
-from tests.support.making import query
-from tests.support.running import http_client, live_app, running_app
+from tests.support.making import is_sqlite, query
+from tests.support.running import http_client, live_app, running_app, used_database
 from tests.support.talk import BUILTIN, WEATHER, Api, Gate, call, gated, prompts, text
 from tools import BUILTIN as REGISTRY
 
@@ -156,14 +156,20 @@ async def test_a_run_that_cannot_be_read_can_be_cancelled_deleted_and_purged(
         assert await storage.num_live_runs() == {}
 
 
-async def test_a_run_of_a_newer_version_ends_where_there_is_none(tmp_path: Path) -> None:
+async def test_a_run_of_a_newer_version_ends_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It says in its plan what this version knows nothing of: it must not go on as if that was not there."""
+    monkeypatch.setattr("server.runs.takeover.UNSERVED_S", 0.0)  # a database of several leaves it to others
     gate = Gate()
     async with live_app(tmp_path, ScriptedEngine(gated(gate))) as server, http_client(server) as client:
         begun = await Api(client).create("hi", background=True)
         await gate.reached.wait()
+    where = used_database(tmp_path)
     newer = "CAST(json_set(CAST(plan AS TEXT), '$.curfew', 1) AS BLOB)"
-    query(tmp_path / "antiphon.db", f"UPDATE responses SET plan = {newer}")
+    if not is_sqlite(where):
+        newer = "convert_to((convert_from(plan, 'UTF8')::jsonb || '{\"curfew\": 1}')::text, 'UTF8')"
+    query(where, f"UPDATE responses SET plan = {newer}")
     async with live_app(tmp_path) as server, http_client(server) as client:
         ended = await Api(client).ended(begun["id"])
         assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
