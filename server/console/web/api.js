@@ -20,8 +20,9 @@ export class ApiError extends Error {
   }
 }
 
-/** What a server says that is starting or ending, as opposed to one of which a part cannot answer now. */
-const PHASES = new Set(["not_ready", "draining", "engine_dead"]);
+/** What `connection` is, by what a server says that is starting or ending, as opposed to one of which a part cannot answer
+ * now. */
+const PHASES = new Map([["not_ready", "starting"], ["draining", "ending"], ["engine_dead", "ending"]]);
 
 const isAway = (error) => error instanceof Offline || PHASES.has(error.code);
 
@@ -52,7 +53,7 @@ export function watched(value) {
   };
 }
 
-/** "online", "offline", or "starting": the server answers, and is not ready yet. */
+/** "online", "offline", or of a server that answers, and takes nothing new: "starting" or "ending". */
 export const connection = watched("online");
 /** The key of this tab; empty where none is needed or none was given. */
 export const key = watched(sessionStorage.getItem(KEY) || "");
@@ -118,12 +119,12 @@ export async function request(method, path, { query, body, form, headers, signal
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    if (form && (await isReady().catch(() => false))) throw new Error("The file cannot be read. It may have changed since it was chosen.");
+    if (form && (await standing()) === "online") throw new Error("The file cannot be read. It may have changed since it was chosen.");
     lost();
     throw new Offline();
   }
   const error = reply.ok ? null : new ApiError(reply.status, (await reply.json().catch(() => ({}))).error, after(reply));
-  if (error && isAway(error)) lost("starting");
+  if (error && isAway(error)) lost(PHASES.get(error.code));
   else connection.set("online");
   note(reply);
   if (!error && as === undefined && path.startsWith("v1/")) { // other paths need no key anywhere
@@ -148,7 +149,17 @@ function note(reply) {
   if (Object.keys(said).length) limits.set({ ...limits.get(), ...said });
 }
 
-const isReady = async () => (await fetch(url("ready"), { cache: "no-store", credentials: "omit" })).ok;
+/** What `connection` is now. */
+async function standing() {
+  try {
+    const reply = await fetch(url("ready"), { cache: "no-store", credentials: "omit" });
+    if (reply.ok) return "online";
+    const { error } = await reply.json().catch(() => ({}));
+    return PHASES.get(error?.code) ?? "starting";
+  } catch {
+    return "offline";
+  }
+}
 
 let asking = false;
 
@@ -159,11 +170,7 @@ async function lost(state = "offline") {
   asking = true;
   for (let wait = 250; connection.get() !== "online"; wait = Math.min(wait * 1.5, 3000)) {
     await sleep(wait);
-    try {
-      connection.set((await isReady()) ? "online" : "starting");
-    } catch {
-      connection.set("offline");
-    }
+    connection.set(await standing());
   }
   asking = false;
 }

@@ -82,7 +82,7 @@ function App() {
     <${Navigation} current=${page.name} state=${state} open=${open} />
     ${menu && html`<div class="shade" onClick=${() => setMenu(false)}></div>`}
     <main tabindex="-1" id="main">
-      ${state !== "online" && html`<div class="banner" role="status">${state === "starting" ? "The server is starting." : "The server cannot be reached. Everything goes on by itself when it is back."}</div>`}
+      ${state !== "online" && html`<div class="banner" role="status">${AWAY[state]}</div>`}
       ${denied && !shown && html`<div class="banner" role="status">${owner ? denied : NEEDED} <${Button} icon="key" onClick=${() => open("key")}>Use a key<//></div>`}
       <${Bounded} key=${page.name} view=${page.view} id=${at.id} query=${at.query} />
     </main>
@@ -144,7 +144,9 @@ function Navigation({ current, state, open }) {
   </nav>`;
 }
 
-const WORDS = { online: "Connected", offline: "Reconnecting", starting: "Starting" };
+const WORDS = { online: "Connected", offline: "Reconnecting", starting: "Starting", ending: "Ending" };
+const BACK = "Everything goes on by itself when it is back.";
+const AWAY = { offline: `The server cannot be reached. ${BACK}`, starting: "The server is starting.", ending: `The server is ending. ${BACK}` };
 const Connection = ({ state }) => html`<span class=${`connection ${state}`} role="status"><i aria-hidden="true">
   </i>${WORDS[state]}</span>`;
 

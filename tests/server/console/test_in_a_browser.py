@@ -318,6 +318,26 @@ def test_the_end_of_the_server_is_survived(visit: Visit, server: Server) -> None
     runs.wait_for_selector("nav .connection >> text=Connected")
 
 
+def test_a_server_that_ends_is_not_said_to_start(visit: Visit) -> None:
+    page = visit.page()
+    error = {"message": "The server is shutting down and takes no new work.", "code": "draining"}
+
+    def drains(route: Route) -> None:
+        if route.request.method == "POST" or route.request.url.endswith("/ready"):
+            route.fulfill(status=503, json={"error": error})
+        else:
+            route.continue_()  # what reads is answered to the end
+
+    page.route("**/*", drains)
+    page.fill("#composer", "say later")
+    page.press("#composer", "Enter")
+    page.wait_for_selector(".banner >> text=The server is ending. Everything goes on by itself")
+    page.wait_for_selector("nav .connection.ending >> text=Ending")
+    page.unroute("**/*", drains)
+    says(page, "later")
+    page.wait_for_selector(".banner", state="detached")
+
+
 def test_the_side_shows_what_is_being_answered_without_asking_for_responses(
     visit: Visit, server: Server
 ) -> None:
