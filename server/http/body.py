@@ -210,11 +210,11 @@ async def _receive(request: Request, config: Config, count: Callable[[int], None
     return arrived
 
 
-async def body_chunks(request: Request, limit: int, param: str | None = None) -> AsyncGenerator[bytes]:
+async def body_chunks(request: Request, limit: int, refusal: ApiError | None = None) -> AsyncGenerator[bytes]:
     """The body as it comes; ApiError 413 as soon as it is known to have more than `limit` bytes, 408 when it
-    is too slow. param: of the 413."""
+    is too slow. refusal: raised in place of that 413."""
     if int(request.headers.get("content-length", 0)) > limit:
-        raise too_large(limit, param)
+        raise refusal or too_large(limit)
     num_bytes, allowed_s = 0, life(request).config.body_timeout_s
     began = asyncio.get_running_loop().time()
     chunks = request.stream()
@@ -237,14 +237,14 @@ async def body_chunks(request: Request, limit: int, param: str | None = None) ->
             return
         num_bytes += len(chunk)
         if num_bytes > limit:
-            raise too_large(limit, param)
+            raise refusal or too_large(limit)
         yield chunk
 
 
-def too_large(limit: int, param: str | None = None) -> ApiError:
+def too_large(limit: int) -> ApiError:
     """The 413 of a body with more than `limit` bytes."""
     message = f"The request's body is larger than {limit} bytes. Files can be sent to /v1/files, and named."
-    return ApiError(413, message, code="request_too_large", param=param)
+    return ApiError(413, message, code="request_too_large")
 
 
 def require_parsable(raw: bytes, max_values: int) -> int:

@@ -21,7 +21,7 @@ from starlette.requests import Request
 
 from server.config import Config
 from server.errors import ApiError, to_api_error
-from server.http.body import body_chunks, too_large
+from server.http.body import body_chunks
 from server.http.contents.intake import Intake, intake
 from server.http.request import context
 from server.items import MAX_FILENAME
@@ -111,11 +111,13 @@ async def _receive(request: Request) -> Form:
     files: dict[str, ReceivedFile] = {}
     lists: dict[str, list[str]] = {}
     reading = _Reading(_boundary(request), expected)
+    message = f"A file, or a part of one, may have {limit} bytes."
+    refusal = ApiError(413, message, code="request_too_large", param=expected)
     if length is not None:
         if int(length) > limit + ENVELOPE_BYTES:
-            raise too_large(limit, expected)
+            raise refusal
         await taken_in.reserve(int(length))
-    async with aclosing(_parts(request, reading, limit + ENVELOPE_BYTES)) as parts:
+    async with aclosing(_parts(request, reading, limit + ENVELOPE_BYTES, refusal)) as parts:
         async for _, disposition in parts:
             name, filename = _names(disposition)
             num_fields = len(fields) + len(files) + sum(map(len, lists.values()))
@@ -208,10 +210,10 @@ def _names(disposition: bytes) -> tuple[str, str | None]:
     return name, None if filename is None else filename.decode("utf-8", "replace").replace("%22", '"')
 
 
-async def _parts(request: Request, reading: _Reading, limit: int) -> AsyncGenerator[Part]:
-    """The steps of a form, as its bytes come in."""
+async def _parts(request: Request, reading: _Reading, limit: int, refusal: ApiError) -> AsyncGenerator[Part]:
+    """The steps of a form, as its bytes come in. refusal: of one with more than `limit` bytes."""
     parser = MultipartParser(reading.boundary, reading.callbacks())  # type: ignore[arg-type]
-    async with aclosing(body_chunks(request, limit, reading.expected)) as chunks:
+    async with aclosing(body_chunks(request, limit, refusal)) as chunks:
         async for chunk in chunks:
             try:
                 parser.write(chunk)

@@ -270,6 +270,7 @@ async def test_sizes_are_bounded_by_the_setting_and_by_what_the_owner_may_store(
         for content in (b"x" * 1001, b"x" * 3_000_000):
             large = await client.post("/v1/files", files={"file": ("a", content)}, data={"purpose": "vision"})
             assert error_of(large) == (413, "request_too_large", "file")
+            assert large.json()["error"]["message"] == "A file, or a part of one, may have 1000 bytes."
         chunked = await client.post("/v1/files", content=slowly(1001), headers=FORM)
         assert error_of(chunked) == (413, "request_too_large", "file")
         full = await client.post("/v1/files", content=slowly(1000), headers=FORM)
