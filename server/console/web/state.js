@@ -142,14 +142,14 @@ route.watch(() => notices.set(notices.get().filter((notice) => notice.place === 
 
 export const dismiss = (id) => notices.set(notices.get().filter((notice) => notice.id !== id));
 
-/** Do something, and say so if it fails; whether it worked. */
-export async function attempt(doing, done) {
+/** Do something, and say so if it fails; whether it worked. of: what it is done with, where it is one of several. */
+export async function attempt(doing, done, of) {
   try {
     await doing();
     if (done) notify(done);
     return true;
   } catch (error) {
-    notify(error.message, "error");
+    notify(of ? `${of}: ${error.message}` : error.message, "error");
     return false;
   }
 }

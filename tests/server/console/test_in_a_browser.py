@@ -869,6 +869,24 @@ def test_what_the_browser_cannot_send_is_no_server_that_is_away(visit: Visit) ->
     assert page.locator(".banner").count() == 0
 
 
+def test_of_files_that_are_uploaded_the_one_that_is_refused_is_named(visit: Visit) -> None:
+    page = visit.page("#/files")
+    error = {"message": "A file, or a part of one, may have 9 bytes.", "code": "request_too_large"}
+
+    def refuse(route: Route) -> None:
+        if b"large.txt" in (route.request.post_data_buffer or b""):
+            route.fulfill(status=413, json={"error": error})
+        else:
+            route.continue_()
+
+    page.route("**/v1/files", refuse)
+    names = ("small one.txt", "large.txt")
+    chosen = [{"name": name, "mimeType": "text/plain", "buffer": b"a"} for name in names]
+    page.set_input_files("input[type=file]", chosen)
+    page.wait_for_selector(".toast >> text=large.txt: A file, or a part of one, may have 9 bytes.")
+    page.wait_for_selector("td >> text=small one.txt")
+
+
 DROP = """() => {
   const folder = { kind: 'file', webkitGetAsEntry: () => ({ isDirectory: true }) };
   const file = new File(['Dry.'], 'notes.txt', { type: 'text/plain' });

@@ -14,7 +14,7 @@ export function Files() {
   const bring = async (files) => {
     setBusy(files.length);
     for (const [index, file] of files.entries()) {
-      await attempt(() => upload(file), `${fileName(file.name)} is uploaded`);
+      await attempt(() => upload(file), `${fileName(file.name)} is uploaded`, fileName(file.name));
       setBusy(files.length - index - 1);
     }
     loaded.reload();
