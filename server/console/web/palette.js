@@ -1,11 +1,12 @@
 // The keyboard: shortcuts of one or two letters, and a list of commands that is searched.
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.module.js";
-import { get } from "./api.js";
+import { list } from "./api.js";
 import { Dialog, Icon } from "./elements.js";
-import { go, useLoaded } from "./state.js";
+import { go, useList } from "./state.js";
 import { called } from "./title.js";
 
+const SHOWN = 40; // commands at once
 const SECOND_MS = 1200; // for the letter behind a `g`
 
 const writes = (element) => element?.closest?.("input, textarea, select, [contenteditable], dialog");
@@ -48,24 +49,26 @@ export function useShortcuts({ palette, help, pages }) {
 export function Palette({ close, commands }) {
   const [text, setText] = useState("");
   const [at, setAt] = useState(0);
-  const list = useRef();
-  const talks = useLoaded(async () => (await get("v1/conversations", { limit: 100 })).data, []);
+  const box = useRef();
+  const talks = useList((most) => list("v1/conversations", {}, most), []);
   const found = useMemo(() => {
     const words = text.toLowerCase().trim();
     if (/^resp_\w+$/.test(words)) return [{ title: `Open run ${words}`, icon: "runs", run: () => go("runs", words) }];
     if (/^conv_\w+$/.test(words)) return [{ title: `Open ${words}`, icon: "chat", run: () => go("chat", words) }];
-    const opened = (talks.value ?? []).map((each) => ({
+    const opened = (talks.value?.data ?? []).map((each) => ({
       title: called(each),
       icon: each.forked_from ? "fork" : "chat",
       hint: each.forked_from ? "fork" : undefined,
       run: () => go("chat", each.id),
     }));
-    return [...commands, ...opened].filter((each) => each.title.toLowerCase().includes(words)).slice(0, 40);
+    const shown = [...commands, ...opened].filter((each) => each.title.toLowerCase().includes(words)).slice(0, SHOWN);
+    const older = { title: "Search older conversations", icon: "search", stays: true, run: talks.more };
+    return talks.value?.has_more && shown.length < SHOWN ? [...shown, older] : shown;
   }, [text, talks.value]);
   useEffect(() => setAt(0), [text]);
-  useEffect(() => list.current?.children[at]?.scrollIntoView({ block: "nearest" }), [at]);
+  useEffect(() => box.current?.children[at]?.scrollIntoView({ block: "nearest" }), [at]);
   const run = (command) => {
-    close();
+    if (!command?.stays) close();
     command?.run();
   };
   const keys = (event) => {
@@ -92,7 +95,7 @@ export function Palette({ close, commands }) {
       onInput=${(event) => setText(event.target.value)}
       onKeyDown=${keys}
     />
-    <ul id="palette" class="palette" role="listbox" aria-label="Commands" ref=${list}>
+    <ul id="palette" class="palette" role="listbox" aria-label="Commands" ref=${box}>
       ${found.map((each, index) => html`<li
         key=${index}
         id=${`command-${index}`}

@@ -1714,6 +1714,21 @@ def test_a_list_goes_on_behind_its_first_page(visit: Visit, where: str, path: st
     assert page.locator("main >> text=Show more").count() == 0
 
 
+def test_older_conversations_are_found_by_the_palette(visit: Visit) -> None:
+    page = visit.page("#/usage")
+    rows = [{**LISTED, "id": f"conv_{number}", "title": f"talk {number}."} for number in range(150)]
+    page.route("**/v1/conversations?*", paged(rows))
+    page.keyboard.press("Control+k")
+    page.wait_for_selector("dialog >> text='talk 0.'")
+    page.keyboard.type("talk 149")
+    page.wait_for_selector("dialog >> text='Search older conversations'")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("dialog >> text='talk 149.'")
+    assert page.locator("dialog [role=option]").count() == 1, "there are no older ones"
+    page.keyboard.press("Enter")
+    until(page, "location.hash === '#/chat/conv_149'")
+
+
 def test_keys_are_asked_for_owner_by_owner(visit: Visit) -> None:
     asked: list[str] = []
 
