@@ -547,6 +547,21 @@ def test_a_first_message_is_sent_once_when_there_is_a_server(visit: Visit, serve
     wrote(page, "")
 
 
+def test_the_end_of_an_answer_stays_in_sight_while_a_long_message_is_written(visit: Visit) -> None:
+    at_end = """() => {
+      const { scrollHeight, scrollTop, clientHeight } = document.querySelector('.scroller');
+      return scrollHeight > clientHeight && scrollHeight - scrollTop - clientHeight < 2;
+    }"""
+    page = visit.page()
+    ask(page, "count 2000")
+    says(page, counted(2000))
+    until(page, at_end)
+    before = page.evaluate("document.querySelector('.scroller').clientHeight")
+    page.fill("#composer", "line\n" * 9)
+    until(page, "before => document.querySelector('.scroller').clientHeight < before - 50", before)
+    until(page, at_end)
+
+
 def test_what_is_typed_behind_a_first_message_stays_in_one_piece(visit: Visit) -> None:
     page = visit.page()
     held: list[Route] = []

@@ -562,6 +562,7 @@ function Scroller({ children, watch, working }) {
   useLayoutEffect(() => {
     const observer = new ResizeObserver(() => stuck.current && toEnd());
     observer.observe(inner.current);
+    observer.observe(ref.current); // what is written below takes some of its room, and so does a banner
     return () => observer.disconnect();
   }, []);
   useLayoutEffect(() => {
