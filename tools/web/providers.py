@@ -38,7 +38,8 @@ class Provider:
     url: where it answers, where that is the same for everybody. path: behind that URL. needs_key: whether it
     answers only who has a key. params, body: what is sent. headers: what is sent with a key. results: the
     members that lead to the list of results. title, link, snippet: members of a result. hints: what an
-    operator can do about a status.
+    operator can do about a status. silent: the member that lists the provider's own engines that did not
+    answer it, each as its name and why. silent_hint: what an operator can do about them.
     """
 
     path: str
@@ -52,6 +53,8 @@ class Provider:
     title: str = "title"
     link: str = "url"
     hints: Mapping[int, str] = field(default_factory=dict)
+    silent: str | None = None
+    silent_hint: str = ""
 
 
 def _searxng(query: Query) -> Mapping[str, Any]:
@@ -85,6 +88,8 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
                 403: "JSON is off: add json to search.formats in its settings.yml",
                 429: "its limiter is on: set server.limiter to false in its settings.yml",
             },
+            silent="unresponsive_engines",
+            silent_hint="other engines, or fewer searches: see engines in its settings.yml",
         ),
         "brave": Provider(
             url="https://api.search.brave.com/res/v1/web",

@@ -7,7 +7,7 @@ import html
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from tools.egress import Caps, Egress, guarded_client
 from tools.spec import ToolError
 from tools.web.plain_text import one_line
-from tools.web.providers import PROVIDERS, Query
-from tools.web.urls import is_within, key
+from tools.web.providers import PROVIDERS, Provider, Query
+from tools.web.urls import host_of, is_within, key
 
 log = logging.getLogger("antiphon.tools")
 
@@ -25,6 +25,9 @@ CAPS = Caps(max_bytes=2 << 20, total_s=10.0)
 
 MAX_URL, MAX_TITLE, MAX_SNIPPET = 2000, 300, 1000
 """Characters of a result; a result with a longer URL is left out, and the rest is cut."""
+
+MAX_REASON, MAX_SILENT = 80, 5
+"""Characters of the name of an engine that did not answer its provider, and of why; how many are named."""
 
 _TAG = re.compile(r"<[^<>]{0,100}>")
 
@@ -83,9 +86,30 @@ class WebSearch:
             hint = row.hints.get(answer.status_code, "")
             raise SearchFailed(f"The search provider answered with status {answer.status_code}.", hint)
         try:
-            return _hits(json.loads(answer.content), row.results, (row.link, row.title, row.snippet))
-        except ValueError:
+            said = json.loads(answer.content)
+        except (ValueError, RecursionError):
             raise SearchFailed("The search provider did not answer with JSON.") from None
+        if not isinstance(said, dict):
+            raise SearchFailed("The search provider did not answer with a JSON object.")
+        found = _hits(said, row.results, (row.link, row.title, row.snippet))
+        if not found and (silent := _silent(said, row)):
+            raise SearchFailed(
+                f"The search provider's own engines did not answer: {silent}.", row.silent_hint
+            )
+        return found
+
+
+def _silent(said: Mapping[str, Any], row: Provider) -> str:
+    """The engines behind a provider that did not answer it, with why; empty where there is none."""
+    engines = said.get(row.silent) if row.silent else None
+    named = []
+    for each in engines if isinstance(engines, list) else ():
+        name, *why = each if isinstance(each, list) and each else (each,)
+        if isinstance(name, str):
+            told = one_line(why[0], MAX_REASON) if why and isinstance(why[0], str) else ""
+            named.append(f"{one_line(name, MAX_REASON)} ({told})" if told else one_line(name, MAX_REASON))
+    more = f" and {len(named) - MAX_SILENT} more" if len(named) > MAX_SILENT else ""
+    return f"{', '.join(named[:MAX_SILENT])}{more}"
 
 
 def _hits(said: Any, results: Iterable[str], names: tuple[str, str, str]) -> list[Hit]:
@@ -107,7 +131,8 @@ def hit_of(url: Any, title: Any, snippet: Any) -> Hit | None:
 
 def _is_of_the_web(url: str) -> bool:
     whole = url.startswith(("http://", "https://")) and len(url) <= MAX_URL
-    return whole and url.isprintable() and " " not in url
+    # Where there is no host, or no such port, nothing can be opened, and a citation would have no words.
+    return whole and url.isprintable() and " " not in url and bool(host_of(url))
 
 
 def _plain(text: Any, most: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -80,10 +80,11 @@ async def test_what_an_operator_can_do_is_said(provider: Provider, status: int, 
     ("answer", "found"),
     [
         (b"<html>", None),
-        ([], 0),
+        (b"[" * 200_000, None),  # deeper than any reader goes
         ({"results": {}}, 0),
         ({"results": [None, 1, {"url": 3}, {"url": "ftp://x/"}, {"url": "https://x/" + "y" * 2000}]}, 0),
         ({"results": [{"url": "https://x/", "title": None, "content": 7}]}, 1),
+        ({"results": [{"url": "http://[x"}, {"url": "https://x:99999/"}, {"url": "https:///x"}]}, 0),
         ({"results": [{"url": "https://x/\ud800"}, {"url": "https://x/a b"}, {"url": "https://x/\n"}]}, 0),
     ],
 )
@@ -97,6 +98,46 @@ async def test_a_strange_answer_is_no_fault_of_ours(
             await search_once(web)
     else:
         assert await search_once(web) == found
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+async def test_json_of_something_else_is_not_an_answer_without_results(provider: Provider, name: str) -> None:
+    for provider.answer in ([], None, "results"):
+        with pytest.raises(SearchFailed, match="not answer with a JSON object"):
+            await search_once(WebSearch(name, provider.url, "k3y"))
+
+
+async def test_engines_that_did_not_answer_are_no_search_without_results(provider: Provider) -> None:
+    silent = [["google", "CAPTCHA"], ["bing", "too many\nrequests"], "qwant", [], None, [7, "x"]]
+    provider.answer = {"results": [], "unresponsive_engines": silent}
+    web = WebSearch("searxng", provider.url)
+    with pytest.raises(
+        SearchFailed, match=r"answer: google \(CAPTCHA\), bing \(too many requests\), qwant\.$"
+    ) as of:
+        await search_once(web)
+    assert "engines" in of.value.hint
+    provider.answer = {"results": [RESULT], "unresponsive_engines": silent}  # the others have found something
+    assert await search_once(web) == 1
+    provider.answer = {"results": [], "unresponsive_engines": []}
+    assert await search_once(web) == 0
+    provider.answer = {
+        "results": [],
+        "unresponsive_engines": [[f"engine{number}", ""] for number in range(9)],
+    }
+    with pytest.raises(SearchFailed, match="engine3, engine4 and 4 more"):
+        await search_once(web)
+
+
+async def test_an_answer_that_is_too_deep_leaves_the_other_queries(provider: Provider) -> None:
+    class Other:
+        async def find(self, query: Query) -> Sequence[Hit]:
+            if query.text == "good":
+                return [Hit("https://a.example/", "a", "")]
+            return await WebSearch("searxng", provider.url).find(query)
+
+    provider.answer = b"[" * 200_000
+    hits, failed = await search_all(Other(), [Query("good", 1), Query("deep", 1)], 5)
+    assert len(hits) == 1 and [*failed] == ["deep"]
 
 
 async def test_texts_of_strangers_are_plain(provider: Provider) -> None:
