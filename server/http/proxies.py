@@ -58,9 +58,9 @@ class RootPath:
     """ASGI: takes a path off the front of each request's, if it is there.
 
     A proxy that takes it off itself needs nothing here; probes that do not come through the proxy leave it
-    out as well. Nothing here makes a URL of its own, so nobody has to put the path back. The one exception is
-    the console, whose page names its parts by relative paths: a browser that asks for the bare prefix is led
-    to the prefix with a slash, because it would look for those parts one level too high.
+    out as well. Pages name what belongs to them by relative paths, and the OpenAPI document says the path
+    itself, so nobody has to put it back. The one exception is the console: a browser that asks for the bare
+    prefix is led to the prefix with a slash, because it would look for its parts one level too high.
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:

@@ -57,11 +57,14 @@ TAGS: Mapping[str, str] = {
 def document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document of an application, made once."""
     if app.openapi_schema is None:
+        # Without it paths would be under the root of the host, where a proxy has something else.
+        root_path = app.state.life.config.root_path
         made = get_openapi(
             title=app.title,
             version=__version__,
             description=DESCRIPTION,
             routes=app.routes,
+            servers=[{"url": root_path}] if root_path else None,
             tags=[{"name": name, "description": about} for name, about in TAGS.items()],
             separate_input_output_schemas=False,
         )

@@ -39,7 +39,8 @@ def _parts(document: Json, title: str) -> Iterator[str]:
     yield f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>"
     yield f"<meta name=viewport content='width=device-width'><style>{STYLE}</style>"
     yield f"<h1>{escape(title)}</h1><p>{_prose(document['info'].get('description', ''))}</p>"
-    yield "<p>The same as JSON: <a href=/openapi.json>/openapi.json</a></p>"
+    # Relative, because a proxy may show the server under a path.
+    yield "<p>The same as JSON: <a href=openapi.json>/openapi.json</a></p>"
     families: dict[str, list[tuple[str, str, Json]]] = {tag["name"]: [] for tag in document["tags"]}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():

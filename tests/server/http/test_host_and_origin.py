@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -345,6 +347,17 @@ async def test_a_root_path_may_be_there_or_not(tmp_path: Path) -> None:
         assert (bare.status_code, bare.headers["location"]) == (307, "/llm/")
         assert (await client.get("/llm/console/main.js")).status_code == 200
         assert (await client.post("/llm")).status_code == 405
+
+
+async def test_the_reference_is_under_the_root_path(tmp_path: Path) -> None:
+    async with running_app(tmp_path, root_path="/llm") as running, http_client(running) as client:
+        for below in ("", "/llm"):  # with the proxy's path taken off, and without
+            page = (await client.get(f"{below}/docs")).text
+            (link,) = re.findall("<a href=([^ >]+)>/openapi.json</a>", page)
+            assert urljoin("https://chat.example/llm/docs", link) == "https://chat.example/llm/openapi.json"
+            assert (await client.get(f"{below}/openapi.json")).json()["servers"] == [{"url": "/llm"}]
+    async with running_app(tmp_path / "bare") as running, http_client(running) as client:
+        assert "servers" not in (await client.get("/openapi.json")).json()
 
 
 # ------------------------------------------------------------------------------------------------------------
