@@ -526,13 +526,13 @@ void attend_in_tiles(const Queries& queries, const Cache& cache, const int32_t* 
 // Up to so large may whole numbers be, of which `count` products are summed in 32 bits.
 inline float most_of(int64_t count) { return std::floor(std::sqrt(float(INT32_MAX) / float(count))); }
 
-// The largest whole numbers of weights and of values: products of PANEL of them fit 32 bits. Weights have more, since
-// many small ones count as much as a large one.
-constexpr int WEIGHT_SHARES = 16383, VALUE_SHARES = 2047;
+// The largest whole numbers of weights and of values, of which a STRETCH of keys has a scale together: their products
+// fit 32 bits. Weights have more, since many small ones count as much as a large one.
+constexpr int STRETCH = 2 * PANEL, MOST_STRETCHES = 2, WEIGHT_SHARES = 8191, VALUE_SHARES = 2047;
 
 // Keys `low..high` of a sequence, which are kept as K, and their values as whole numbers in panels, as `pack_kept` puts
-// them; behind the last, zeros. Also what these are to be multiplied by: `of_keys` of each, `of_values` [.., wide] of
-// PANEL of them together, in each of `wide` dimensions.
+// them; behind the last, zeros. Also what these are to be multiplied by: `of_keys` of each, `of_values` [stretches,
+// wide] in each of `wide` dimensions.
 template <class K>
 void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64_t low, int64_t high, int16_t* keys,
                 int16_t* values, float* of_keys, float* of_values) {
@@ -540,11 +540,11 @@ void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64
     const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL;
     const float most = most_of(dim);
     const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
-    float own[PANEL * MOST_DIM];
+    float own[STRETCH * MOST_DIM];
     int16_t whole[WIDE * MOST_DIM];
-    // PANEL keys or values from number `first` on [PANEL, dim]
-    const auto read_rows = [&](const void* all, int64_t first) {
-        for (int64_t at = first; at < first + PANEL; at++) {
+    // `count` keys or values from number `first` on [count, dim]
+    const auto read_rows = [&](const void* all, int64_t first, int64_t count) {
+        for (int64_t at = first; at < first + count; at++) {
             float* to = own + (at - first) * dim;
             if (at >= high) {
                 std::fill_n(to, dim, 0.0f);
@@ -558,45 +558,75 @@ void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64
             for (int64_t d = 0; d < dim; d += WIDE) write(to + d, read(head + at % size * dim + d) * factor);
         }
     };
-    for (int64_t i = 0; i < padded; i += PANEL) {
-        read_rows(cache.keys, low + i);
-        for (int64_t j = 0; j < PANEL; j++) {
+    for (int64_t i = 0; i < padded; i += STRETCH) {
+        const int64_t count = std::min<int64_t>(STRETCH, padded - i);
+        read_rows(cache.keys, low + i, count);
+        for (int64_t j = 0; j < count; j++) {
             of_keys[i + j] = as_whole_numbers(own + j * dim, dim, most, whole + j % WIDE * dim);
-            if (j % WIDE == WIDE - 1) scatter_many(whole, dim, keys + i * dim + (j - WIDE + 1) * 2);
+            const int64_t first = i + j - WIDE + 1;
+            if (j % WIDE == WIDE - 1) scatter_many(whole, dim, keys + first / PANEL * PANEL * dim + first % PANEL * 2);
         }
-        read_rows(cache.values, low + i);
+        read_rows(cache.values, low + i, count);
         for (int64_t d = 0; d < dim; d += WIDE) {
             Floats peak = Floats{} + 1e-30f, nothing{};
-            for (int64_t j = 0; j < PANEL; j++) {
+            for (int64_t j = 0; j < count; j++) {
                 const Floats value = read(own + j * dim + d);
                 peak = greater(peak, greater(value, -value));
                 nothing += value * 0.0f;
             }
             const Floats share = float(VALUE_SHARES) / peak;
-            write(of_values + i / PANEL * wide + d, peak * (1.0f / VALUE_SHARES) + nothing);
+            write(of_values + i / STRETCH * wide + d, peak * (1.0f / VALUE_SHARES) + nothing);
             const auto rounded = [&](int64_t j) {
                 const Floats value = (read(own + j * dim + d) * share + magic) - magic;
                 return Words(__builtin_convertvector(value, Ints));
             };
             int16_t* to = values + (d / PANEL * padded + i) * PANEL + d % PANEL * 2;
-            for (int64_t j = 0; j < PANEL; j += 2, to += 2 * PANEL)
+            for (int64_t j = 0; j < count; j += 2, to += 2 * PANEL)
                 store(to, (rounded(j) & 0xFFFFu) | rounded(j + 1) << 16);
         }
     }
 }
 
-// Weights [count] as whole numbers, and what each PANEL of them is to be multiplied by; returns their sum as they are
-// rounded, so that together they weigh as much as they should.
-inline float round_weights(const float* weights, int64_t count, int16_t* to, float* of_weights) {
-    constexpr int16_t ONES[2] = {1, 1};
-    float all = 0;
-    for (int64_t j = 0; j < count; j += PANEL) {
-        const float factor = of_weights[j / PANEL] = as_whole_numbers(weights + j, PANEL, WEIGHT_SHARES, to + j);
-        Ints total{};
-        for (int k = 0; k < PANEL; k += 2 * WIDE) total = multiply_pairs(total, load<Shorts>(to + j + k), ONES);
-        all += sum(as_floats(total)) * factor;
+// Raw scores [count] of one row, of which `from..to` are seen -> weights as whole numbers, and what those of a stretch
+// are to be multiplied by. They are relative to the highest score, or to `before` if that is higher. The sum is of what
+// they are rounded to, so that together they weigh as much as they should.
+inline Sum weigh_whole(float* scores, int64_t from, int64_t to, int64_t count, float scale, float before,
+                       int16_t* weights, float* of_weights) {
+    typedef int16_t Narrow __attribute__((vector_size(2 * WIDE)));
+    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
+    std::fill(scores, scores + std::min(from, count), -INFINITY);
+    std::fill(scores + std::max<int64_t>(to, 0), scores + count, -INFINITY);
+    Sum found{before, 0};
+    float peaks[MOST_STRETCHES];
+    for (int64_t j = 0; j < count; j += STRETCH) {
+        Floats highest = Floats{} - INFINITY;
+        for (int64_t k = j; k < std::min(j + STRETCH, count); k += WIDE) highest = greater(read(scores + k), highest);
+        peaks[j / STRETCH] = greatest(highest);
+        found.peak = std::max(found.peak, peaks[j / STRETCH]);
     }
-    return all;
+    for (int64_t j = 0; j < count; j += STRETCH) {
+        const float peak = peaks[j / STRETCH];
+        float& factor = of_weights[j / STRETCH] = 0;
+        if (peak > -INFINITY) factor = exponential(Floats{} + (peak - found.peak) * scale)[0] / WEIGHT_SHARES;
+        const float base = peak > -INFINITY ? peak : 0;
+        Floats total{};
+        for (int64_t k = j; k < std::min(j + STRETCH, count); k += WIDE) {
+            const Floats weight = exponential((read(scores + k) - base) * scale) * float(WEIGHT_SHARES);
+            const Floats rounded = (weight + magic) - magic;
+            total += rounded;
+            store(weights + k, __builtin_convertvector(__builtin_convertvector(rounded, Ints), Narrow));
+        }
+        found.total += sum(total) * factor;
+    }
+    return found;
+}
+
+// Weights [count] as they are multiplied with values: where they lie, or rounded.
+inline const float* in_rows(const float* weights, int64_t, float*) { return weights; }
+
+inline const bf16* in_rows(const float* weights, int64_t count, bf16* to) {
+    for (int64_t j = 0; j < count; j += WIDE) write(to + j, read(weights + j));
+    return to;
 }
 
 // All of these queries against one head of keys, which lie in the blocks of `table`: block by block of keys, which all
@@ -610,7 +640,7 @@ void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* t
     constexpr bool WHOLE = std::is_same<T, bf16>::value && BF16_IN_WHOLE_NUMBERS;
     using W = std::conditional_t<WHOLE, int16_t, T>;  // as what keys and values are multiplied
     constexpr int PAIR = Pairs<W>::SIZE;
-    constexpr int64_t KEYS = 256;
+    constexpr int64_t KEYS = MOST_STRETCHES * STRETCH;
     const int64_t dim = cache.head_dim, group = queries.heads / cache.kv_heads, all = queries.count * group;
     const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, cuts = (all + MOST - 1) / MOST;
     Scratch& own = scratch();
@@ -618,7 +648,7 @@ void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* t
     W* values = keys + KEYS * dim;
     Input<W>* asked = reinterpret_cast<Input<W>*>(room(own.inputs, (all * dim + MOST * KEYS) * sizeof(Input<W>) / 4));
     [[maybe_unused]] Input<W>* weights = asked + all * dim;
-    float* of_asked = room(own.factors, all + KEYS + KEYS / PANEL * wide);
+    float* of_asked = room(own.factors, all + KEYS + MOST_STRETCHES * wide);
     float *of_keys = of_asked + all, *of_values = of_keys + KEYS;
     float* scores = room(own.scores, MOST * KEYS);
     Sum* sums = room(own.totals, all);
@@ -648,7 +678,7 @@ void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* t
             if (to <= 0 || queries.from(begin / group) - first >= held) continue;
             const int64_t count = (to + PANEL - 1) / PANEL * PANEL;
             const Input<W>* own_rows[MOST];
-            float of_weights[MOST][KEYS / PANEL];
+            float of_weights[MOST][MOST_STRETCHES];
             Scales scales{};
             for (int64_t r = 0; r < rows; r++) {
                 own_rows[r] = asked + (begin + r) * dim;
@@ -664,19 +694,15 @@ void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* t
                 const int64_t upto = std::min(count, queries.to(i) - first);
                 float* row = scores + r * KEYS;
                 Sum &sum = sums[begin + r], added{sum.peak, 0};
-                if (from < upto)
-                    added = weigh(row, from, upto, count, scale, sum.peak);
-                else
-                    std::fill_n(row, count, 0.0f);
-                if constexpr (std::is_same<Input<W>, float>::value) {
-                    own_rows[r] = row;
+                if constexpr (WHOLE) {
+                    own_rows[r] = weights + r * KEYS;
+                    added = weigh_whole(row, from, upto, count, scale, sum.peak, weights + r * KEYS, of_weights[r]);
                 } else {
-                    Input<W>* own_weights = weights + r * KEYS;
-                    own_rows[r] = own_weights;
-                    if constexpr (WHOLE)
-                        added.total = round_weights(row, count, own_weights, of_weights[r]);
+                    if (from < upto)
+                        added = weigh(row, from, upto, count, scale, sum.peak);
                     else
-                        for (int64_t j = 0; j < count; j += WIDE) write(own_weights + j, read(row + j));
+                        std::fill_n(row, count, 0.0f);
+                    own_rows[r] = in_rows(row, count, weights + r * KEYS);
                 }
                 if (sum.peak != added.peak) {
                     const float factor = std::exp((sum.peak - added.peak) * scale);
@@ -692,12 +718,13 @@ void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* t
                     dot(rows, own_rows, values + d * padded, (to + PAIR - 1) / PAIR, so_far, wide, false, ahead);
                     continue;
                 }
-                for (int64_t j = 0; j < count; j += PANEL) {
+                for (int64_t j = 0; j < count; j += STRETCH) {
+                    const int64_t steps = std::min<int64_t>(STRETCH, count - j) / PAIR;
                     const Input<W>* part[MOST];
                     for (int64_t r = 0; r < rows; r++)
-                        part[r] = own_rows[r] + j, scales.of_x[r] = of_weights[r][j / PANEL];
-                    scales.scale = of_values + j / PANEL * wide + d;
-                    dot(rows, part, values + d * padded + j * PANEL, PANEL / PAIR, so_far, wide, false, ahead, &scales);
+                        part[r] = own_rows[r] + j, scales.of_x[r] = of_weights[r][j / STRETCH];
+                    scales.scale = of_values + j / STRETCH * wide + d;
+                    dot(rows, part, values + d * padded + j * PANEL, steps, so_far, wide, false, ahead, &scales);
                 }
             }
         }

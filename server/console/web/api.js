@@ -125,7 +125,7 @@ export async function request(method, path, { query, body, form, headers, signal
   }
   const error = reply.ok ? null : new ApiError(reply.status, (await reply.json().catch(() => ({}))).error, after(reply));
   if (error && isAway(error)) lost(PHASES.get(error.code));
-  else connection.set("online");
+  else if (connection.get() === "offline") connection.set("online"); // one that ends answers what it can, to the last
   note(reply);
   if (!error && as === undefined && path.startsWith("v1/")) { // other paths need no key anywhere
     refused.set(null);

@@ -333,6 +333,11 @@ def test_a_server_that_ends_is_not_said_to_start(visit: Visit) -> None:
     page.press("#composer", "Enter")
     page.wait_for_selector(".banner >> text=The server is ending. Everything goes on by itself")
     page.wait_for_selector("nav .connection.ending >> text=Ending")
+    with page.expect_response(lambda reply: "/v1/files" in reply.url and reply.ok):
+        page.evaluate("location.hash = '#/files'")
+    page.wait_for_selector("main >> text=No files yet")
+    assert page.locator("nav .connection.ending").count(), "it ends, though it was read from"
+    page.evaluate("location.hash = '#/chat'")
     page.unroute("**/*", drains)
     says(page, "later")
     page.wait_for_selector(".banner", state="detached")

@@ -147,7 +147,7 @@ function Thread({ id, showList }) {
   useEffect(() => {
     if (!id || !found || gone) return undefined;
     const look = async () => {
-      if (document.visibilityState !== "visible" || turnOf(id)) return;
+      if (document.visibilityState !== "visible" || connection.get() !== "online" || turnOf(id)) return;
       const now = await latest(id).catch((problem) => (problem.status === 404 ? "gone" : null));
       if (!now || turnOf(id)) return;
       if (now === "gone") loaded.reload();

@@ -48,6 +48,7 @@ function Store({ id }) {
   const search = async (event) => {
     event.preventDefault();
     const query = new FormData(event.target).get("query").trim();
+    if (!query) return;
     setBusy(true);
     await attempt(async () => setHits((await post(`v1/vector_stores/${id}/search`, { query, max_num_results: 10 })).data));
     setBusy(false);
