@@ -54,11 +54,11 @@ TAGS: Mapping[str, str] = {
 """The families of operations, in the order in which they are shown, and what each is about."""
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document of an application, made once."""
+def document(app: FastAPI, root_path: str = "") -> dict[str, Any]:
+    """The OpenAPI document of an application, made once. root_path: where a proxy shows it, since the root of
+    that host may have something else.
+    """
     if app.openapi_schema is None:
-        # Without it paths would be under the root of the host, where a proxy has something else.
-        root_path = app.state.life.config.root_path
         made = get_openapi(
             title=app.title,
             version=__version__,
@@ -83,7 +83,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 @router.get("/openapi.json", **needs(OPEN))
 async def openapi(request: Request) -> Response:
     """The document."""
-    return json_reply(orjson.dumps(document(request.app)))
+    return json_reply(orjson.dumps(document(request.app, request.app.state.life.config.root_path)))
 
 
 @router.get("/docs", **needs(OPEN))
@@ -94,4 +94,4 @@ async def docs(request: Request) -> Response:
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
     }
-    return HTMLResponse(page(document(request.app)), headers=headers)
+    return HTMLResponse(page(document(request.app, request.app.state.life.config.root_path)), headers=headers)
