@@ -179,7 +179,7 @@ async def test_many_hostile_schemas_and_one_that_is_not(tmp_path: Path) -> None:
             assert (
                 await chat(guided_json={"type": "integer", "minimum": n, "maximum": n + 5})
             ).status_code == 200
-            assert time.perf_counter() - began < 5
+            assert time.perf_counter() - began < 10, "one after the other they would take 18 s"
         for task in hostile:
             task.cancel()  # the clients leave
         await asyncio.gather(*hostile, return_exceptions=True)
