@@ -47,7 +47,7 @@ HEADER = 64  # bytes of shared memory in front of the masks: `AT_WORK`
 AT_WORK = 2  # numbers of 64 bits: the matcher in work, and the grammar that is compiled meanwhile
 SHARED = 32 << 20  # bytes of shared memory for masks; a step has half, so that two can be under way
 NOBODY = -1
-TOKEN_S = 0.0005  # more time, for each token that a row has to catch up with
+TOKEN_S = 0.0005  # more time, for each token that a row has to catch up with, or takes
 LOOK_AHEAD = 4  # tokens of a text that fits, whose masks are part of a trial
 
 
@@ -302,7 +302,7 @@ class _Keeper:
         matchers: list[Matcher | None] = []
         for index, (number, opening, known, token_ids, freely, _, _) in enumerate(rows):
             at_work[0] = number
-            _allow(self._seconds + TOKEN_S * len(known))
+            _allow(self._seconds + TOKEN_S * (len(known) + len(token_ids)))
             matcher = None
             try:
                 if opening is not None:

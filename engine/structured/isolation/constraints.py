@@ -640,8 +640,8 @@ class Stepper:
             known = worker.known.get(matcher.number)
             opening = (matcher.grammar.number, matcher.max_tokens) if known is None else None
             behind = matcher.tokens[known or 0 :]
-            caught_up += len(behind)
             token_ids = [] if move.booked else move.token_ids
+            caught_up += len(behind) + len(token_ids)
             rows.append((matcher.number, opening, behind, token_ids, move.freely, move.drafts, move.asked))
         at, self._half = self._half * (SHARED // 8), 1 - self._half
         worker.process.tell(Step(rows, self._home.width, at, worker.gone(), _drained(worker.grammars_gone)))
