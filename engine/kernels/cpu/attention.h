@@ -1,8 +1,8 @@
 // Attention over a paged cache.
 //
-// One query reads the cache in place. Many queries of a sequence pack its keys and values in panels first, all of them
-// or block by block, and are two products with those. So are single queries of several sequences with the keys that
-// these have in common: each query puts what it found there together with what it finds among its own keys.
+// One query reads the cache in place. Many queries of a sequence pack its keys and values in panels first, block by
+// block, and are two products with those. So are single queries of several sequences with the keys that these have in
+// common: each query puts what it found there together with what it finds among its own keys.
 
 #pragma once
 
@@ -539,7 +539,6 @@ void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64
     const int64_t size = cache.block_size, dim = cache.head_dim, wide = (dim + PANEL - 1) / PANEL * PANEL;
     const int64_t padded = (high - low + PANEL - 1) / PANEL * PANEL;
     const float most = most_of(dim);
-    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
     float own[STRETCH * MOST_DIM];
     int16_t whole[WIDE * MOST_DIM];
     // `count` keys or values from number `first` on [count, dim]
@@ -576,13 +575,12 @@ void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64
             }
             const Floats share = float(VALUE_SHARES) / peak;
             write(of_values + i / STRETCH * wide + d, peak * (1.0f / VALUE_SHARES) + nothing);
-            const auto rounded = [&](int64_t j) {
-                const Floats value = (read(own + j * dim + d) * share + magic) - magic;
-                return Words(__builtin_convertvector(value, Ints));
+            const auto shares = [&](int64_t j) {
+                return Words(__builtin_convertvector(rounded(read(own + j * dim + d) * share), Ints));
             };
             int16_t* to = values + (d / PANEL * padded + i) * PANEL + d % PANEL * 2;
             for (int64_t j = 0; j < count; j += 2, to += 2 * PANEL)
-                store(to, (rounded(j) & 0xFFFFu) | rounded(j + 1) << 16);
+                store(to, (shares(j) & 0xFFFFu) | shares(j + 1) << 16);
         }
     }
 }
@@ -592,8 +590,6 @@ void pack_whole(const Cache& cache, const int32_t* table, int64_t kv_head, int64
 // they are rounded to, so that together they weigh as much as they should.
 inline Sum weigh_whole(float* scores, int64_t from, int64_t to, int64_t count, float scale, float before,
                        int16_t* weights, float* of_weights) {
-    typedef int16_t Narrow __attribute__((vector_size(2 * WIDE)));
-    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
     std::fill(scores, scores + std::min(from, count), -INFINITY);
     std::fill(scores + std::max<int64_t>(to, 0), scores + count, -INFINITY);
     Sum found{before, 0};
@@ -611,10 +607,9 @@ inline Sum weigh_whole(float* scores, int64_t from, int64_t to, int64_t count, f
         const float base = peak > -INFINITY ? peak : 0;
         Floats total{};
         for (int64_t k = j; k < std::min(j + STRETCH, count); k += WIDE) {
-            const Floats weight = exponential((read(scores + k) - base) * scale) * float(WEIGHT_SHARES);
-            const Floats rounded = (weight + magic) - magic;
-            total += rounded;
-            store(weights + k, __builtin_convertvector(__builtin_convertvector(rounded, Ints), Narrow));
+            const Floats weight = rounded(exponential((read(scores + k) - base) * scale) * float(WEIGHT_SHARES));
+            total += weight;
+            write(weights + k, weight);
         }
         found.total += sum(total) * factor;
     }
@@ -785,9 +780,8 @@ inline void keep(const T* from, void* kept, const Cache& cache, const Batch& bat
     for (int64_t d = 0; d < dim; d += WIDE) highest = greater(highest, greater(read(from + d), -read(from + d)));
     // where all are next to nothing, all are nothing
     const float most = greatest(highest), factor = most > 1e-30f ? most / 127 : 0, share = factor ? 1 / factor : 0;
-    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
     for (int64_t d = 0; d < dim; d += WIDE) {
-        const Ints shares = __builtin_convertvector((read(from + d) * share + magic) - magic, Ints);
+        const Ints shares = __builtin_convertvector(rounded(read(from + d) * share), Ints);
         for (int i = 0; i < WIDE; i++) to[slot * dim + d + i] = int8_t(shares[i]);
     }
     reinterpret_cast<float*>(to + cache.block_size * dim)[slot] = factor;

@@ -130,13 +130,15 @@ template <class T> void read_row(const Map& map, int64_t row, const Row<T>& out)
         weights += (row / PANEL * map.inputs * PANEL) + row % PANEL * pair;
         for (int64_t k = 0; k < map.inputs; k++) write(out.of(k), weights[k / pair * PANEL * pair + k % pair], k);
     };
-    const float* scale = map.scale + row / PANEL * blocks_of(map.inputs) * PANEL + row % PANEL;
     if (map.kind == INT8)
         copy(static_cast<const int8_t*>(map.weight), 2,
              [&](T* to, int8_t weight, int64_t) { put(to, float(weight) * map.scale[row]); });
     else if (map.kind == INT16)
         copy(static_cast<const int16_t*>(map.weight), 2,
-             [&](T* to, int16_t weight, int64_t k) { put(to, float(weight) * scale[k / TOGETHER * PANEL]); });
+             [&](T* to, int16_t weight, int64_t k) {
+                 const int64_t block = row / PANEL * blocks_of(map.inputs) + k / TOGETHER;
+                 put(to, float(weight) * map.scale[block * PANEL + row % PANEL]);
+             });
     else
         copy(static_cast<const T*>(map.weight), Pairs<T>::SIZE, [](T* to, T weight, int64_t) { *to = weight; });
 }

@@ -1,7 +1,7 @@
 // Products with weights in panels.
 //
-// Weights are unpacked as they are read. Scale, bias, adapter, gate and residual follow a product of some rows when that
-// of the next ones has been computed, or in tiles meanwhile.
+// Weights of few bits are unpacked as they are read. Scale, bias, adapter, gate and residual follow a product of some
+// rows when that of the next ones has been computed, or in tiles meanwhile.
 //
 // A panel of 64 outputs is one stream from memory, read once a step: up to six rows at a time stay in registers, or 32
 // in tiles, and while more rows pass the next panel is fetched. Every output adds its terms in the same order, whatever
@@ -43,8 +43,8 @@ using Unpacked = int16_t;
 #endif
 constexpr bool IN_WHOLE_NUMBERS = std::is_same<Unpacked, int16_t>::value;
 // And weights of bfloat16 themselves: whole numbers up to SHARES, of so many inputs TOGETHER with a scale. Sums of
-// their products fit 32 bits, as do those of eight bits and 16. [measured] On a Xeon many rows take half as long as when
-// both are widened, three quarters by AVX2 alone, and by AVX-512 without VNNI as long.
+// their products fit 32 bits, as do those of eight bits and 16. [measured] On a Xeon many rows take half as long as
+// when both are widened, three quarters by AVX2 alone, and by AVX-512 without VNNI as long.
 constexpr int TOGETHER = 128;
 constexpr int SHARES = 4095;
 #if defined(__AVX512VNNI__) || !defined(__AVX512F__)
@@ -127,9 +127,9 @@ inline Ints multiply(Ints total, const Four* w, int c, const int16_t* x) {
 inline Floats as_floats(Floats x) { return x; }
 inline Floats as_floats(Ints x) { return __builtin_convertvector(x, Floats); }
 
-// What the sums of a stretch of inputs are multiplied by before they are added: `scale` of PANEL outputs, or null, and of
-// each row `of_x` where they are of whole numbers. In a group of four bits a weight is (bits - 8) * scale + middle, and
-// `x_sums` [rows] are the group's; elsewhere `middle` is null.
+// What the sums of a stretch of inputs are multiplied by before they are added: `scale` of PANEL outputs, or null, and
+// of each row `of_x` where they are of whole numbers. In a group of four bits a weight is (bits - 8) * scale + middle,
+// and `x_sums` [rows] are the group's; elsewhere `middle` is null.
 struct Scales {
     const float *scale, *middle;
     float of_x[MOST], x_sums[MOST];
@@ -346,8 +346,6 @@ template <class T> const Input<T>* as_input(const T* x, int64_t count, float* wi
 // x [count], of one block, as whole numbers up to `most` -> what they are to be multiplied by, which is no number where
 // one of x is none.
 template <class T> float as_whole_numbers(const T* x, int64_t count, float most, int16_t* to) {
-    typedef int16_t Narrow __attribute__((vector_size(2 * WIDE)));
-    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
     Floats peaks{}, nothing{};
     float peak = 0.0f, none = 0.0f;
     int64_t i = 0;
@@ -362,10 +360,7 @@ template <class T> float as_whole_numbers(const T* x, int64_t count, float most,
     }
     peak = std::max(peak, greatest(peaks));
     const float share = peak > 1e-30f ? most / peak : 0.0f;
-    for (i = 0; i + WIDE <= count; i += WIDE) {
-        const Floats rounded = (read(x + i) * share + magic) - magic;
-        store(to + i, __builtin_convertvector(__builtin_convertvector(rounded, Ints), Narrow));
-    }
+    for (i = 0; i + WIDE <= count; i += WIDE) write(to + i, rounded(read(x + i) * share));
     for (; i < count; i++) to[i] = int16_t(std::lrint(number(x[i]) * share));
     return peak / most + (none + sum(nothing));
 }

@@ -87,12 +87,17 @@ inline void put(bf16* to, float x) {  // to the nearest, ties to even
     to->bits = uint16_t(x == x ? rounded : (bits >> 16) | 0x40);
 }
 
+// To the nearest whole numbers, ties to even, of numbers up to 2^22.
+inline Floats rounded(Floats x) {
+    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
+    return (x + magic) - magic;
+}
+
 inline Floats exponential(Floats x) {
     const Ints low = x < -87.0f, high = x > 88.0f;
     x = low ? Floats{} - 87.0f : x;
     x = high ? Floats{} + 88.0f : x;
-    const Floats magic = Floats{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds
-    const Floats n = (x * 1.44269504f + magic) - magic;
+    const Floats n = rounded(x * 1.44269504f);
     const Floats r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
     Floats p = Floats{} + 1.3888889e-3f;
     p = p * r + 8.3333333e-3f;
@@ -126,6 +131,11 @@ inline Floats read(const int8_t* from) {  // in words of their own: compilers ta
 }
 
 inline void write(float* to, Floats x) { store(to, x); }
+
+inline void write(int16_t* to, Floats x) {  // which are whole
+    typedef int16_t Narrow __attribute__((vector_size(2 * WIDE)));
+    store(to, __builtin_convertvector(__builtin_convertvector(x, Ints), Narrow));
+}
 
 inline void write(bf16* to, Floats x) {  // to the nearest, ties to even
 #if defined(__AVX512BF16__)

@@ -111,8 +111,7 @@ async def _receive(request: Request) -> Form:
     files: dict[str, ReceivedFile] = {}
     lists: dict[str, list[str]] = {}
     reading = _Reading(_boundary(request), expected)
-    message = f"A file, or a part of one, may have {limit} bytes."
-    refusal = ApiError(413, message, code="request_too_large", param=expected)
+    refusal = to_api_error(BlobTooLarge(limit), param=expected)
     if length is not None:
         if int(length) > limit + ENVELOPE_BYTES:
             raise refusal

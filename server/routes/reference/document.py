@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 
 from server import __version__
 from server.access import OPEN
-from server.http import json_reply
+from server.http import json_reply, life
 from server.routes.documented import add_common_headers, needs
 from server.routes.reference.page import CONTENT_SECURITY_POLICY, page
 from server.schema import components
@@ -83,7 +83,7 @@ def document(app: FastAPI, root_path: str = "") -> dict[str, Any]:
 @router.get("/openapi.json", **needs(OPEN))
 async def openapi(request: Request) -> Response:
     """The document."""
-    return json_reply(orjson.dumps(document(request.app, request.app.state.life.config.root_path)))
+    return json_reply(orjson.dumps(_document(request)))
 
 
 @router.get("/docs", **needs(OPEN))
@@ -94,4 +94,8 @@ async def docs(request: Request) -> Response:
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
     }
-    return HTMLResponse(page(document(request.app, request.app.state.life.config.root_path)), headers=headers)
+    return HTMLResponse(page(_document(request)), headers=headers)
+
+
+def _document(request: Request) -> dict[str, Any]:
+    return document(request.app, life(request).config.root_path)

@@ -389,9 +389,8 @@ async def dropping(*, after_s: float) -> AsyncIterator[str]:
     """An endpoint that reads each request, and closes its connection in place of an answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(
-            TimeoutError, asyncio.IncompleteReadError
-        ):  # the client may give up before it has asked
+        # the client may give up before it has asked
+        with suppress(TimeoutError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             await asyncio.wait_for(reader.read(), after_s)
 
