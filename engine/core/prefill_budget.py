@@ -18,9 +18,12 @@ UNFELT_S = 0.02  # of one more token's wait, which a reader does not feel, howev
 GROWTH = 1.5  # beyond what steps have lately had, at most
 SMALLER = 0.6  # of it in every other step: steps of one size would not tell what a token costs
 NUM_PLAIN = 15  # decode steps whose median counts
+FRESH = 32  # steps with prompt tokens, behind which comes one without, so that its time is known
+CHANGED = 1.3  # times its former time, or one part of that: the decode steps before it count no more
 MOST_S = 1.0  # what the prompts of any step may take, at most
 SOON_S = 0.5  # and at least, since whoever comes meanwhile waits for the end of a step
 READS = 16  # times a decode step's time, between these; with less, weights and old keys are read too often
+ENOUGH_S = 0.1  # what prompts of a step take, at least, before it is done without the next one
 LEAST_WHOLE = 128  # prompt tokens of such a step, whatever they take; fewer tell little of what a token takes
 NUM_WHOLE = 3  # such steps whose median counts
 MEMORY = 0.92  # weight of what was learnt before one more step
@@ -30,17 +33,19 @@ class Pace:
     """Learns step by step that prompt tokens, in a step with decodes, take `fixed + cost * count` seconds.
 
     While that is little compared with a decode step, a prompt gets as many tokens as stretch the step by
-    `STRETCH`, and several prompts as many more, so that they do not pile up. Where the fixed part alone is
-    more (a step that is no graph, say), small pieces would only pay it more often: then they get as many as
-    take as long again.
+    `STRETCH`, and several prompts more, so that they do not pile up. Where the fixed part alone is more (a
+    step that is no graph, say), small pieces would only pay it more often: then they get as many as take as
+    long again.
     """
 
     def __init__(self, most: int) -> None:
         """most: prompt tokens of a step, at most."""
         self._most = most
         self.most = most  # prompt tokens of the next step, whoever decodes
+        self.enough = most  # with so many of them it is done without another prompt
         self._latest: deque[float] = deque(maxlen=NUM_PLAIN)
         self._each: deque[float] = deque(maxlen=NUM_WHOLE)  # seconds a token of prompts in large pieces
+        self._since = 0  # steps with prompt tokens since the latest of them
         self._plain = 0.0  # seconds of a step without prompt tokens
         self._fixed = self._cost = 0.0
         self._largest = min(FIRST / GROWTH, most)  # of late
@@ -49,11 +54,15 @@ class Pace:
 
     def allowance(self, num_prompts: int, num_decodes: int) -> int:
         """Prompt tokens of the next step, if so many prompts wait for theirs beside so many sequences that
-        decode. Where more wait than would be held up, holding up costs less than waiting.
+        decode. Each of them waits for all of them, so each counts as often as there are; and where more wait
+        than would be held up, holding up costs less than waiting. 0 where there was no decode step of late.
         """
-        outnumbered = max(1.0, num_prompts / max(1, num_decodes))
-        room = max(STRETCH * num_prompts * outnumbered * self._plain - self._fixed, self._fixed)
-        wanted = GROWTH * self._largest * outnumbered
+        if self._since >= FRESH:
+            return 0
+        urgency = num_prompts * max(1.0, num_prompts / max(1, num_decodes))
+        plain = self._plain or self._fixed  # which holds the time of the decodes while that is not known
+        room = max(STRETCH * num_prompts * urgency * plain - self._fixed, self._fixed)
+        wanted = GROWTH * self._largest * urgency
         least = UNFELT
         if self._cost > 0:
             wanted = min(room / self._cost, wanted)
@@ -68,7 +77,12 @@ class Pace:
             return
         self._each.append(seconds / num_tokens)
         each = statistics.median(self._each)  # 0: beside decodes they cost nothing
-        self.most = min(self._most, max(LEAST_WHOLE, int(self._most_s() / each))) if each else self._most
+        self.most = self._within(self._most_s(), each)
+        self.enough = self._within(ENOUGH_S, each)
+
+    def _within(self, seconds: float, each: float) -> int:
+        """Tokens of a step's prompts that take so long, where one takes `each`."""
+        return min(self._most, max(LEAST_WHOLE, int(seconds / each))) if each else self._most
 
     def _most_s(self) -> float:
         """What the prompts of a step may take. A decode step takes about as long as reading the weights."""
@@ -84,13 +98,16 @@ class Pace:
     def took(self, num_prompt: int, seconds: float) -> None:
         """A step with decodes took so long; `num_prompt` of its tokens were of prompts."""
         if num_prompt == 0:
+            if self._since >= FRESH and not CHANGED > seconds / (self._plain or seconds) > 1 / CHANGED:
+                self._latest.clear()  # others decode by now, fewer or more
+            self._since = 0
             self._latest.append(seconds)
             return
+        self._since += 1
         self._smaller = not self._smaller
         self._largest = max(num_prompt, MEMORY * self._largest)
         if self._latest:
             self._plain = statistics.median(self._latest)
-        # Beside a long prompt there may be no step without prompt tokens: then the fixed part holds its time.
         extra = max(0.0, seconds - self._plain)
         self._learn(num_prompt, extra)
         self.took_alone(num_prompt, extra)  # about as long as they would have taken alone

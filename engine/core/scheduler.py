@@ -10,11 +10,15 @@ first.
 Prompts are computed in the order of their arrival, but a long one leaves half of each step to the shorter
 prompts behind it, and spares those of them that decode. So a prompt that takes half a minute does not hold
 up requests that take a moment.
+
+One that is not long has a step to itself where it fills one. Several in one step would all have their first
+token at its end, and of a crowd whose turns end together, the next turns would begin together again.
 """
 
 from __future__ import annotations
 
 import heapq
+import sys
 import time
 from bisect import insort
 from collections.abc import Mapping
@@ -90,7 +94,9 @@ class Filling:
     """A step while it is filled: who is in it with how many tokens, and what still fits."""
 
     left: int
-    beside: int  # tokens of `left` that late prompts may have, which came after others had begun to decode
+    beside: int  # tokens that late prompts may have, which came after others had begun to decode
+    whole: int = 0  # tokens that the first prompt may have if they are its last, whatever is `left`
+    enough: int = sys.maxsize  # tokens of prompts that are not long, behind which no other begins
     newest: int | None = None  # prompts with handles above this one are late; None: nothing decodes
     long: frozenset[int] = frozenset()  # handles of long prompts,
     last: int = -1  # which are late as well where one that came later, up to this one, decodes
@@ -98,12 +104,23 @@ class Filling:
     scored: int = PROMPT_LOGPROBS_CHUNK  # tokens left for prompts whose log probabilities are wanted
     chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
 
-    def room(self, sequence: Sequence) -> int:
-        """Tokens that it may have."""
-        return min(self.left, self.beside) if self._is_late(sequence) else self.left
+    def take_prompts(self, most: int, enough: int) -> None:
+        """From now on it is filled with prompts: with `most` tokens, or more of the first one if that ends it,
+        and with none behind those that have `enough`."""
+        self.whole = min(self.left, LONG * most)
+        self.left = min(self.left, most)
+        self.enough = enough
+
+    def room(self, sequence: Sequence, wanted: int = 0) -> int:
+        """Tokens that it may have, if it wants so many."""
+        left = max(self.left, wanted) if wanted <= self.whole else self.left
+        return min(left, self.beside) if self._is_late(sequence) else left
 
     def put(self, sequence: Sequence, count: int) -> None:
         """Add a sequence, or more tokens of it."""
+        self.whole = 0
+        if sequence.handle not in self.long:
+            self.enough -= count
         self.chosen[sequence.handle] = (sequence, self.chosen.get(sequence.handle, (None, 0))[1] + count)
         self.left -= count
         if sequence.wants_prompt_logprobs and count > 1:
@@ -373,7 +390,7 @@ class Scheduler:
             # half of what is left is for those that have yet to begin, however many drafts there are
             self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
         # Prompts that were here before anybody decoded have all that is left, but not all in one long step.
-        filling.left = min(filling.left, self.pace.most)
+        filling.take_prompts(self.pace.most, self.pace.enough)
         self._go_on(filling, prefills[: len(prefills) - len(later)])
         self._admit(filling, self.waiting.rank(later[0][0]) if later else None)
         if later:
@@ -400,6 +417,8 @@ class Scheduler:
     def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
         for sequence, wanted in begun:
             self.considered = sequence
+            if filling.enough <= 0:
+                break
             # a slot below 0: preempted for one that came before, and perhaps admitted anew
             if (
                 sequence.slot < 0
@@ -408,7 +427,7 @@ class Scheduler:
                 or sequence.handle in filling.chosen
             ):
                 continue
-            room = filling.room(sequence)
+            room = filling.room(sequence, wanted)
             count = self._chunk(
                 filling, sequence, wanted, -(-room // 2) if sequence.handle in filling.halved else room
             )
@@ -522,8 +541,9 @@ class Scheduler:
         """Start sequences that wait, as far as there is room; before: only those with a lower rank."""
         while (sequence := self.waiting.peek()) is not None and not sequence.late:
             self.considered = sequence
-            room = filling.room(sequence)
-            if room <= 0 or (before is not None and self.waiting.rank(sequence) >= before):
+            if min(filling.room(sequence), filling.enough) <= 0:
+                break
+            if before is not None and self.waiting.rank(sequence) >= before:
                 break
             if filling.halved and self._is_long(sequence, len(sequence.tokens)):
                 break  # what long prompts leave is for shorter ones
@@ -554,7 +574,8 @@ class Scheduler:
                 continue
             self._start(sequence, hit)
             num_hit = hit.num_blocks * self.kv.block_size
-            count = self._chunk(filling, sequence, len(sequence.tokens) - num_hit, room)
+            left = len(sequence.tokens) - num_hit
+            count = self._chunk(filling, sequence, left, filling.room(sequence, left))
             if self._grow(sequence, count, filling):
                 filling.put(sequence, count)
                 self.waiting.charge(sequence, num_hit + count)

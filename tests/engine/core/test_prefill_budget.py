@@ -10,6 +10,7 @@ from operator import mul
 import pytest
 
 from engine.core.prefill_budget import (
+    ENOUGH_S,
     FIRST,
     GROWTH,
     LEAST,
@@ -37,9 +38,10 @@ def gone_on(pace: Pace, plain: float, extra: Extra, *, noise: float = 0.05, step
             for _ in range(20):
                 pace.took(0, plain * (1 + draw.gauss(0, noise)))
         count = min(left, pace.allowance(1, 8))
-        seconds = (plain + extra(count)) * (1 + draw.gauss(0, noise))
+        seconds = (plain + (extra(count) if count else 0)) * (1 + draw.gauss(0, noise))
         pace.took(count, seconds)
-        made.append((count, seconds))
+        if count:  # a decode step is looked at now and then
+            made.append((count, seconds))
         left -= count
     return made
 
@@ -99,11 +101,11 @@ def test_prompts_that_pile_up_get_more() -> None:
     pace = Pace(2048)
     gone_on(pace, 20e-3, linear, noise=0.0)
     alone = pace.allowance(1, 8)
-    assert alone < pace.allowance(8, 8) <= GROWTH * 2 * alone + 1
+    assert alone < pace.allowance(3, 8) <= GROWTH * 2 * 3 * alone + 1
     for _ in range(8):
-        count = pace.allowance(8, 8)
+        count = pace.allowance(3, 8)
         pace.took(count, 20e-3 + linear(count))
-    assert pace.allowance(8, 8) > 4 * alone
+    assert pace.allowance(3, 8) > 4 * alone, "each of them waits for all of them"
 
 
 def test_a_step_that_something_held_up_changes_little() -> None:
@@ -149,6 +151,17 @@ def test_a_step_of_prompts_alone_ends_soon() -> None:
     assert Pace(64).most == 64
 
 
+def test_a_step_has_enough_of_prompts_soon() -> None:
+    pace = Pace(2048)
+    assert pace.enough == 2048
+    pace.took_alone(2048, 2048 * ENOUGH_S / 500)
+    assert pace.enough == 500
+    for _ in range(NUM_WHOLE):
+        pace.took_alone(2048, 5 * MOST_S)
+    assert pace.enough == LEAST_WHOLE
+    assert Pace(64).enough == 64
+
+
 def test_what_prompts_beside_decodes_take_is_known_of_those_alone_too() -> None:
     pace = Pace(2048)
     pace.took(0, 0.05)
@@ -177,7 +190,7 @@ def test_prompts_that_take_no_time_beside_decodes_may_fill_a_step() -> None:
 
 
 def test_many_prompts_do_not_wait_for_the_sake_of_few_decodes() -> None:
-    pace = Pace(2048)
+    pace = Pace(1 << 20)
     gone_on(pace, 6e-3, linear)
     beside_many, beside_one = pace.allowance(15, 16), pace.allowance(15, 1)
     assert pace.allowance(1, 1) == pace.allowance(1, 64), (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.core.prefill_budget import MOST_S
+from engine.core.prefill_budget import ENOUGH_S, MOST_S
 from engine.core.sequences import Sequence, WaitingQueue
 from engine.types import GenerateRequest, SamplingParams
 from tests.support.scheduling import Bench, Fixed
@@ -159,6 +159,27 @@ def test_who_came_before_anybody_decoded_does_not_make_a_step_longer_than_it_may
     bench.scheduler.pace.took_alone(2048, 2048 / 300.5 * MOST_S)  # a step may have 300 tokens of prompts
     assert bench.step() == {first: 300}
     assert bench.step() == {first: 1, second: 300}
+    assert bench.step() == {first: 1, second: 1, third: 300}
+
+
+def test_a_prompt_that_fills_a_step_has_it_to_itself() -> None:
+    bench = Bench(budget=2048, num_blocks=2000, max_len=2048)
+    bench.scheduler.pace.took_alone(2048, 2048 * ENOUGH_S / 300)  # 300 tokens are enough
+    first, second, third, fourth, fifth = (
+        bench.add(length, max_tokens=50) for length in (400, 200, 200, 200, 40)
+    )
+    assert bench.step() == {first: 400}
+    assert bench.step() == {first: 1, second: 200, third: 200}
+    assert bench.step() == {first: 1, second: 1, third: 1, fourth: 200, fifth: 40}
+
+
+def test_one_more_step_is_not_made_for_the_end_of_a_prompt() -> None:
+    bench = Bench(budget=2048, num_blocks=2000, max_len=2048)
+    bench.scheduler.pace.took_alone(2048, 2048 / 200.5 * MOST_S)  # a step may have 200 tokens of prompts
+    first, second, third = (bench.add(length, max_tokens=50) for length in (50, 350, 500))
+    assert bench.step() == {first: 50, second: 150}
+    assert bench.step() == {first: 1, second: 200}
+    assert bench.step() == {first: 1, second: 1, third: 200}, "one that is long is not ended in it"
     assert bench.step() == {first: 1, second: 1, third: 300}
 
 
