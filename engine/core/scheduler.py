@@ -105,8 +105,8 @@ class Filling:
     chosen: dict[int, tuple[Sequence, int]] = field(default_factory=dict)
 
     def take_prompts(self, most: int, enough: int) -> None:
-        """From now on it is filled with prompts: with `most` tokens, or more of the first one if that ends it,
-        and with none behind those that have `enough`."""
+        """From now on it is filled with prompts: with `most` tokens, or more of the first one if that ends
+        it, and with none behind those that have `enough`."""
         self.whole = min(self.left, LONG * most)
         self.left = min(self.left, most)
         self.enough = enough
