@@ -1,6 +1,6 @@
 // The frame around all pages: navigation, the state of the connection, the key, shortcuts, notices.
 
-import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/standalone.module.js";
+import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./vendor/standalone.module.js";
 import { connection, get, key, refused, useKey, watched } from "./api.js";
 import { Button, Dialog, Field, Icon, Page } from "./elements.js";
 import { sendAgain } from "./outbox.js";
@@ -19,6 +19,7 @@ import { Usage } from "./pages/usage.js";
 import { Waiting } from "./pages/waiting.js";
 
 const WAITING_MS = 5000;
+const WRITING_MS = 10_000; // as long as who has written something may still be at it
 const COUNTED = 9; // of those that wait: each comes whole
 const FIND = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘K" : "Ctrl K";
 const KEY = /^[!-~]+$/; // what a header can carry as it is
@@ -49,6 +50,7 @@ function App() {
   const denied = useWatched(refused);
   const owner = useWatched(key);
   const [menu, setMenu] = useState(false);
+  const written = useRef(0); // when somebody last wrote something
   const shown = useWatched(dialog);
   const open = dialog.set;
   const page = PAGES.find((each) => each.name === at.page) ?? NOWHERE;
@@ -63,12 +65,18 @@ function App() {
     document.title = `${page.title} · Antiphon`;
   }, [at.page, at.id]);
   useEffect(() => {
-    if (denied) open("key");
+    // The dialog would take the rest of what is being written, so that then the banner tells it.
+    if (denied && Date.now() - written.current > WRITING_MS) open("key");
   }, [denied]);
   useEffect(() => {
     const pressed = (event) => event.key === "Escape" && setMenu(false);
+    const wrote = (event) => event.target.closest("main") && (written.current = Date.now());
     document.addEventListener("keydown", pressed);
-    return () => document.removeEventListener("keydown", pressed);
+    document.addEventListener("input", wrote);
+    return () => {
+      document.removeEventListener("keydown", pressed);
+      document.removeEventListener("input", wrote);
+    };
   }, []);
   const close = () => open(null);
   return html`<div class=${`shell ${menu ? "menu-open" : ""}`}>
