@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -178,19 +179,44 @@ _OTHERS = (
 
 def _as_taken(query: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
     """The parameters of a URL as asyncpg takes them, which knows those of TLS in a `dsn` alone. ValueError
-    for one that is unknown, and for a file that cannot be read."""
+    for one that is unknown, and for a file that cannot be read, or is not what it is to be."""
     given = {"sslmode" if name == "ssl" else name: value for name, value in query.items()}
     for name in given:
         if name not in (*_TLS, *_OTHERS):
             known = ", ".join((*_OTHERS, *_TLS))
             raise ValueError(f"unknown parameter {name} of the database's URL: it may have {known}")
-    tls = {name: given.pop(name) for name in _TLS if name in given}
-    for name, value in tls.items():
+    tls = dict[str, str]()
+    for name in [each for each in _TLS if each in given]:
+        value = given.pop(name)
         if not isinstance(value, str):
             raise ValueError(f"{name} is given twice in the database's URL")
+        tls[name] = value
         if name in _TLS_FILES and not os.access(value, os.R_OK):
             raise ValueError(f"{name} of the database's URL: {value} cannot be read, or is not there")
+    _check_certificates(tls)
     return {**given, "dsn": f"postgresql:?{urlencode(tls)}"} if tls else given
+
+
+def _check_certificates(tls: Mapping[str, str]) -> None:
+    """ValueError where a file holds no certificate, or a key of another one: OpenSSL does not say which file
+    it means."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    root, certificate, key = (tls.get(name) for name in ("sslrootcert", "sslcert", "sslkey"))
+    try:
+        if root is not None:
+            context.load_verify_locations(root)
+    except ssl.SSLError:
+        raise ValueError(
+            f"sslrootcert of the database's URL: {root} holds no certificate in the form of PEM"
+        ) from None
+    try:
+        if certificate is not None and key is not None:
+            context.load_cert_chain(certificate, key, lambda: tls.get("sslpassword", ""))
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"sslkey of the database's URL: {key} cannot be used with the certificate {certificate}: "
+            f"{error.reason or 'it is not in the form of PEM, or its password is missing'}"
+        ) from None
 
 
 # Whether a role can write, and who owns the tables that are there.

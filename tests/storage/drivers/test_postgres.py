@@ -483,6 +483,24 @@ def test_parameters_of_the_url_that_are_of_no_use_are_named(parameters: str, tol
         check_url(f"postgresql+asyncpg://me:secret@db/db?{parameters}")
 
 
+def test_a_file_of_tls_that_is_not_what_it_is_to_be_is_named(tmp_path: Path) -> None:
+    (one, key, _), (other, _, _) = (make_certificate(tmp_path, name) for name in ("one", "other"))
+    url = "postgresql+asyncpg://me:secret@db/db?sslmode=verify-full&"
+    empty = tmp_path / "empty.pem"
+    empty.write_text("no certificate")
+    for parameters, told in (
+        (f"sslrootcert={empty}", f"sslrootcert of .* {empty} holds no certificate in the form of PEM"),
+        (f"sslcert={other}&sslkey={key}", f"sslkey of .* {key} cannot .* {other}: KEY_VALUES_MISMATCH"),
+        (
+            f"sslcert={one}&sslkey={empty}",
+            f"sslkey of .* {empty} cannot be used with .*: it is not in the form",
+        ),
+    ):
+        with pytest.raises(ValueError, match=told):
+            check_url(url + parameters)
+    check_url(f"{url}sslrootcert={one}&sslcert={one}&sslkey={key}")
+
+
 async def test_a_socket_that_nobody_listens_at_is_named(tmp_path: Path) -> None:
     url = f"postgresql+asyncpg://postgres@:5433/postgres?host={tmp_path}"
     for opening in (open_storage(url, runner="test"), inspect_database(url)):
