@@ -389,6 +389,8 @@ class Scheduler:
         if self.rows.num_drafts[slots].any():
             # half of what is left is for those that have yet to begin, however many drafts there are
             self._add_drafts(filling, filling.left // 2 if prefills or self.waiting else filling.left)
+        if filling.chosen and not beside:
+            filling.left = 0  # early prompts would hide the time of the decodes as well
         # Prompts that were here before anybody decoded have all that is left, but not all in one long step.
         filling.take_prompts(self.pace.most, self.pace.enough)
         self._go_on(filling, prefills[: len(prefills) - len(later)])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.core.prefill_budget import ENOUGH_S, MOST_S
+from engine.core.prefill_budget import ENOUGH_S, FRESH, MOST_S, Pace
 from engine.core.sequences import Sequence, WaitingQueue
 from engine.types import GenerateRequest, SamplingParams
 from tests.support.scheduling import Bench, Fixed
@@ -160,6 +160,30 @@ def test_who_came_before_anybody_decoded_does_not_make_a_step_longer_than_it_may
     assert bench.step() == {first: 300}
     assert bench.step() == {first: 1, second: 300}
     assert bench.step() == {first: 1, second: 1, third: 300}
+
+
+def test_a_step_without_prompts_is_without_early_ones_too() -> None:
+    """Those would hide the time of the decodes, and late prompts would have nothing until they end."""
+    bench = Bench(budget=20, num_blocks=1000, max_len=2048)
+    bench.scheduler.pace = Pace(20)
+    first, long = bench.add(5), bench.add(1500)
+    bench.step()
+
+    def next_step() -> dict[int, int]:
+        batch = bench.scheduler.schedule()
+        assert batch is not None and batch.num_beside is not None
+        bench.book(batch)
+        bench.scheduler.pace.took(batch.num_beside, 0.02)
+        bench.sequence(first).credit = 10
+        return {
+            each.handle: count for each, count in zip(batch.sequences, batch.counts.tolist(), strict=True)
+        }
+
+    for _ in range(FRESH):
+        assert next_step() == {first: 1, long: 19}
+    short = bench.add(4)
+    assert next_step() == {first: 1}
+    assert next_step() == {first: 1, long: 15, short: 4}
 
 
 def test_a_prompt_that_fills_a_step_has_it_to_itself() -> None:
