@@ -39,6 +39,9 @@ from engine.types import CACHED_TOKEN, GenerateRequest
 MAX_ASIDE = 8
 """Sequences that wait for what others compute and are looked past in one step, such as a prompt's choices."""
 
+MAX_LONG_ASIDE = 64
+"""And those altogether, where long prompts among them wait for the end of another long one."""
+
 LONG = 2
 """A prompt is long while more tokens of it are left than so many full steps compute."""
 
@@ -367,14 +370,17 @@ class Scheduler:
             decodes.sort(key=lambda row: self.waiting.rank(row[0]))
         prefills = [(sequence, wanted) for sequence, wanted in begun if wanted != 1]
         prefills.sort(key=lambda row: self.waiting.rank(row[0]))
+        long = {sequence.handle for sequence, wanted in prefills if self._is_long(sequence, wanted)}
         while prefills and (head := self.waiting.peek()) is not None and not head.late:
             self.considered = head
-            if not (self._waits_for_another(head, *self._hit(head)) and self._set_aside(head)):
+            if self._is_long(head, len(head.tokens)) and self._is_behind(head, prefills, long):
+                if not self._set_aside(head, MAX_LONG_ASIDE):
+                    break
+            elif not (self._waits_for_another(head, *self._hit(head)) and self._set_aside(head)):
                 break
         newcomer = self.waiting.peek() if prefills else None
         before = None if newcomer is None else self.waiting.rank(newcomer)
         later = [row for row in prefills if before is not None and self.waiting.rank(row[0]) > before]
-        long = {sequence.handle for sequence, wanted in prefills if self._is_long(sequence, wanted)}
         # the ranks at which shorter prompts stand behind long ones
         short = {self.waiting.rank(sequence) for sequence, _ in prefills if sequence.handle not in long}
         if newcomer is not None and not self._is_long(newcomer, len(newcomer.tokens)):
@@ -415,6 +421,14 @@ class Scheduler:
         whose log probabilities are wanted has small chunks anyway."""
         step = min(self._budget, self.pace.most)  # where a full step would take too long, it is no full step
         return wanted > LONG * step and not sequence.wants_prompt_logprobs
+
+    def _is_behind(self, head: Sequence, prefills: list[tuple[Sequence, int]], long: set[int]) -> bool:
+        """Whether a long prompt has its turn before this one, which is long as well."""
+        rank = self.waiting.rank(head)
+        return any(
+            each.handle in long and each.credit > 0 and not each.late and self.waiting.rank(each) <= rank
+            for each, _ in prefills
+        )
 
     def _go_on(self, filling: Filling, begun: list[tuple[Sequence, int]]) -> None:
         for sequence, wanted in begun:
@@ -595,10 +609,10 @@ class Scheduler:
             sequence.chain[hit.num_blocks], hit.num_blocks
         )
 
-    def _set_aside(self, sequence: Sequence) -> bool:
+    def _set_aside(self, sequence: Sequence, most: int = MAX_ASIDE) -> bool:
         """Look past the next in the queue for this step, so that it does not keep those behind it; False
         where as many have been looked past as may be."""
-        if len(self._aside) >= MAX_ASIDE:
+        if len(self._aside) >= most:
             return False
         self.waiting.pop()
         self._aside.append(sequence)

@@ -102,6 +102,21 @@ def test_long_prompts_are_computed_one_after_another() -> None:
     assert bench.step() == {first: 10, second: 10}
 
 
+def test_long_prompts_that_wait_hold_up_no_shorter_one_behind_them() -> None:
+    bench = Bench(budget=20, num_blocks=1000, max_len=200)
+    first, second, third = bench.add(150), bench.add(150), bench.add(150)
+    assert bench.step() == {first: 20}
+    short, fourth, other = bench.add(7), bench.add(150), bench.add(5)
+    assert bench.step() == {first: 13, short: 7}
+    assert bench.step() == {first: 14, short: 1, other: 5}
+    for _ in range(30):
+        bench.step()
+        for each in (short, other):
+            bench.sequence(each).credit = 10
+    assert bench.sequence(second).first_sent and not bench.sequence(fourth).first_sent, "in their order"
+    assert bench.scheduler.rows.num_computed[bench.sequence(third).slot] > 0
+
+
 def test_a_long_prompt_leaves_nothing_to_lower_priorities() -> None:
     bench = Bench(budget=20, max_len=200)
     long = bench.add(150)
