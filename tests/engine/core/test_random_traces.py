@@ -76,7 +76,7 @@ class Trace:
             fields = {"owner": draw.choice("aaab"), "weight": draw.choice((0.5, 1.0, 3.0))}
             fields["priority"] = draw.choice((-1, 0, 0, 0, 1))
             fields["sampling"] = {"prompt_logprobs": 2 if draw.random() < 0.15 else None}
-        is_long = self._made == 2 or (self._crowded and draw.random() < 0.25)
+        is_long = self._made == 2 or draw.random() < 0.2
         length = draw.randint(self._length // 2, self._length - 12) if is_long else draw.randint(1, 40)
         prompt = [5000 + self._made] * (3 if self._made == 1 else length)
         for _ in range(draw.choice((1, 1, 1, 2, 5)) if fields else 1):  # choices of one prompt
