@@ -39,7 +39,7 @@ from engine.types import CACHED_TOKEN, GenerateRequest
 MAX_ASIDE = 8
 """Sequences that wait for what others compute and are looked past in one step, such as a prompt's choices."""
 
-MAX_LONG_ASIDE = 64
+MAX_LONG_ASIDE = 32
 """And those altogether, where long prompts among them wait for the end of another long one."""
 
 LONG = 2
@@ -373,7 +373,7 @@ class Scheduler:
         long = {sequence.handle for sequence, wanted in prefills if self._is_long(sequence, wanted)}
         while prefills and (head := self.waiting.peek()) is not None and not head.late:
             self.considered = head
-            if self._is_long(head, len(head.tokens)) and self._is_behind(head, prefills, long):
+            if self._is_long_in_queue(head) and self._is_behind(head, prefills, long):
                 if not self._set_aside(head, MAX_LONG_ASIDE):
                     break
             elif not (self._waits_for_another(head, *self._hit(head)) and self._set_aside(head)):
@@ -383,7 +383,7 @@ class Scheduler:
         later = [row for row in prefills if before is not None and self.waiting.rank(row[0]) > before]
         # the ranks at which shorter prompts stand behind long ones
         short = {self.waiting.rank(sequence) for sequence, _ in prefills if sequence.handle not in long}
-        if newcomer is not None and not self._is_long(newcomer, len(newcomer.tokens)):
+        if newcomer is not None and not self._is_long_in_queue(newcomer):
             short.add(self.waiting.rank(newcomer))
         halved = {sequence.handle for sequence, _ in prefills if self.waiting.rank(sequence) in short} & long
         num_prompts = len(prefills) + min(len(self.waiting), self.rows.num_free)
@@ -421,6 +421,14 @@ class Scheduler:
         whose log probabilities are wanted has small chunks anyway."""
         step = min(self._budget, self.pace.most)  # where a full step would take too long, it is no full step
         return wanted > LONG * step and not sequence.wants_prompt_logprobs
+
+    def _is_long_in_queue(self, sequence: Sequence) -> bool:
+        """The same of a sequence that waits: what the pool has of it is not computed."""
+        num_tokens = len(sequence.tokens)
+        if not self._is_long(sequence, num_tokens):
+            return False
+        hit, _ = self._hit(sequence)
+        return self._is_long(sequence, num_tokens - hit.num_blocks * self.kv.block_size)
 
     def _is_behind(self, head: Sequence, prefills: list[tuple[Sequence, int]], long: set[int]) -> bool:
         """Whether a long prompt has its turn before this one, which is long as well."""
@@ -561,7 +569,7 @@ class Scheduler:
                 break
             if before is not None and self.waiting.rank(sequence) >= before:
                 break
-            if filling.halved and self._is_long(sequence, len(sequence.tokens)):
+            if filling.halved and self._is_long_in_queue(sequence):
                 break  # what long prompts leave is for shorter ones
             yields = self.lender()
             held_back = self._held_back == (sequence.handle, self.kv.num_releases)

@@ -68,6 +68,18 @@ def test_a_long_prompt_leaves_half_of_each_step_to_shorter_ones_behind_it() -> N
     assert bench.step() == {short: 1, long: 19}  # nobody else wants its half
 
 
+def test_a_turn_behind_a_history_that_is_in_the_pool_is_short() -> None:
+    bench = Bench(budget=16, num_blocks=200, max_len=400)
+    history = [7] * 100
+    done = bench.add(history)
+    while not bench.sequence(done).first_sent:
+        bench.step()
+    bench.scheduler.finish(bench.sequence(done))
+    long, turn = bench.add(200), bench.add([*history, *[8] * 6])
+    assert bench.step() == {long: 16}
+    assert bench.step() == {long: 10, turn: 6}
+
+
 def test_a_long_prompt_spares_those_who_came_after_it_and_decode() -> None:
     bench = Bench(budget=20, max_len=200)
     bench.scheduler.pace = Fixed(3)
