@@ -17,6 +17,9 @@ class OpenSocket(Protocol):
     def go_away(self) -> None:
         """Take no new work, end what is under way, and close then."""
 
+    def forget(self, owner: str) -> None:
+        """Let go of what is remembered for an owner, if it is the socket's."""
+
 
 class OpenSockets:
     """The open WebSockets of one process."""
@@ -52,6 +55,11 @@ class OpenSockets:
         self._draining = True
         for socket in tuple(self._open):
             socket.go_away()
+
+    def forget(self, owner: str) -> None:
+        """Have all of them let go of what they remember for an owner."""
+        for socket in tuple(self._open):
+            socket.forget(owner)
 
     async def all_closed(self) -> None:
         """Wait until none is open."""

@@ -94,6 +94,7 @@ async def purge(request: Request) -> Response:
     def begun() -> None:
         here.completions.cancel_all(owner)
         here.runs.cancel_unstored(owner)
+        life(request).sockets.forget(owner)
 
     went = await tenants.purge(
         here.storage,

@@ -28,6 +28,8 @@ class Chains:
         self._owner = owner
         self._pasts: OrderedDict[str, tuple[Past, str | None]] = OrderedDict()
         self._num_bytes = 0
+        self.num_purges = 0
+        """How often the owner was purged since the connection began."""
 
     def find(self, response_id: str | None) -> Past | None:
         """What a response leads to; None for one that is not kept here."""
@@ -58,6 +60,11 @@ class Chains:
         found = None if response_id is None else self._pasts.get(response_id)
         if found is not None and response_id is not None and found[1] == stream_id:
             self._forget(response_id)
+
+    def purge(self) -> None:
+        """Forget all, because everything of the owner is removed."""
+        self.num_purges += 1
+        self.close()
 
     def close(self) -> None:
         """Forget all."""

@@ -125,6 +125,11 @@ class Connection:
         """The process is about to end."""
         self.leave(SERVICE_RESTART, "draining")
 
+    def forget(self, owner: str) -> None:
+        """Everything of an owner is removed: so is what is remembered here, if it is the owner's."""
+        if principal(self.socket).owner == owner:
+            self.chains.purge()
+
     def leave(self, code: int, reason: str) -> None:
         """Take no new work, and close once nothing is under way."""
         if self._leaving is None:

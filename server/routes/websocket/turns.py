@@ -51,6 +51,7 @@ class Turn:
         self._unstreamed = body.get("stream") is False
         self._held = held
         self._previous = body.get("previous_response_id")
+        self._num_purges = 0  # of the owner, when this began
 
     async def carry_out(self) -> None:
         """Make the response and send its events, or an error; raises nothing but the cancellation."""
@@ -72,6 +73,7 @@ class Turn:
             ignored = stack.enter_context(collecting())
             asked = await asked_by(self._connection)
             parsed, items = await self._read(asked)
+            self._num_purges = self._connection.chains.num_purges
             past = self._connection.chains.find(parsed.previous_response_id)
             if past is not None and parsed.store:
                 # What it goes on from is not stored, so it keeps all of that as its own input.
@@ -182,7 +184,8 @@ class Turn:
             self._evict()
         elif not parsed.store:
             past = await aside(in_large_request(), started.past, status)
-            self._connection.chains.keep(started.response_id, self.lane.stream_id, past)
+            if self._connection.chains.num_purges == self._num_purges:
+                self._connection.chains.keep(started.response_id, self.lane.stream_id, past)
 
     def _evict(self) -> None:
         if isinstance(self._previous, str):

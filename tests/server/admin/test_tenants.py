@@ -32,11 +32,12 @@ from storage import AuditFilter, StorageUnavailable
 from tests.support import wire
 from tests.support.batching import input_file
 from tests.support.blocking import until
+from tests.support.lines import line
 from tests.support.making import rows
 from tests.support.running import Running, http_client, live_app
 from tests.support.sandboxes import with_sandbox
 from tests.support.saved_blocks import GROUP_BYTES, IDENTITY, save
-from tests.support.talk import WEATHER, Api, Gate, call, gated_at
+from tests.support.talk import WEATHER, Api, Gate, call, gated_at, prompts
 
 
 async def make_keys(running: Running) -> dict[str, dict[str, str]]:
@@ -190,8 +191,8 @@ async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, 
     before = b""
     async for piece in pieces:
         *whole, before = (before + piece).split(b"\n")
-        for line in whole:
-            yield json.loads(line)
+        for each in whole:
+            yield json.loads(each)
 
 
 async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,6 +286,31 @@ async def test_what_waits_for_a_response_that_is_purged_is_told_so(tmp_path: Pat
             error = reply.json()["error"]
             assert (reply.status_code, error["code"]) == (503, "response_interrupted")
             assert "removed" in error["message"] and reply.headers["x-should-retry"] == "false"
+
+
+async def test_sockets_forget_what_a_purge_removes(tmp_path: Path) -> None:
+    """All that they remember of the owner alone, and a turn at work leaves nothing to go on from."""
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    async with live_app(tmp_path, engine) as running:
+        keys = await make_keys(running)
+        ann, bob = (line(running.base_url, additional_headers=keys[who]) for who in ("ann", "bob"))
+        async with ann as ours, bob as theirs:
+            gone = await ours.turn("say a", store=False)
+            kept = await theirs.turn("say b", store=False)
+            await ours.ask("hold", store=False)
+            await gate.reached.wait()
+            assert await run(running, "purge", "--owner", "ann", "--yes") == 0
+            cut = await ours.answer()
+            assert cut["status"] == "cancelled"
+            for each in (gone, cut):
+                await ours.refused(
+                    "previous_response_not_found", input="x", store=False, previous_response_id=each["id"]
+                )
+            await theirs.turn("say again", store=False, previous_response_id=kept["id"])
+            after = await ours.turn("say new", store=False)
+            await ours.turn("say on", store=False, previous_response_id=after["id"])
+            assert "say a" not in prompts(engine)[-1]
 
 
 @pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}])
