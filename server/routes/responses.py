@@ -285,8 +285,8 @@ async def _result(here: Context, started: Started, who: str | None) -> bytes:
         if events.bodies[-1].startswith(b'{"type":"response.failed"'):
             _require_begun(body, started.failure())
         return body
-    if who is not None:
-        await here.runs.views.get(who, started.response_id)  # raises NotFound when it was deleted
+    if who is not None and not started.reader.removed:
+        await here.runs.views.get(who, started.response_id)  # raises NotFound when it was deleted elsewhere
     raise interrupted(started.reader)
 
 

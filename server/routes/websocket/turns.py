@@ -161,8 +161,8 @@ class Turn:
             resumable = f"resume {started.response_id}" if parsed.store else "interrupted"
             self._connection.close(SERVICE_RESTART, resumable)
             return
-        if parsed.store:
-            await self._here.runs.views.get(owner(asked), started.response_id)  # NotFound when it was deleted
+        if parsed.store and not started.reader.removed:  # NotFound when it was deleted elsewhere:
+            await self._here.runs.views.get(owner(asked), started.response_id)
         raise interrupted(started.reader)
 
     async def _send(self, events: Sequence[tuple[int, bytes]], headers: dict[str, str]) -> None:

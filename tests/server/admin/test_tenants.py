@@ -288,6 +288,23 @@ async def test_what_waits_for_a_response_that_is_purged_is_told_so(tmp_path: Pat
             assert "removed" in error["message"] and reply.headers["x-should-retry"] == "false"
 
 
+async def test_a_stored_response_that_is_purged_is_told_so_without_a_stream(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "hold"))
+    async with live_app(tmp_path, engine) as running, http_client(running) as http:
+        waiting = asyncio.create_task(http.post("/v1/responses", json={"input": "hold"}))
+        async with line(running.base_url) as socket:
+            await socket.ask("hold")
+            await until(lambda: engine.stats().running == 2)
+            assert await run(running, "purge", "--owner", "local", "--yes") == 0
+            told = (await socket.until("error"))["error"]
+            assert told["code"] == "response_interrupted" and "removed" in told["message"]
+        reply = await waiting
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (503, "response_interrupted")
+        assert "removed" in error["message"] and reply.headers["x-should-retry"] == "false"
+
+
 async def test_sockets_forget_what_a_purge_removes(tmp_path: Path) -> None:
     """All that they remember of the owner alone, and a turn at work leaves nothing to go on from."""
     gate = Gate()
