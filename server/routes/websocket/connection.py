@@ -141,6 +141,15 @@ class Connection:
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(code, reason))
 
+    def interrupt(self) -> None:
+        """Close, because the process ends before what is under way. The reason names the stored responses
+        among it, as many as it has room for: no lane hears of the end earlier than this."""
+        reason = "resume"
+        for lane in self._lanes.values():
+            if lane.resumable is not None and len(reason) + len(lane.resumable) < MAX_REASON:
+                reason += f" {lane.resumable}"
+        self.close(SERVICE_RESTART, reason if " " in reason else "interrupted")
+
     async def _close(self, code: int, reason: str) -> None:
         with suppress(WebSocketDisconnect, RuntimeError):  # the other side was quicker
             await self.socket.close(code, reason[:MAX_REASON])

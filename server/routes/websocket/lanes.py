@@ -15,12 +15,14 @@ Job = Callable[[], Coroutine[Any, Any, None]]
 
 class Lane:
     """One lane of a connection. last_seq, response_id: of the event that was sent last, and its response.
-    sending: held by whoever sends events, or has them wait until something else was told."""
+    resumable: the stored response that is made now. sending: held by whoever sends events, or has them wait
+    until something else was told."""
 
     def __init__(self, stream_id: str | None, rested: Callable[[], None]) -> None:
         """rested: told whenever nothing is left to be done."""
         self.stream_id = stream_id
         self.response_id: str | None = None
+        self.resumable: str | None = None
         self.last_seq = 0
         self.sending = asyncio.Lock()
         self._rested = rested

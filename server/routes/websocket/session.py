@@ -36,5 +36,8 @@ class Session(Protocol):
     def close(self, code: int, reason: str) -> None:
         """Close, whatever is under way."""
 
+    def interrupt(self) -> None:
+        """Close, because the process ends before what is under way."""
+
     def lane_of(self, response_id: object) -> Lane | None:
         """The lane whose last event was of the response that a frame names; None without one."""

@@ -27,7 +27,7 @@ from server.sse_frame import event_type
 from server.threads import aside, begin_large_request, in_large_request
 from storage import EventsExpired
 
-SERVICE_RESTART, TRY_AGAIN_LATER = 1012, 1013
+TRY_AGAIN_LATER = 1013
 ENVELOPE = ("type", "stream_id", "stream")
 """Members of a frame that are no fields of a request. `stream` goes without saying, and clients say it."""
 
@@ -144,6 +144,7 @@ class Turn:
         view = View("openai", key=key)
         ended = False
         self.lane.response_id = started.response_id
+        self.lane.resumable = started.response_id if parsed.store else None
         try:
             async with aclosing(started.reader.events()) as stream:
                 async for events in stream:
@@ -156,11 +157,12 @@ class Turn:
             self._connection.close(TRY_AGAIN_LATER, f"slow_reader {started.response_id}")
             return
         if ended:
+            self.lane.resumable = None
             return
         if self._connection.life.phase != "ready":
-            resumable = f"resume {started.response_id}" if parsed.store else "interrupted"
-            self._connection.close(SERVICE_RESTART, resumable)
+            self._connection.interrupt()
             return
+        self.lane.resumable = None
         if parsed.store and not started.reader.removed:  # NotFound when it was deleted elsewhere:
             await self._here.runs.views.get(owner(asked), started.response_id)
         raise interrupted(started.reader)

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from engine import ScriptedEngine
 from server.runs.tool_outputs import ToolOutputs
 from tests.support import wire
+from tests.support.blocking import until
 from tests.support.lines import ENDS, Line, line
 from tests.support.running import Running, http_client, live_app
 from tests.support.talk import WEATHER, Api, Gate, answer, call, calls, gated_at, prompts, text
@@ -377,6 +378,29 @@ async def test_a_drain_lets_turns_end_and_closes(tmp_path: Path) -> None:
             await socket.next()
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
         await draining
+
+
+@pytest.mark.parametrize("num_stored", [0, 1, 3])
+async def test_a_drain_names_what_is_stored_and_did_not_end(tmp_path: Path, num_stored: int) -> None:
+    """Also where a lane whose response is not stored hears of the end first."""
+    gate = Gate()
+    engine = ScriptedEngine(gated_at(gate, "held"))
+    async with live_app(tmp_path, engine) as running, line(running.base_url) as socket:
+        stored = []
+        for lane in range(num_stored + 1):
+            await socket.ask("held", stream_id=str(lane), store=bool(lane))
+            begun = await socket.until("response.created")
+            if lane:
+                stored.append(begun["response"]["id"])
+        await until(lambda: engine.stats().running == num_stored + 1)
+        draining = asyncio.create_task(running.life.drain(0.1))
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.until("error")
+        gate.release.set()
+        await draining
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+        named = " ".join(["resume", *stored[:2]]) if stored else "interrupted"
+        assert closed.value.rcvd.reason == named
 
 
 async def test_a_client_that_leaves_ends_what_is_not_stored(tmp_path: Path) -> None:
