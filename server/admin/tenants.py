@@ -18,6 +18,7 @@ from server.access import LOCAL_OWNER, OPERATOR, PURGED, Actor
 from server.admin.database_access import (
     AdminError,
     UnknownOwner,
+    Unreachable,
     answer_of,
     asking,
     carry_out,
@@ -243,6 +244,9 @@ def _purge(
             if not total:
                 raise
             break  # the last of it went by itself
+        except Unreachable as exc:
+            told = "some of it may be removed already: run the command again, which goes on with the rest"
+            raise Unreachable(f"{exc}; {told}") from None
         done = went.pop("done")
         total = {name: total.get(name, 0) + num for name, num in went.items()}
         progress.reached(_size(total))

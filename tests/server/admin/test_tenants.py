@@ -21,7 +21,7 @@ from engine.tiers.folders import Folder
 from engine.tiers.shelf import Shelf
 from server.access import OPERATOR
 from server.admin import tenants
-from server.admin.database_access import AdminError, leave_address
+from server.admin.database_access import AdminError, Unreachable, carry_out, leave_address
 from server.admin.exports import exporting
 from server.admin.tenants import export, purge
 from server.cli.commands import main
@@ -225,6 +225,25 @@ async def test_a_purge_beside_a_running_server(tmp_path: Path, capsys: pytest.Ca
             assert (await ann.get(f"/v1/responses/{gone['id']}")).status_code == 401
             assert await Api(bob).get(kept["id"]) == kept
             assert await rows(storage) == untouched
+
+
+async def test_a_purge_whose_server_ends_says_that_it_can_be_begun_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_app(tmp_path) as running, http_client(running) as http:
+        await Api(http).create("say hello")
+        with monkeypatch.context() as patched:
+            patched.setattr(tenants, "carry_out", _cut_off)
+            assert await run(running, "purge", "--owner", "local", "--yes") != 0
+        assert "run the command again" in capsys.readouterr().err
+        assert await run(running, "purge", "--owner", "local", "--yes") == 0
+
+
+def _cut_off(config: Config, do: Any, method: str, *rest: Any, **options: Any) -> dict[str, Any]:
+    """A server that looks, and is gone when it is asked to change something."""
+    if method == "POST":
+        raise Unreachable("the server does not answer")
+    return carry_out(config, do, method, *rest, **options)
 
 
 CHAT = "/v1/chat/completions"
