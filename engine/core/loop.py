@@ -233,10 +233,7 @@ class EngineLoop:
             for part in parts:
                 self._settle(part, outputs)
             seconds = time.perf_counter() - began
-            if batch.num_beside is not None:
-                self.scheduler.pace.took(batch.num_beside, seconds)
-            else:
-                self.scheduler.pace.took_alone(int(batch.counts.sum()), seconds)
+            self.scheduler.took(batch, seconds)
             if self.tiering is not None and spans and len(parts) == 1:
                 beside = 0.0 if batch.num_beside is None else self.scheduler.pace.plain_s
                 self.tiering.computed(spans, seconds - beside)

@@ -45,7 +45,7 @@ class Pace:
         self.enough = most  # with so many of them it is done without another prompt
         self._latest: deque[float] = deque(maxlen=NUM_PLAIN)
         self._each: deque[float] = deque(maxlen=NUM_WHOLE)  # seconds a token of prompts in large pieces
-        self._since = 0  # steps with prompt tokens since the latest of them
+        self._since = 0  # steps with prompt tokens since the latest one of decodes alone
         self._plain = 0.0  # seconds of a step without prompt tokens
         self._fixed = self._cost = 0.0
         self._largest = min(FIRST / GROWTH, most)  # of late

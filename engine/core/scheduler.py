@@ -687,6 +687,13 @@ class Scheduler:
         begun, self._begun = self._begun, []
         return begun
 
+    def took(self, batch: Batch, seconds: float) -> None:
+        """A step took so long: its pace is learnt from that."""
+        if batch.num_beside is None:
+            self.pace.took_alone(int(batch.counts.sum()), seconds)
+        else:
+            self.pace.took(batch.num_beside, seconds)
+
     def computed(self, batch: Batch, num_rejected: Ints | int = 0) -> list[tuple[Sequence, Exception]]:
         """Book a step's tokens as computed: publish full blocks, release those that left a window.
 

@@ -82,10 +82,7 @@ class Trace:
             assert batch is not None
             seconds = machine.seconds(self.bench, batch)
             self.now += seconds
-            if batch.num_beside is None:
-                scheduler.pace.took_alone(int(batch.counts.sum()), seconds)
-            else:
-                scheduler.pace.took(batch.num_beside, seconds)
+            scheduler.took(batch, seconds)
             self._book(batch)
         return self
 

@@ -115,13 +115,10 @@ class Trace:
         assert self._stuck < 2, f"{before} wait"
 
     def _book(self, batch: Batch) -> None:
-        draw, rows, pace = self._draw, self.scheduler.rows, self.scheduler.pace
+        draw, rows = self._draw, self.scheduler.rows
         num_tokens = int(batch.counts.sum())
         seconds = max(self._step_s, self._token_s * num_tokens) * draw.choice((1, 1, 1, 1.1, 1.5))
-        if batch.num_beside is None:
-            pace.took_alone(num_tokens, seconds)
-        else:
-            pace.took(batch.num_beside, seconds)
+        self.scheduler.took(batch, seconds)
         decodes = np.array([sequence.began is not None for sequence in batch.sequences])
         self.scheduler.computed(batch, np.where(decodes, batch.counts - 1, 0))  # no draft comes true
         for sequence in batch.sequences:
