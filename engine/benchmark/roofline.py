@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import token_bytes
-from engine.models import Mapped, Model
+from engine.models import Mapped, Model, Routed
 
 _ON_CPU = 256 << 20  # bytes that are read: far more than any cache holds
 _ON_GPU = 2 << 30
@@ -87,7 +87,9 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
         yield value
     elif isinstance(value, torch.nn.Module):
         maps = (each.linear for each in value.modules() if isinstance(each, Mapped))
-        inside = chain(_parameters(value), maps)
+        routed = [each.forward.experts for each in value.modules() if isinstance(each.forward, Routed)]
+        experts = (part.panels for each in routed for part in (each.first, each.last))
+        inside = chain(_parameters(value), maps, experts)
     elif isinstance(value, dict):
         inside = (each for name, each in value.items() if name not in _UNREAD)
     elif isinstance(value, list | tuple):

@@ -12,20 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.cpu import (
-    MOST_DIM,
-    MOST_HEADS,
-    PANEL,
-    STRIP,
-    Batch,
-    Cache,
-    Decoder,
-    Group,
-    Layer,
-    LowRank,
-    Panels,
-    Step,
-)
+from engine.executor.cpu_attention import PlanForLibrary, cache_for_library, unfit
+from engine.kernels.cpu import PANEL, Decoder, Group, Layer, LowRank, Panels, Scoring, Step
 from engine.models import Adapted, Linear, Model, NativeDecoder, Stack, unadapted
 from engine.models import Layer as DecoderLayer
 from engine.step import Floats, StepPlan
@@ -33,29 +21,11 @@ from engine.step import Floats, StepPlan
 
 def fits(model: Model, kv_dtype: torch.dtype) -> TypeGuard[NativeDecoder]:
     """Whether a step of this model, with keys and values kept as `kv_dtype`, can be that call."""
-    return unfit(model, kv_dtype) is None
-
-
-def unfit(model: Model, kv_dtype: torch.dtype) -> str | None:
-    """Why it cannot; None where it can."""
-    if not isinstance(model, NativeDecoder):
-        return "the model is none of Llama, Mistral, Qwen2 and Qwen3"
-    if model.spec.dtype not in (torch.float32, torch.bfloat16):
-        return f"the model computes in {_named(model.spec.dtype)}, and not in float32 or bfloat16"
-    if kv_dtype not in (model.spec.dtype, torch.int8):
-        return f"keys and values are kept in {_named(kv_dtype)}"
-    dim, heads_per_kv_head = model.shape.head_dim, model.shape.num_heads // model.shape.num_kv_heads
-    if dim > MOST_DIM or dim % STRIP:
-        return f"heads of the model have {dim} numbers, which is no multiple of {STRIP} up to {MOST_DIM}"
-    if heads_per_kv_head > MOST_HEADS:
-        return f"{heads_per_kv_head} heads of the model share keys, and {MOST_HEADS} may"
-    if not all(isinstance(linear, Panels) for linear in model.maps()):
-        return "the kernels for a CPU (cpu_kernels) are off, could not be built, or do not take its weights"
-    return None
-
-
-def _named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return (
+        isinstance(model, NativeDecoder)
+        and all(isinstance(linear, Panels) for linear in model.maps())
+        and unfit(model.spec, kv_dtype) is None
+    )
 
 
 def stack_for_library(panels: Panels, stack: Stack, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,8 +87,8 @@ class Forward:
             heads=shape.num_heads,
             most_ranks=self._most_ranks,
             is_bf16=model.spec.dtype is torch.bfloat16,
+            scoring=Scoring(sinks=None, scale=model.scale, softcap=0.0),
             eps=shape.norm_eps,
-            scale=model.scale,
         )
         self._windows = [group.window for group in model.spec.groups]
 
@@ -126,47 +96,30 @@ class Forward:
         """The logits f32 of a plan's `logits_at`, [R, vocab_size]; `progress` is told whenever a layer is
         done, in seconds of the monotonic clock. Raises IndexError for a token that the model does not have.
         """
-        logits = self._room_for(len(plan.logits_at))
-        held: list[NDArray[np.generic]] = []
-
-        def at(array: NDArray[np.generic]) -> int:
-            held.append(np.ascontiguousarray(array))
-            return held[-1].ctypes.data
-
+        logits, laid = self._room_for(len(plan.logits_at)), PlanForLibrary(plan, self._windows)
         token_ids = embedded = None
         if self._embeds:
             if plan.token_ids.min() < 0 or plan.token_ids.max() >= self._model.spec.vocab_size:
                 raise IndexError("a token is none of the model's")
-            token_ids = at(plan.token_ids)
+            token_ids = laid.at(plan.token_ids)
         else:
             embedded = self._model.embed(torch.from_numpy(plan.token_ids))
 
-        groups = [
-            Group(tables=at(tables), slot_blocks=at(blocks), width=tables.shape[1], window=window or 0)
-            for tables, blocks, window in zip(plan.block_tables, plan.slot_blocks, self._windows, strict=True)
-        ]
-        batch = Batch(
-            query_start=at(plan.query_start),
-            positions=at(plan.positions),
-            slot_offsets=at(plan.slot_offsets),
-            sequences=len(plan.seq_lens),
-            tokens=len(plan.token_ids),
-        )
         adapters = None
         if plan.adapters.any():
-            adapters = at(np.repeat(plan.adapters, np.diff(plan.query_start)))
+            adapters = laid.at(np.repeat(plan.adapters, np.diff(plan.query_start)))
         step = Step(
-            groups=(Group * len(groups))(*groups),
+            groups=(Group * len(laid.groups))(*laid.groups),
             token_ids=token_ids,
             embedded=None if embedded is None else embedded.data_ptr(),
-            logits_at=at(plan.logits_at),
+            logits_at=laid.at(plan.logits_at),
             wanted=len(plan.logits_at),
             logits=logits.ctypes.data,
             progress=ctypes.addressof(progress),
             adapters=adapters,
             alone=self._deterministic,
         )
-        self.library.forward(self._decoder, batch, step)
+        self.library.forward(self._decoder, laid.batch, step)
         return logits[:, :vocab_size]
 
     def _room_for(self, rows: int) -> NDArray[np.float32]:
@@ -177,22 +130,12 @@ class Forward:
         return self._logits[:rows]
 
     def _layer(self, layer: DecoderLayer, group: int, k_cache: Tensor, v_cache: Tensor) -> Any:
-        _, block_size, kv_heads, _ = k_cache.shape
-        cache = Cache(
-            keys=self._at(k_cache),
-            values=self._at(v_cache),
-            block_stride=k_cache.stride(0),
-            head_stride=k_cache.stride(2),
-            block_size=block_size,
-            kv_heads=kv_heads,
-            head_dim=self._model.shape.head_dim,
-            in_bytes=k_cache.dtype is torch.int8,
-        )
+        self._kept += [k_cache, v_cache]
         return Layer(
             attention_norm=self._at(layer.attention_norm),
             qk_norm=None if layer.qk_norm is None else self._at(layer.qk_norm.contiguous()),
             mlp_norm=self._at(layer.mlp_norm),
-            cache=cache,
+            cache=cache_for_library(k_cache, v_cache, self._model.shape.head_dim),
             group=group,
             **{name: self._map(linear) for name, linear in layer.maps.items()},
         )

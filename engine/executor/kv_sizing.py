@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
-from engine.executor.cpu_forward import unfit
+from engine.executor.cpu_attention import unfit
 from engine.kernels import FP8, computes_fp8, free_memory, token_bytes
 from engine.models import Model, ModelSpec
 from engine.types import LoadError, readable_size
@@ -130,7 +130,10 @@ def _kv_dtype(config: EngineConfig, model: Model, device: torch.device) -> torch
     if config.kv_cache_dtype == "int8":
         if device.type == "cuda":
             raise LoadError("kv_cache_dtype int8 is for a CPU; for a GPU there is fp8")
-        if (why := unfit(model, torch.int8)) is not None:
+        why = unfit(model.spec, torch.int8)
+        if model.library is None:
+            why = "the kernels for a CPU (cpu_kernels) are off or could not be built"
+        if why is not None:
             raise LoadError(
                 f"kv_cache_dtype int8 cannot be had: {why}; fp8 takes as little memory, and is slower"
             )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.executor import deterministic as exact
+from engine.executor.cpu_attention import CpuAttention, PlanForLibrary, unfit
 from engine.executor.cpu_forward import Forward, fits
 from engine.executor.gpu_launcher import Launcher, kernels_for
 from engine.executor.kv_sizing import PoolSizes
@@ -117,9 +118,14 @@ class Drawing:
 class StepAttention:
     """What the model calls once a layer (`models.Attention`): this step's cache views and metadata."""
 
-    def __init__(self, runner: Runner, groups: Sequence[GroupStep]) -> None:
+    def __init__(self, runner: Runner, plan: StepPlan) -> None:
         self._runner = runner
-        self._groups = groups
+        self._laid: PlanForLibrary | None = None
+        self._groups: list[GroupStep] = []
+        if runner.cpu_attention is not None:
+            self._laid = runner.cpu_attention.lay_out(plan)
+        else:
+            self._groups = [runner.group_step(plan, g) for g in range(len(runner.pools))]
 
     def __call__(
         self,
@@ -134,6 +140,8 @@ class StepAttention:
     ) -> Tensor:
         runner = self._runner
         runner.progress.at = time.monotonic()
+        if runner.cpu_attention is not None and self._laid is not None:
+            return runner.cpu_attention(self._laid, layer, q, k, v, scale=scale, softcap=softcap, sinks=sinks)
         group, k_cache, v_cache = runner.layers[layer]
         step = self._groups[group]
         write_kv(k, v, k_cache, v_cache, step)
@@ -177,6 +185,11 @@ class Runner:
         self.fused: Forward | None = None
         if fits(model, self.kv_dtype):
             self.fused = Forward(model, self.layers, sizes.max_len, deterministic=config.deterministic)
+        self.cpu_attention: CpuAttention | None = None
+        if self.fused is None and model.library is not None and unfit(model.spec, self.kv_dtype) is None:
+            self.cpu_attention = CpuAttention(
+                model.library, model.spec, self.layers, deterministic=config.deterministic
+            )
         kernels = None if config.deterministic else kernels_for(device)
         self.launcher: Launcher | None = None
         if kernels is not None:
@@ -232,12 +245,15 @@ class Runner:
         self._prepare(plan)
         if self.launcher is not None:
             return self.launcher.compute(plan)[:, : self.vocab_size]
-        self._clear_begun(plan)
+        if self.cpu_attention is None:
+            self._clear_begun(plan)
         if self.model.adapters is not None:
             self.model.adapters.choose(np.repeat(plan.adapters, np.diff(plan.query_start)))
-        attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
         logits = self.model.forward(
-            self._move(plan.token_ids), self._move(plan.positions), attention, self._move(plan.logits_at)
+            self._move(plan.token_ids),
+            self._move(plan.positions),
+            StepAttention(self, plan),
+            self._move(plan.logits_at),
         )
         return logits[:, : self.vocab_size]
 
@@ -354,7 +370,8 @@ class Runner:
             attended += nbytes * int(seen @ further)
         return cached, attended
 
-    def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
+    def group_step(self, plan: StepPlan, g: int) -> GroupStep:
+        """What torch's attention needs to know of a plan in one layer group."""
         group, dtype = self.model.spec.groups[g], self.model.spec.dtype
         if self.deterministic:
             tiles = exact.make_tiles(

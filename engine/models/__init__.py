@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.models.checkpoint import Checkpoint, require_headers
-from engine.models.compiled import Mapped
+from engine.models.compiled import Mapped, Routed
 from engine.models.decoder import NativeDecoder
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed, parse
 from engine.models.fp8 import Fp8
@@ -31,6 +31,7 @@ __all__ = [
     "NativeDecoder",
     "Packed",
     "Plain",
+    "Routed",
     "Stack",
     "is_pooled_natively",
     "load_model",

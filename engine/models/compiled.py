@@ -20,13 +20,14 @@ from torch import Tensor
 from engine.models.trial_run import tolerance
 
 if TYPE_CHECKING:
+    from engine.models.experts import Experts
     from engine.models.interface import Attention
     from engine.models.linear import Linear
 
 BACKEND = "inductor"
 
 # operations take numbers and tensors: what they are to call is looked up here
-_held: WeakValueDictionary[int, Batch | Mapped] = WeakValueDictionary()
+_held: WeakValueDictionary[int, Batch | Mapped | Routed] = WeakValueDictionary()
 _numbers = count()
 
 
@@ -110,6 +111,34 @@ def _multiply(x: Tensor, map: int, outputs: int) -> Tensor:
 @_multiply.register_fake
 def _(x: Tensor, map: int, outputs: int) -> Tensor:
     return torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
+
+
+class Routed:
+    """What a transformers model calls for a layer's experts, where we compute them."""
+
+    def __init__(self, experts: Experts) -> None:
+        self.experts = experts
+        self.number = next(_numbers)
+        _held[self.number] = self
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See `Experts`."""
+        if torch.compiler.is_compiling():
+            out: Tensor = torch.ops.antiphon.route(hidden, chosen, weights, self.number)
+            return out
+        return self.experts(hidden, chosen, weights)
+
+
+@torch.library.custom_op("antiphon::route", mutates_args=())
+def _route(hidden: Tensor, chosen: Tensor, weights: Tensor, experts: int) -> Tensor:
+    own = _held[experts]
+    assert isinstance(own, Routed)
+    return own.experts(hidden, chosen, weights)
+
+
+@_route.register_fake
+def _(hidden: Tensor, chosen: Tensor, weights: Tensor, experts: int) -> Tensor:
+    return torch.empty_like(hidden)
 
 
 # a model, token ids, positions, attention, logits_at -> logits

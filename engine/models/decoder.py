@@ -47,8 +47,10 @@ class NativeDecoder:
         embedding: Tensor | Int8 | Panels,
         final_norm: Tensor,
         head: Linear,
+        library: Library | None = None,
     ) -> None:
         self.spec = spec
+        self.library = library
         self.shape = shape
         self.layers = layers
         self.embedding = embedding
@@ -134,7 +136,9 @@ class NativeDecoder:
             fingerprint=checkpoint.fingerprint() + (b"" if quantization == "none" else quantization.encode()),
         )
         final_norm = weights["final_norm"]
-        return cls(spec, shape, layers, embedding=embedding, final_norm=final_norm, head=last)
+        return cls(
+            spec, shape, layers, embedding=embedding, final_norm=final_norm, head=last, library=library
+        )
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor

@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.config import Quantization
+from engine.config import EngineConfig, Quantization
 from engine.kernels import Workspace
+from engine.kernels.cpu import Library
 from engine.models.checkpoint import Checkpoint, require_finite
-from engine.models.compiled import Compiled, Mapped
+from engine.models.compiled import Compiled, Mapped, Routed
+from engine.models.experts import Experts, find
 from engine.models.interface import Attention, ModelSpec
 from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
@@ -115,8 +117,12 @@ class Speaking(torch.nn.Module):
 class GeneralDecoder:
     """A transformers decoder behind `Model`."""
 
-    def __init__(self, spec: ModelSpec, model: Any, sight: Sight | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, model: Any, library: Library | None = None, sight: Sight | None = None
+    ) -> None:
         self.spec = spec
+        self.library = library
+        self.has_experts_in_panels = any(isinstance(each.forward, Routed) for each in model.modules())
         self.adapters: Adapters | None = None
         self.sight = sight
         self._model = model
@@ -125,34 +131,34 @@ class GeneralDecoder:
     @classmethod
     def load(
         cls,
-        folder: Path,
+        config: EngineConfig,
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
         *,
-        quantization: Quantization = "none",
-        max_model_len: int | None = None,
+        library: Library | None = None,
         compile: bool = False,
         row: Seeing | None = None,
-        image_bytes: int | None = None,
-        image_s: float = 5.0,
     ) -> GeneralDecoder:
-        """Load a model by transformers and try it; raises LoadError for what cannot be served rightly.
+        """Load the folder `config.model` by transformers and try it; raises LoadError for what cannot be
+        served rightly.
 
-        A quantization is of all linear maps but those that choose among experts; the head is as in
-        `NativeDecoder.load`. max_model_len: with longrope it chooses the factors; see `_choose_long`. row: of
-        a model that sees. image_bytes: of its images that are remembered; None: it is to be a decoder of text
-        alone. image_s: seconds that a layer may take for one of them.
+        Of the configuration it reads `quantization`, which is of all linear maps but those that choose among
+        experts, while the head is as in `NativeDecoder.load`; `max_model_len`, which with longrope chooses
+        the factors, see `_choose_long`; and of a model that sees `text_only`, `image_cache_bytes`, and
+        `step_timeout_s`, of which a layer may take half for one image. library: as in `make_linear`. row: of
+        a model that sees.
         """
-        config, model, whole = _open(folder, dtype, device, row, max_model_len)
+        folder, quantization = Path(config.model), config.quantization
+        text, model, whole = _open(folder, dtype, device, row, config.max_model_len)
         for name, weight in whole.named_parameters():
             require_finite(name, weight)
         architecture = type(whole).__name__
-        for layer_type in getattr(config, "layer_types", None) or ():
+        for layer_type in getattr(text, "layer_types", None) or ():
             if layer_type not in SERVED_LAYER_TYPES:
                 raise LoadError(f"{architecture} has layers of type {layer_type!r}, which are not served")
         try:
-            seen, vocab_size = _try(model, config)
+            seen, vocab_size = _try(model, text)
         except LoadError as error:
             raise LoadError(f"{architecture} is not served: {error}") from None
         except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
@@ -161,33 +167,35 @@ class GeneralDecoder:
         spec = ModelSpec(
             architecture=architecture,
             vocab_size=vocab_size,
-            max_positions=_max_positions(config),
-            shortened=_shortened(config),
+            max_positions=_max_positions(text),
+            shortened=_shortened(text),
             num_parameters=checkpoint.num_parameters,
             groups=_groups(seen),
             dtype=dtype,
             fingerprint=checkpoint.fingerprint() + (b"" if quantization == "none" else quantization.encode()),
         )
         processor = None
-        if row is not None and image_bytes is not None:
-            processor = ImageProcessor.load(folder, image_bytes, largest_image(whole, row, image_s))
+        image_bytes = config.image_cache_bytes
+        if row is not None and not config.text_only:
+            largest = largest_image(whole, row, config.step_timeout_s / 2)
+            processor = ImageProcessor.load(folder, image_bytes, largest)
             spec = replace(spec, fingerprint=spec.fingerprint + processor.fingerprint)
-        if not _repack(model, quantization):
+        if not _repack(model, quantization, library):
             why = "it computes with the weights of its linear maps by itself"
             if quantization != "none":
                 raise LoadError(f"{architecture} is not served with quantization {quantization}: {why}")
             log.info("%s keeps its weights as they are stored: %s", architecture, why)
             del model, whole
-            _, model, whole = _open(folder, dtype, device, row, max_model_len)
+            _, model, whole = _open(folder, dtype, device, row, config.max_model_len)
         sight = None
-        if processor is not None and image_bytes is not None:
+        if processor is not None:
             sight = Sight(whole, processor, dtype, image_bytes)
             try:
                 sight.try_out()
             except (LoadError, RenderError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 line = (str(error).splitlines() or [""])[0]
                 raise LoadError(f"{architecture} is not served with images: {line}") from error
-        decoder = cls(spec, model, sight)
+        decoder = cls(spec, model, library, sight)
         if compile:
             decoder.compile()
         return decoder
@@ -389,7 +397,7 @@ def _skipping(model: Any, paths: Collection[str]) -> Iterator[str]:
     return (path for path in paths if given.get(path) != sum(map(len, TRIAL)))
 
 
-def _repack(model: Any, quantization: Quantization) -> bool:
+def _repack(model: Any, quantization: Quantization, library: Library | None) -> bool:
     """Give every linear map of a model the layout that it would have in a native one; False when the model
     cannot be computed so.
     """
@@ -402,9 +410,12 @@ def _repack(model: Any, quantization: Quantization) -> bool:
         elif module is head:
             own = "int8" if quantization in ("int8", "int4") else "none"
         bias = None if module.bias is None else module.bias.data
-        linear = make_linear(module.weight.data, bias, own, workspace)
+        linear = make_linear(module.weight.data, bias, own, workspace, library)
         if not isinstance(linear, Plain):
             model.set_submodule(path, Mapped(module, linear))
+    if library is not None and quantization != "fp8":
+        for experts in find(model):
+            experts.forward = Routed(Experts(experts, library, quantization))
     try:
         return bool(_run(model, Trial()).isfinite().all())  # the weights that a module shows are not
     except (TypeError, ValueError, AttributeError, RuntimeError):

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.kernels.cpu import Library
 from engine.models.lora import Adapters, Place, Stack
 from engine.step import LayerGroup
 from engine.vision import Sight
@@ -64,6 +65,7 @@ class Model(Protocol):
 
     spec: ModelSpec
     adapters: Adapters | None  # told before each forward which of its tokens are under which
+    library: Library | None  # of a CPU with kernels of our own
     sight: Sight | None  # told before each forward what its tokens show; None: the model reads text alone
 
     def forward(

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from engine.config import EngineConfig, Quantization
-from engine.kernels.cpu import open_library
+from engine.kernels.cpu import Library, open_library
 from engine.model_folder import read_config
 from engine.models import families
 from engine.models.checkpoint import Checkpoint
@@ -31,13 +31,16 @@ from engine.models.peft import read_adapter
 from engine.types import LoadError
 from engine.vision import SEEING, Seeing, seeing, sees
 
+if TYPE_CHECKING:
+    from engine.models.general import GeneralDecoder
+
 log = logging.getLogger("antiphon.engine")
 
 
 # parameters: below, `dtype="auto"` computes in f32, so that a resumed run repeats itself exactly
 F32_BELOW = 200_000_000
 
-ARITHMETIC = 1
+ARITHMETIC = 2
 """To be raised with every change by which a model's keys and values come out otherwise than before, with the
 same weights, config.json and tokens: what was saved on disk until then is not read any more."""
 
@@ -54,7 +57,8 @@ def load_model(config: EngineConfig, device: torch.device) -> Model:
     """
     folder = Path(config.model)
     fields = read_config(folder)
-    _refuse(fields, config.deterministic)
+    library = open_library() if config.cpu_kernels and device.type == "cpu" else None
+    _refuse(fields, config.deterministic and library is None)
     checkpoint = Checkpoint(folder)
     stored = how_stored(fields, _architecture(fields))
     compute = _compute_dtype(config.dtype, checkpoint, config.quantization)
@@ -63,13 +67,16 @@ def load_model(config: EngineConfig, device: torch.device) -> Model:
     model: Model
     if families.is_native(fields):
         shape = families.parse(fields, config.max_model_len)
-        library = open_library() if config.cpu_kernels and device.type == "cpu" else None
         model = NativeDecoder.load(shape, checkpoint, compute, device, config.quantization, stored, library)
     else:
         row = seeing(fields) if sees(fields) and not config.text_only else SEEING.get(_architecture(fields))
         if row is not None and not config.text_only:
             _refuse_with_images(config, _architecture(fields))
-        model = _load_general(config, checkpoint, compute, device, _architecture(fields), stored, row)
+        model = _load_general(
+            config, checkpoint, compute, device, _architecture(fields), stored, row, library
+        )
+        if config.deterministic and not model.has_experts_in_panels:
+            _refuse(fields, apart=True)
     if config.lora:
         attach(
             model,
@@ -138,7 +145,8 @@ def _load_general(
     architecture: str,
     stored: Stored,
     row: Seeing | None,
-) -> Model:
+    library: Library | None,
+) -> GeneralDecoder:
     from engine.models.general import GeneralDecoder  # imports transformers, which native families do without
 
     if stored is not AS_NUMBERS:
@@ -151,18 +159,7 @@ def _load_general(
         if compile and why:
             log.warning("%s %s, so it is not compiled", architecture, why)
             compile = False
-    return GeneralDecoder.load(
-        Path(config.model),
-        checkpoint,
-        compute,
-        device,
-        quantization=config.quantization,
-        max_model_len=config.max_model_len,
-        compile=compile,
-        row=row,
-        image_bytes=None if config.text_only else config.image_cache_bytes,
-        image_s=config.step_timeout_s / 2,
-    )
+    return GeneralDecoder.load(config, checkpoint, compute, device, library=library, compile=compile, row=row)
 
 
 def attach(
@@ -221,14 +218,18 @@ def _compute_dtype(dtype: str, checkpoint: Checkpoint, quantization: Quantizatio
     return checkpoint.dtype
 
 
-def _refuse(config: dict[str, Any], deterministic: bool) -> None:
-    """Refuse, before anything is read, what no tier serves."""
+def _refuse(config: dict[str, Any], apart: bool) -> None:
+    """Refuse what no tier serves. apart: tokens are to be computed apart from their neighbours, and experts
+    are not by the kernels for a CPU."""
     architecture = _architecture(config)
     if config.get("is_encoder_decoder"):
         raise LoadError(f"{architecture} is an encoder-decoder; only decoders are served")
-    if deterministic and _has_experts(config):
+    if apart and _has_experts(config):
         # each computes as many tokens at once as chose it: a shape that neighbours change
-        raise LoadError(f"{architecture} is a mixture of experts, which is not served with deterministic")
+        raise LoadError(
+            f"{architecture} is a mixture of experts, which is not served with deterministic but by the "
+            "kernels for a CPU (cpu_kernels)"
+        )
 
 
 def _refuse_with_images(config: EngineConfig, architecture: str) -> None:

@@ -90,6 +90,31 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 32, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3-64": ("qwen3", {"head_dim": 64, "tie_word_embeddings": True}),
+    "gemma2-32": (
+        "gemma2",
+        {
+            "head_dim": 32,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 32,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gpt_oss-32": (
+        "gpt_oss",
+        {
+            "head_dim": 32,
+            "sliding_window": 20,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
+    "qwen3_moe-32": (
+        "qwen3_moe",
+        {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+    ),
     "gemma2": (
         "gemma2",
         {

@@ -9,9 +9,9 @@ from __future__ import annotations
 from engine.kernels.cpu import panels
 from engine.kernels.cpu.library import (
     MOST_DIM,
-    MOST_HEADS,
     PANEL,
     STRIP,
+    Attention,
     Batch,
     Cache,
     Decoder,
@@ -19,16 +19,17 @@ from engine.kernels.cpu.library import (
     Layer,
     Library,
     LowRank,
+    Scoring,
     Step,
     open_library,
 )
-from engine.kernels.cpu.panels import Panels
+from engine.kernels.cpu.panels import Panels, PanelsOfExperts
 
 __all__ = [
     "MOST_DIM",
-    "MOST_HEADS",
     "PANEL",
     "STRIP",
+    "Attention",
     "Batch",
     "Cache",
     "Decoder",
@@ -37,6 +38,8 @@ __all__ = [
     "Library",
     "LowRank",
     "Panels",
+    "PanelsOfExperts",
+    "Scoring",
     "Step",
     "open_library",
     "panels",

@@ -9,10 +9,21 @@
 #include "common_keys.h"
 #include "products.h"
 
+extern "C" {
+
+// How scores become weights: raw ones are multiplied by `scale`, and then bounded by `softcap` (0: by nothing) through
+// its tanh. `sinks` [heads], if any, are scores that take part among the weights and have no value.
+struct Scoring {
+    const float* sinks;
+    float scale, softcap;
+};
+
+}  // extern "C"
+
 namespace {
 
 constexpr int MOST_DIM = 256;    // of a head
-constexpr int64_t MOST_HEADS = 64;  // of a query at once
+constexpr int64_t MOST_HEADS = 64;  // of a query at once, unless more of them share keys
 constexpr int QUERIES = 512;     // of one piece of attention, each of which packs all keys
 constexpr int LEAST_QUERIES = 64;   // of one piece, where larger ones would be too few for the threads
 constexpr int SOON = 4;          // blocks of the cache that are fetched before their turn
@@ -53,6 +64,26 @@ inline Sum weigh(float* scores, int64_t from, int64_t to, int64_t count, float s
     std::fill(scores, scores + from, 0.0f);
     std::fill(scores + to, scores + count, 0.0f);
     return {peak, sum(totals)};
+}
+
+// Raw scores [count] -> raw scores that are bounded once they are multiplied by the scale.
+inline void bound(float* scores, int64_t count, const Scoring& by) {
+    if (!by.softcap) return;
+    const float steep = by.scale / by.softcap, back = by.softcap / by.scale;
+    const auto bounded = [&](Floats score) {
+        const Floats x = score * steep, part = exponential(x < 0.0f ? x + x : -x - x);
+        const Floats tanh = (1.0f - part) / (1.0f + part);
+        return (x < 0.0f ? -tanh : tanh) * back;
+    };
+    int64_t i = 0;
+    for (; i + WIDE <= count; i += WIDE) write(scores + i, bounded(read(scores + i)));
+    const Floats rest = bounded(read_some(scores + i, count - i, 0.0f));
+    for (int64_t j = i; j < count; j++) scores[j] = rest[j - i];
+}
+
+// All weights of a head, its sink's included.
+inline float whole(const Sum& sum, const Scoring& by, int64_t head) {
+    return by.sinks ? sum.total + std::exp(by.sinks[head] - sum.peak * by.scale) : sum.total;
 }
 
 // What queries found among common keys: of each a row of `width` numbers for each head, [dim] weighed values and their
@@ -172,7 +203,7 @@ inline void scale_by(const int8_t* at, int64_t numbers, int64_t begin, int64_t e
 // which are `stretches` of its sequence. A block's heads lie side by side, and are read so.
 template <class K, class T>
 void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv_head, int64_t count, int64_t shared,
-                int64_t low, int64_t high, float scale, const Found& before, int64_t sequence, int64_t stretches,
+                int64_t low, int64_t high, const Scoring& by, const Found& before, int64_t sequence, int64_t stretches,
                 const Row<T>& out) {
     const int64_t size = cache.block_size, dim = cache.head_dim, num = high - low, heads = count * shared;
     const int64_t first = low / size, pieces = ((high - 1) / size + 1 - first) * count;
@@ -214,8 +245,9 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
             for (int64_t g = head; g < head + shared; g++)
                 scale_by(at, size * dim, from, to, scores + g * num + key);
     });
-    Sum sums[MOST_HEADS];
-    for (int64_t g = 0; g < heads; g++) sums[g] = weigh(scores + g * num, 0, num, num, scale);
+    Sum* sums = room(own.totals, heads);
+    bound(scores, heads * num, by);
+    for (int64_t g = 0; g < heads; g++) sums[g] = weigh(scores + g * num, 0, num, num, by.scale);
     each(pieces, [&](const K* at, const K* coming, int64_t head, int64_t from, int64_t to, int64_t key) {
         if constexpr (IN_BYTES)
             for (int64_t g = head; g < head + shared; g++)
@@ -228,10 +260,10 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
     });
     for (int64_t g = 0; g < heads; g++) {
         for (int64_t i = 0; i < stretches; i++)
-            join<K>(mixed + g * dim, sums[g], before.of(sequence, i, kv_head * shared + g), dim, scale);
+            join<K>(mixed + g * dim, sums[g], before.of(sequence, i, kv_head * shared + g), dim, by.scale);
+        const float total = whole(sums[g], by, kv_head * shared + g);
         for (int64_t d = g * dim; d < (g + 1) * dim; d += 2 * WIDE)
-            narrow<K>(out.of(kv_head * shared * dim + d), read(mixed + d) / sums[g].total,
-                      read(mixed + d + WIDE) / sums[g].total);
+            narrow<K>(out.of(kv_head * shared * dim + d), read(mixed + d) / total, read(mixed + d + WIDE) / total);
     }
 }
 
@@ -352,6 +384,7 @@ void pack_cache(const Cache& cache, const int32_t* table, int64_t kv_head, int64
 template <class T> struct OfPiece {
     const T* q;
     int64_t token, position, count, window, heads, dim;
+    const Scoring& by;
     const Rows<T>& out;
 
     int64_t low() const { return std::max<int64_t>(0, from(0)); }
@@ -362,7 +395,7 @@ template <class T> struct OfPiece {
 
     // What query i's head mixed, from dimension d on.
     void take(int64_t i, int64_t head, int64_t d, Floats mixed, const Sum& sum) const {
-        write(out[token + i].of(head * dim + d), mixed / sum.total);
+        write(out[token + i].of(head * dim + d), mixed / whole(sum, by, head));
     }
 };
 
@@ -466,7 +499,8 @@ inline float weigh_block(const Scores& scores, float scale, Sum& sum, bf16* weig
 
 // `attend_many` of bfloat16 in tiles: block by block of keys, which all queries pass while it is near.
 template <class Queries>
-void attend_in_tiles(const Queries& queries, const Cache& cache, const int32_t* table, int64_t kv_head, float scale) {
+void attend_in_tiles(const Queries& queries, const Cache& cache, const int32_t* table, int64_t kv_head,
+                     const Scoring& by) {
     constexpr int64_t KEYS = 256;
     const int64_t dim = cache.head_dim, group = queries.heads / cache.kv_heads, all = queries.count * group;
     const int64_t wide = (dim + PANEL - 1) / PANEL * PANEL, whole = (all + HEIGHT - 1) / HEIGHT * HEIGHT;
@@ -496,12 +530,13 @@ void attend_in_tiles(const Queries& queries, const Cache& cache, const int32_t* 
             for (int64_t key = 0; key < num; key += PANEL)
                 tiles.multiply(apart(asked + begin * dim, dim), rows, keys + key * dim, dim, scores + key * HEIGHT,
                                true, nothing);
+            for (int64_t key = 0; key < num; key += PANEL) bound(scores + key * HEIGHT, rows * PANEL, by);
             float* so_far = mixed + begin * wide;
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t i = (begin + r) / group;
                 const Scores row{scores + r * PANEL, HEIGHT * PANEL, queries.from(i) - first, queries.to(i) - first,
                                  num};
-                const float factor = weigh_block(row, scale, sums[begin + r], weights + r * KEYS);
+                const float factor = weigh_block(row, by.scale, sums[begin + r], weights + r * KEYS);
                 if (factor != 1)
                     for (int64_t d = 0; d < wide; d += WIDE) {
                         float* sum = so_far + d / PANEL * HEIGHT * PANEL + r * PANEL + d % PANEL;
@@ -627,10 +662,11 @@ inline const bf16* in_rows(const float* weights, int64_t count, bf16* to) {
 // All of these queries against one head of keys, which lie in the blocks of `table`: block by block of keys, which all
 // queries pass while it is near.
 template <class T, template <class> class Queries>
-void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* table, int64_t kv_head, float scale) {
+void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* table, int64_t kv_head,
+                 const Scoring& by) {
 #if defined(HAS_TILES)
     if constexpr (std::is_same<T, bf16>::value)
-        if (has_tiles()) return attend_in_tiles(queries, cache, table, kv_head, scale);
+        if (has_tiles()) return attend_in_tiles(queries, cache, table, kv_head, by);
 #endif
     constexpr bool WHOLE = std::is_same<T, bf16>::value && BF16_IN_WHOLE_NUMBERS;
     using W = std::conditional_t<WHOLE, int16_t, T>;  // as what keys and values are multiplied
@@ -688,19 +724,20 @@ void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* t
                 const int64_t i = (begin + r) / group, from = std::max<int64_t>(0, queries.from(i) - first);
                 const int64_t upto = std::min(count, queries.to(i) - first);
                 float* row = scores + r * KEYS;
+                bound(row, count, by);
                 Sum &sum = sums[begin + r], added{sum.peak, 0};
                 if constexpr (WHOLE) {
                     own_rows[r] = weights + r * KEYS;
-                    added = weigh_whole(row, from, upto, count, scale, sum.peak, weights + r * KEYS, of_weights[r]);
+                    added = weigh_whole(row, from, upto, count, by.scale, sum.peak, weights + r * KEYS, of_weights[r]);
                 } else {
                     if (from < upto)
-                        added = weigh(row, from, upto, count, scale, sum.peak);
+                        added = weigh(row, from, upto, count, by.scale, sum.peak);
                     else
                         std::fill_n(row, count, 0.0f);
                     own_rows[r] = in_rows(row, count, weights + r * KEYS);
                 }
                 if (sum.peak != added.peak) {
-                    const float factor = std::exp((sum.peak - added.peak) * scale);
+                    const float factor = std::exp((sum.peak - added.peak) * by.scale);
                     float* so_far = mixed + (begin + r) * wide;
                     for (int64_t d = 0; d < wide; d += WIDE) write(so_far + d, read(so_far + d) * factor);
                     sum = {added.peak, sum.total * factor};
@@ -733,7 +770,7 @@ void attend_many(const Queries<T>& queries, const Cache& cache, const int32_t* t
 // team; `found` has room for what is found among `common` keys.
 template <class T>
 void attend(const T* q, const Cache& cache, const Batch& batch, const Group& group, const std::vector<Piece>& pieces,
-            const CommonKeys& common, const Found& found, int64_t num_heads, float scale, Member& member,
+            const CommonKeys& common, const Found& found, int64_t num_heads, const Scoring& by, Member& member,
             const Rows<T>& out) {
     const int64_t shared = num_heads / cache.kv_heads, dim = cache.head_dim;
     if (!common.stretches.empty())
@@ -742,7 +779,7 @@ void attend(const T* q, const Cache& cache, const Batch& batch, const Group& gro
             const int32_t* table = group.tables + common.order[stretch.first] * group.width;
             const OfStretch<T> queries{q,         stretch, common.order.data(), batch.query_start, stretch.count,
                                        num_heads, dim,     found};
-            attend_many(queries, cache, table, task % cache.kv_heads, scale);
+            attend_many(queries, cache, table, task % cache.kv_heads, by);
         });
     // as many heads together as leave every thread some tasks
     int64_t together = std::max<int64_t>(1, std::min(cache.kv_heads, MOST_HEADS / shared));
@@ -753,15 +790,15 @@ void attend(const T* q, const Cache& cache, const Batch& batch, const Group& gro
         const int64_t first = task % parts * together, count = std::min(together, cache.kv_heads - first);
         const int64_t token = batch.query_start[piece.sequence] + piece.first, position = batch.positions[token];
         const int32_t* table = group.tables + piece.sequence * group.width;
-        const OfPiece<T> queries{q, token, position, piece.count, group.window, num_heads, dim, out};
+        const OfPiece<T> queries{q, token, position, piece.count, group.window, num_heads, dim, by, out};
         if (piece.count == 1) {
             const int64_t low = std::max(queries.low(), common.ends[piece.sequence]);
             const auto one = cache.in_bytes ? attend_one<int8_t, T> : attend_one<T, T>;
-            one(queries.query(0, first * shared), cache, table, first, count, shared, low, position + 1, scale, found,
+            one(queries.query(0, first * shared), cache, table, first, count, shared, low, position + 1, by, found,
                 piece.sequence, common.counts[piece.sequence], out[token]);
             return;
         }
-        for (int64_t head = first; head < first + count; head++) attend_many(queries, cache, table, head, scale);
+        for (int64_t head = first; head < first + count; head++) attend_many(queries, cache, table, head, by);
     });
 }
 

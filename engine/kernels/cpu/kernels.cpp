@@ -22,7 +22,7 @@ struct Layer {
 };
 
 // A model in bfloat16 or float. `embedding` [ids, hidden], or the head's panels where `embedding` is null. `cosines`
-// and `sines` [positions, head_dim / 2]; `scale` of scores.
+// and `sines` [positions, head_dim / 2].
 struct Decoder {
     const Layer* layers;
     const void* embedding;
@@ -30,7 +30,8 @@ struct Decoder {
     const float *cosines, *sines;
     Map head;
     int64_t num_layers, hidden, middle, heads, most_ranks, is_bf16;
-    float eps, scale;
+    Scoring scoring;
+    float eps;
 };
 
 // `embedded` [tokens, hidden], or null: those of `token_ids` are looked up. `logits` [wanted, outputs] in float, of the
@@ -47,6 +48,15 @@ struct Step {
     double* progress;
     const int64_t* adapters;
     int64_t alone;
+};
+
+// One layer's attention, of a model that is computed elsewhere: `queries` [tokens, heads, head_dim], and the tokens' own
+// `keys` and `values` [tokens, kv_heads, head_dim], which are kept; `out` [tokens, heads * head_dim]. alone: see `Step`.
+struct Attention {
+    const void *queries, *keys, *values;
+    void* out;
+    int64_t heads, is_bf16, alone;
+    Scoring scoring;
 };
 
 }  // extern "C"
@@ -224,7 +234,8 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
                     if (h >= num_q) keep(own, cache.keys, cache, batch, group, t, h - num_q);
                 }
             });
-            attend(queries, cache, batch, group, pieces, common[layer.group], found, num_q, decoder.scale, member, mixed);
+            attend(queries, cache, batch, group, pieces, common[layer.group], found, num_q, decoder.scoring, member,
+                   mixed);
             by(layer.o, mixed, residual, residual);
             norm(layer.mlp_norm, nullptr, tokens, normed);
             by(layer.gate_up, normed, none, middle);
@@ -241,6 +252,29 @@ template <class T> void forward(const Decoder& decoder, const Batch& batch, cons
     }
 }
 
+// Keeps the tokens' keys and values, and attends.
+template <class T>
+void attend_alone(const Attention& attention, const Cache& cache, const Batch& batch, const Group& group, int threads) {
+    static thread_local Room<float> held;
+    const int64_t dim = cache.head_dim, heads = attention.heads;
+    const std::vector<Piece> pieces = cut(batch, attention.alone, cache.kv_heads, threads);
+    const CommonKeys common(batch, group, attention.alone, cache, threads);
+    Found found{nullptr, heads, dim, common.most};
+    found.at = room(held, batch.sequences * common.most * heads * found.width());
+    const T *keys = static_cast<const T*>(attention.keys), *values = static_cast<const T*>(attention.values);
+    Team team;
+#pragma omp parallel num_threads(threads)
+    {
+        Member member(team);
+        member.share(batch.tokens * cache.kv_heads, [&](int64_t i) {
+            keep(keys + i * dim, cache.keys, cache, batch, group, i / cache.kv_heads, i % cache.kv_heads);
+            keep(values + i * dim, cache.values, cache, batch, group, i / cache.kv_heads, i % cache.kv_heads);
+        });
+        attend(static_cast<const T*>(attention.queries), cache, batch, group, pieces, common, found, heads,
+               attention.scoring, member, Rows<T>{static_cast<T*>(attention.out), heads * dim});
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -252,26 +286,44 @@ void antiphon_forward(const Decoder* decoder, const Batch* batch, const Step* st
         forward<float>(*decoder, *batch, *step, threads);
 }
 
-// x [rows, inputs] by a map, plus `residual` [rows, outputs] unless it is null -> out.
-void antiphon_product(const Map* map, int is_bf16, const void* x, int64_t rows, const void* residual, void* out,
-                      int threads) {
-    std::vector<float> sums(rows * map->inputs / GROUP);
-    const Beside beside{sums.data(), nullptr, nullptr};
+void antiphon_attend(const Attention* attention, const Cache* cache, const Batch* batch, const Group* group, int threads) {
+    if (attention->is_bf16)
+        attend_alone<bf16>(*attention, *cache, *batch, *group, threads);
+    else
+        attend_alone<float>(*attention, *cache, *batch, *group, threads);
+}
+
+// x [rows, inputs], of which rows `begins[i]..begins[i + 1]` by map i of `count`, which are of one shape, plus `residual`
+// [rows, outputs] unless it is null -> out.
+void antiphon_product(const Map* maps, const int64_t* begins, int64_t count, int is_bf16, const void* x,
+                      const void* residual, void* out, int threads) {
+    const int64_t inputs = maps->inputs, outputs = maps->outputs;
+    int64_t most = 0;  // rows of a map
+    for (int64_t i = 0; i < count; i++) most = std::max(most, begins[i + 1] - begins[i]);
+    static thread_local Room<float> sums;
+    const Beside beside{room(sums, most * inputs / GROUP), nullptr, nullptr};
     const auto run = [&](auto kind) {
         using T = decltype(kind);
         static thread_local Room<T> laid;
-        const bool tiled = fits_tiles<T>(map->inputs);
-        const Rows<const T> lying{static_cast<const T*>(x), map->inputs};
-        const Rows<const T> added{static_cast<const T*>(residual), map->outputs};
-        Rows<T> own{nullptr, map->inputs, tiled && rows > TILE};
-        if (own.in_strips) own.at = room(laid, (rows + STRIP - 1) / STRIP * STRIP * map->inputs);
+        const bool tiled = fits_tiles<T>(inputs);
+        T* strips = tiled && most > TILE ? room(laid, (most + STRIP - 1) / STRIP * STRIP * inputs) : nullptr;
         Team team;
 #pragma omp parallel num_threads(threads)
         {
             Member member(team);
-            if (own.in_strips) member.share(rows, [&](int64_t r) { copy_row(lying[r], map->inputs, own[r]); });
-            multiply<T>(*map, own.in_strips ? Rows<const T>(own) : lying, tiled, beside, member, rows, added,
-                        Rows<T>{static_cast<T*>(out), map->outputs});
+            for (int64_t i = 0; i < count; i++) {
+                const int64_t begin = begins[i], rows = begins[i + 1] - begin;
+                if (!rows) continue;
+                Rows<const T> own{static_cast<const T*>(x) + begin * inputs, inputs};
+                if (tiled && rows > TILE) {
+                    const Rows<T> in_strips{strips, inputs, true};
+                    member.share(rows, [&](int64_t r) { copy_row(own[r], inputs, in_strips[r]); });
+                    own = in_strips;
+                }
+                const T* added = residual ? static_cast<const T*>(residual) + begin * outputs : nullptr;
+                multiply<T>(maps[i], own, tiled, beside, member, rows, Rows<const T>{added, outputs},
+                            Rows<T>{static_cast<T*>(out) + begin * outputs, outputs});
+            }
         }
     };
     if (is_bf16)

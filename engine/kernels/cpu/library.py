@@ -43,7 +43,6 @@ PANEL = 64  # as in kernels.cpp
 GROUP = 32
 STRIP = 32  # numbers of a row that always lie side by side, as in vectors.h: a head is whole strips
 MOST_DIM = 256  # of a head
-MOST_HEADS = 64  # that share one of keys
 MOST_CONTENDERS = 8  # of a draw
 
 _pointer, _int = ctypes.c_void_p, ctypes.c_int64
@@ -98,6 +97,7 @@ Layer = _structure(
     cache=Cache,
     group=_int,
 )
+Scoring = _structure("Scoring", sinks=_pointer, scale=ctypes.c_float, softcap=ctypes.c_float)
 Decoder = _structure(
     "Decoder",
     layers=ctypes.POINTER(Layer),
@@ -112,8 +112,8 @@ Decoder = _structure(
     heads=_int,
     most_ranks=_int,
     is_bf16=_int,
+    scoring=Scoring,
     eps=ctypes.c_float,
-    scale=ctypes.c_float,
 )
 Step = _structure(
     "Step",
@@ -127,7 +127,17 @@ Step = _structure(
     adapters=_pointer,
     alone=_int,
 )
-
+Attention = _structure(
+    "Attention",
+    queries=_pointer,
+    keys=_pointer,
+    values=_pointer,
+    out=_pointer,
+    heads=_int,
+    is_bf16=_int,
+    alone=_int,
+    scoring=Scoring,
+)
 Draw = _structure(
     "Draw",
     scores=_pointer,
@@ -168,13 +178,24 @@ class Library:
         """A whole step of a decoder; see `kernels.cpp`."""
         self._functions.antiphon_forward(_at(decoder), _at(batch), _at(step), torch.get_num_threads())
 
-    def product(self, linear: Any, x: Tensor, residual: Tensor | None, out: Tensor) -> None:
-        """x [T, inputs] by a `Map`, plus `residual`, into out [T, outputs]; all contiguous, of one type."""
+    def attend(self, attention: Any, cache: Any, batch: Any, group: Any) -> None:
+        """One layer's attention, and what its tokens keep; see `kernels.cpp`."""
+        self._functions.antiphon_attend(
+            _at(attention), _at(cache), _at(batch), _at(group), torch.get_num_threads()
+        )
+
+    def product(
+        self, maps: Any, begins: NDArray[np.int64], x: Tensor, residual: Tensor | None, out: Tensor
+    ) -> None:
+        """x [T, inputs], of which the rows `begins[i]` to `begins[i + 1]` by the i-th of these `Map`s of one
+        shape, which are an array of ctypes, plus `residual`, into out [T, outputs]; all contiguous, of one
+        type."""
         self._functions.antiphon_product(
-            _at(linear),
+            maps,
+            begins.ctypes.data,
+            len(begins) - 1,
             x.dtype is torch.bfloat16,
             x.data_ptr(),
-            len(x),
             None if residual is None else residual.data_ptr(),
             out.data_ptr(),
             torch.get_num_threads(),
@@ -346,11 +367,16 @@ def _load(path: Path) -> Library:
     functions = ctypes.CDLL(str(path))
     threads = ctypes.c_int
     functions.antiphon_forward.argtypes = [_pointer, _pointer, _pointer, threads]
-    functions.antiphon_product.argtypes = [_pointer, threads, _pointer, _int, _pointer, _pointer, threads]
+    functions.antiphon_attend.argtypes = [_pointer, _pointer, _pointer, _pointer, threads]
+    functions.antiphon_product.argtypes = [
+        *(_pointer, _pointer, _int),
+        *(threads, _pointer, _pointer, _pointer),
+        threads,
+    ]
     functions.antiphon_draw.argtypes = [_pointer, _pointer, threads]
     functions.antiphon_pack.argtypes = [_pointer, _pointer, _int, _int, _int, _int, _pointer, threads]
     functions.antiphon_pack_whole.argtypes = [_pointer, _pointer, _int, _int, _pointer, _pointer, threads]
-    for name in ("forward", "product", "draw", "pack", "pack_whole"):
+    for name in ("forward", "attend", "product", "draw", "pack", "pack_whole"):
         getattr(functions, f"antiphon_{name}").restype = None
     functions.antiphon_together.restype = _int
     return Library(functions, functions.antiphon_together())

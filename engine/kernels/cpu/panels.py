@@ -5,10 +5,13 @@ A panel holds 64 outputs; weights are kept as they are computed with, or in eigh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.cpu.library import GROUP, PANEL, Library, Map
@@ -44,7 +47,8 @@ class Panels:
         outputs = self.outputs if self.places is None else len(self.weight) * PANEL
         out = x.new_empty(len(x), outputs)
         residual = None if residual is None else residual.contiguous()
-        self.library.product(self.map(), x.contiguous(), residual if self.places is None else None, out)
+        added, rows = residual if self.places is None else None, np.array([0, len(x)])
+        self.library.product((Map * 1)(self.map()), rows, x.contiguous(), added, out)
         if self.places is None:
             return out
         out = out[:, self.places]
@@ -79,6 +83,22 @@ class Panels:
             gated=gated,
             adapters=None,
         )
+
+
+class PanelsOfExperts:
+    """Several maps of one shape and kind, none of them gated, of which each takes some of the rows."""
+
+    def __init__(self, panels: Sequence[Panels]) -> None:
+        self.panels = panels
+        self.count = len(panels)
+        self._maps = (Map * len(panels))(*(each.map() for each in panels))
+
+    def __call__(self, begins: NDArray[np.int64], x: Tensor) -> Tensor:
+        """x [T, inputs], of which map i takes the rows `begins[i]` to `begins[i + 1]` -> [T, outputs]."""
+        first = self.panels[0]
+        out = x.new_empty(len(x), first.outputs)
+        first.library.product(self._maps, begins, x.contiguous(), None, out)
+        return out
 
 
 def fits(weight: Tensor) -> bool:

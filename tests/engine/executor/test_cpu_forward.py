@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from engine.executor.block_memory import to_eight_bits
 from engine.kernels import large_pages as memory
 from engine.kernels import sampler
 from engine.kernels.cpu import library, panels
-from engine.kernels.cpu.library import GROUP, PANEL, Library
+from engine.kernels.cpu.library import GROUP, PANEL, Library, Map
 from engine.kernels.cpu.panels import Panels
 from engine.kernels.large_pages import LARGE, Reserve, large_pages, touch
 from engine.kernels.torch_attention import Workspace, memory_of, new_pool, write_kv
@@ -38,6 +37,7 @@ from engine.step import DrawPlan, plain_draws
 from engine.tiny import CHECKPOINT
 from engine.types import LoadError
 from tests.support.driver import Driver, greedy
+from tests.support.kernels import PROCESSORS, need_kernels
 
 Find = Callable[[str], Path]
 KINDS: list[tuple[torch.dtype, Quantization]] = [
@@ -55,28 +55,6 @@ ROWS = (0, 1, 2, 5, 6, 7, 16, 40, 300)
 def inference() -> Any:
     with torch.inference_mode():
         yield
-
-
-# Kinds of processors, as compilers name them, and what a machine must have that runs what is built for one:
-# this machine's own, which may have tiles; bfloat16 products in registers; 512 bits without them; AVX2 alone.
-PROCESSORS = {
-    "native": "avx2",
-    "cooperlake": "avx512_bf16",
-    "skylake-avx512": "avx512bw",
-    "haswell": "avx2",
-}
-
-
-def need_kernels(march: str = "native") -> None:
-    """Skip the test where there is nothing to build, nothing to build by, or no such processor; else they
-    must be there.
-    """
-    compiler = os.environ.get("CXX") or any(map(shutil.which, library.COMPILERS))
-    if not (library.worth_building() and compiler):
-        pytest.skip("no kernels on this machine")
-    if PROCESSORS[march] not in library._processor_flags():
-        pytest.skip(f"this machine cannot run what is built for {march}")
-    assert library.open_library() is not None
 
 
 @pytest.fixture(scope="module", params=list(PROCESSORS))
@@ -352,7 +330,7 @@ def test_gates_are_computed_with_the_product(kernels: Library, middle: int) -> N
     linear = made(kernels, weight, None, "none", gated=True)
     x = 6 * random(9, 64, dtype=torch.float32, seed=2)
     out = torch.empty(9, middle)
-    kernels.product(linear.map(gated=True), x, None, out)
+    kernels.product((Map * 1)(linear.map(gated=True)), np.array([0, len(x)]), x, None, out)
     left, right = (x.double() @ weight.double().T).chunk(2, dim=-1)
     expected = F.silu(left) * right
     assert left.min() < -90 and left.max() > 90, "where an exponential overflows, or is nothing"
@@ -570,7 +548,7 @@ def test_bytes_hold_more_tokens_and_need_the_kernels(checkpoint: Find) -> None:
     a_block, in_bytes = (own.kv_bytes / len(own.pools[0]) for own in (whole, bytewise))
     assert in_bytes * 128 == a_block * 68, "a head of 64 numbers takes 68 bytes"
     refused: Mapping[str, tuple[str, dict[str, Any]]] = {
-        "none of Llama, Mistral, Qwen2 and Qwen3": ("gemma2", {}),
+        "have 16 numbers, which is no multiple of 32": ("gemma2", {}),
         r"the kernels for a CPU \(cpu_kernels\) are off": ("qwen3-64", {"cpu_kernels": False}),
         "computes in float16": ("qwen3-64", {"dtype": "float16"}),
         "have 16 numbers, which is no multiple of 32 up to 256": ("qwen3", {}),

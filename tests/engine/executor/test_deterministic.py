@@ -22,6 +22,7 @@ from engine.tiny import CHECKPOINT
 from engine.types import Done, GenerateRequest, LoadError, ReaderParams, RenderInput, SamplingParams
 from tests.engine.kernels.test_torch_attention import plain
 from tests.support.driver import Driver
+from tests.support.kernels import need_kernels
 
 Find = Callable[[str], Path]
 Stream = list[RowLogprobs]
@@ -88,7 +89,7 @@ def ids(streams: list[Stream]) -> list[tuple[int, ...]]:
     return [tuple(row.token_id for row in stream) for stream in streams]
 
 
-# the native decoder, also with windows; the general tier, with windows and a softcap
+# the native decoder, also with windows; the general tier, with windows, a softcap, sinks and experts
 CASES = [
     ("qwen3", "float32"),
     ("qwen3", "bfloat16"),
@@ -97,6 +98,9 @@ CASES = [
     ("qwen3-64", "float32"),
     ("qwen3-64", "bfloat16"),
     ("mistral-32", "bfloat16"),
+    ("gemma2-32", "bfloat16"),
+    ("gpt_oss-32", "bfloat16"),
+    ("qwen3_moe-32", "float32"),
 ]
 
 
@@ -104,6 +108,8 @@ CASES = [
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_nothing_around_a_request_changes_a_bit(checkpoint: Find, name: str, dtype: str) -> None:
     folder = checkpoint(name)
+    if name in ("gpt_oss-32", "qwen3_moe-32"):
+        need_kernels()
     streams = Streams(folder, dtype=dtype)
     alone = streams.alone()
     assert [len(stream) for stream in alone] == [COUNT] * len(PROMPTS)
@@ -201,7 +207,7 @@ def test_attention_in_pieces_is_attention(
 
 def test_what_cannot_be_kept_is_refused(checkpoint: Find) -> None:
     with pytest.raises(LoadError, match="mixture of experts, which is not served with deterministic"):
-        Streams(checkpoint("gpt_oss"))
+        Streams(checkpoint("gpt_oss"), cpu_kernels=False)
     assert isinstance(Streams(checkpoint("gpt_neox")).driver.loop.runner.model, GeneralDecoder)
 
 

@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from engine.benchmark.roofline import weight_bytes
 from engine.config import EngineConfig, Quantization
 from engine.kernels import Workspace
+from engine.kernels.cpu import Panels, open_library
 from engine.models import compiled, general, load_model
 from engine.models.compiled import Mapped
+from engine.models.experts import Experts, find
 from engine.models.fp8 import Fp8
 from engine.models.general import GeneralDecoder
 from engine.models.linear import Blocked, Int8, Plain, make_linear
@@ -28,18 +30,27 @@ from tests.engine.core.test_greedy import prompts
 from tests.support.adapters import RECIPES, make_adapter
 from tests.support.checkpoints import SMALL, oracle, oracle_greedy, oracle_logits
 from tests.support.driver import Driver, greedy
+from tests.support.kernels import need_kernels
 
 Find = Callable[[str], Path]
 COUNT = 10
 FAMILIES = ["gemma2", "olmo2", "phi3", "gpt_neox", "cohere2", "gpt_oss", "stablelm", "nemotron"]
+# whose attention the CPU's own kernels compute, with a softcap, sinks, and experts
+BY_KERNELS = ["gemma2-32", "gpt_oss-32", "qwen3_moe-32"]
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_mixed_batch_equals_the_oracle(checkpoint: Find, name: str) -> None:
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("name", [*FAMILIES, *BY_KERNELS])
+def test_a_mixed_batch_equals_the_oracle(checkpoint: Find, name: str, kernels: bool) -> None:
+    if kernels:
+        need_kernels()
     folder = checkpoint(name)
-    driver = Driver(folder, max_num_batched_tokens=48, num_blocks=100)
-    assert isinstance(driver.loop.runner.model, GeneralDecoder)
+    driver = Driver(folder, max_num_batched_tokens=48, num_blocks=100, cpu_kernels=kernels)
+    model = driver.loop.runner.model
+    assert isinstance(model, GeneralDecoder)
+    assert (driver.loop.runner.cpu_attention is not None) == (kernels and name in BY_KERNELS)
+    assert model.has_experts_in_panels == (kernels and ("gpt_oss" in name or "moe" in name))
     handles = [driver.submit(prompt, greedy(COUNT)) for prompt in prompts()]
     driver.run()
     expected = [oracle_greedy(folder, prompt, COUNT) for prompt in prompts()]
@@ -176,6 +187,8 @@ def test_what_longrope_leaves_of_the_context_is_told(checkpoint: Find) -> None:
 
 
 def loaded(folder: Path, **given: Any) -> GeneralDecoder:
+    """By torch alone, unless the kernels for a CPU are asked for."""
+    given.setdefault("cpu_kernels", False)
     with torch.inference_mode():
         model = load_model(EngineConfig(folder, **given), torch.device("cpu"))
     assert isinstance(model, GeneralDecoder)
@@ -234,9 +247,68 @@ def test_its_weights_may_have_fewer_bits(
     assert (logits[1] - logits[0]).norm() < 0.2 * logits[0].norm()
 
 
+@pytest.mark.parametrize("name", ["gemma2-32", "gpt_oss-32", "qwen3_moe-32"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_its_weights_have_fewer_bits_in_the_kernels_layout_too(
+    checkpoint: Find, name: str, quantization: Quantization
+) -> None:
+    need_kernels()
+    plain = loaded(checkpoint(name), dtype="bfloat16", cpu_kernels=True)
+    few = loaded(checkpoint(name), quantization=quantization, cpu_kernels=True)
+    assert all(isinstance(each.linear, Panels) for model in (plain, few) for each in maps(model).values())
+    assert weight_bytes(few) < 0.7 * weight_bytes(plain)  # narrow maps are not whole panels
+    assert plain.has_experts_in_panels == few.has_experts_in_panels == (name != "gemma2-32")
+    with torch.inference_mode():
+        logits = [general._run(each._model, Trial()).float() for each in (plain, few)]
+    if not few.has_experts_in_panels:  # whose choices of experts with random weights are as good as others
+        assert (logits[1] - logits[0]).norm() < (0.4 if quantization == "int4" else 0.1) * logits[0].norm()
+
+
 def test_what_chooses_among_experts_is_never_rounded(checkpoint: Find) -> None:
     folder = checkpoint("gpt_oss")
     assert not any(path.rpartition(".")[2] in general.CHOOSERS for path in maps(loaded(folder)))
+
+
+class Mixture(torch.nn.Module):
+    """What transformers' decorator for experts leaves of a module, with experts without a gate."""
+
+    has_gate, has_bias, has_post_expert_norm, is_transposed = False, True, True, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in (("up_proj", (5, 96, 64)), ("down_proj", (5, 64, 96))):
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(*shape)))
+            self.register_parameter(f"{name}_bias", torch.nn.Parameter(torch.randn(*shape[:2])))
+        self.act_fn = torch.nn.GELU()
+        self.post_expert_norm = torch.nn.RMSNorm(64)
+
+
+@pytest.mark.parametrize(("quantization", "most"), [("none", 1e-5), ("int8", 0.02), ("int4", 0.2)])
+@pytest.mark.parametrize("num_tokens", [1, 2, 130])
+def test_experts_without_a_gate_and_choices_of_none(
+    num_tokens: int, quantization: Quantization, most: float
+) -> None:
+    """A number beyond the last expert is a choice that a router has masked."""
+    need_kernels()
+    library = open_library()
+    assert library is not None
+    torch.manual_seed(0)
+    dtype = torch.float32 if quantization == "none" else torch.bfloat16
+    module: Any = Mixture().to(dtype)
+    x, weights = torch.randn(num_tokens, 64, dtype=dtype), torch.rand(num_tokens, 3, dtype=dtype)
+    chosen = torch.stack([torch.randperm(6)[:3] for _ in range(num_tokens)])
+    expected = torch.zeros(num_tokens, 64)
+    with torch.inference_mode():
+        for t in range(num_tokens):
+            for expert, weight in zip(chosen[t].tolist(), weights[t], strict=True):
+                if expert < 5:
+                    middle = module.act_fn(module.up_proj[expert] @ x[t] + module.up_proj_bias[expert])
+                    out = module.down_proj[expert] @ middle + module.down_proj_bias[expert]
+                    expected[t] += weight * module.post_expert_norm(out)
+        assert list(find(module)) == [module]
+        found = Experts(module, library, quantization)(x, chosen, weights)
+    assert (found - expected).norm() < most * expected.norm()
+    assert module.up_proj.shape == (5, 96, 64) and module.up_proj.isnan().all()
 
 
 def test_a_model_that_looks_at_its_modules_weights_keeps_them(
@@ -273,7 +345,11 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("gemma2", {"kv_cache_dtype": "fp8"}), ("olmo2", {"quantization": "int8"})],
+    [
+        ("gemma2", {"kv_cache_dtype": "fp8"}),
+        ("olmo2", {"quantization": "int8"}),
+        ("qwen3_moe-32", {"dtype": "bfloat16"}),
+    ],
 )
 def test_compiled_it_says_the_same(checkpoint: Find, name: str, settings: dict[str, Any]) -> None:
     def run(compile: bool) -> list[tuple[int, ...]]:
