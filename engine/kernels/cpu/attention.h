@@ -26,7 +26,6 @@ constexpr int MOST_DIM = 256;    // of a head
 constexpr int64_t MOST_HEADS = 64;  // of a query at once, unless more of them share keys
 constexpr int QUERIES = 512;     // of one piece of attention, each of which packs all keys
 constexpr int LEAST_QUERIES = 64;   // of one piece, where larger ones would be too few for the threads
-constexpr int SOON = 4;          // blocks of the cache that are fetched before their turn
 constexpr int FETCHED = 64;      // keys before those that are packed
 
 // Queries `first..first + count` of a sequence.
@@ -152,13 +151,29 @@ template <class K> inline void join(float* mixed, Sum& sum, const float* found, 
         }
 }
 
+// What is fetched while a block's head of keys or of values is read: a part of each of those that come SOON, a line of
+// each in turn, since they are about a page each, see `Ahead`. [measured] Bytes, of which it takes more computing to
+// read as many, are read more slowly so, and have one at a time.
+constexpr int SOON = PAGES;
+template <class K> struct Coming {
+    static constexpr int64_t SIDE_BY_SIDE = sizeof(K) > 1 ? SOON : 1;
+    const char* at[SIDE_BY_SIDE];
+
+    // The n-th BYTES of what is read: a line, or some, or what others have with it.
+    template <uint64_t BYTES> void fetch(uint64_t n) const {
+        if (n * BYTES % LINE) return;
+        for (uint64_t line = n * BYTES / LINE, end = line + (BYTES + LINE - 1) / LINE; line < end; line++)
+            __builtin_prefetch(at[line % SIDE_BY_SIDE] + line / SIDE_BY_SIDE * LINE, 0, 2);
+    }
+};
+
 // Scores of N queries q [N, D] with one block's keys `begin..end`, `coming` being fetched meanwhile.
 template <int N, class Q, class K>
-inline void score(const Q* q, const K* keys, const K* coming, int64_t dim, int64_t begin, int64_t end, float* scores,
-                  int64_t stride) {
+inline void score(const Q* q, const K* keys, const Coming<K>& coming, int64_t dim, int64_t begin, int64_t end,
+                  float* scores, int64_t stride) {
     for (int64_t j = begin; j < end; j++) {
         Floats total[N]{};
-        for (int64_t d = 0; d < dim; d += LINE / int64_t(sizeof(K))) __builtin_prefetch(coming + j * dim + d, 0, 2);
+        for (int64_t d = 0; d < dim; d += 2 * WIDE) coming.template fetch<2 * WIDE * sizeof(K)>((j * dim + d) / (2 * WIDE));
         for (int64_t d = 0; d < dim; d += 2 * WIDE)
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) total[n] = along(total[n], keys + j * dim + d, q + n * dim + d);
@@ -169,8 +184,8 @@ inline void score(const Q* q, const K* keys, const K* coming, int64_t dim, int64
 
 // mixed [N, D] += a block's values `begin..end`, weighed.
 template <int N, class K>
-inline void mix(const float* weights, int64_t stride, const K* values, const K* coming, int64_t dim, int64_t begin,
-                int64_t end, float* mixed) {
+inline void mix(const float* weights, int64_t stride, const K* values, const Coming<K>& coming, int64_t size,
+                int64_t dim, int64_t begin, int64_t end, float* mixed) {
     for (int64_t d = 0; d < dim; d += 2 * WIDE) {
         Floats parts[N][2];
 #pragma GCC unroll 4
@@ -178,7 +193,7 @@ inline void mix(const float* weights, int64_t stride, const K* values, const K* 
             parts[n][0] = read(mixed + n * dim + d), parts[n][1] = read(mixed + n * dim + d + WIDE);
         for (int64_t j = begin; j < end; j++) {
             Floats first, second;
-            __builtin_prefetch(coming + j * dim + d, 0, 2);
+            coming.template fetch<2 * WIDE * sizeof(K)>(d / (2 * WIDE) * size + j);
             widen(values + j * dim + d, first, second);
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
@@ -229,13 +244,18 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
     const auto each = [&](int64_t begin, auto body) {
         for (int64_t i = 0; i < pieces; i++) {
             const int64_t start = (first + i / count) * size;
-            const K* coming = piece(std::min(begin + i + SOON, 2 * pieces - 1));
-            if constexpr (IN_BYTES) __builtin_prefetch(coming + size * dim, 0, 2);
-            body(piece(begin + i), coming, i % count * shared, std::max<int64_t>(0, low - start),
+            constexpr int64_t SIDE_BY_SIDE = Coming<K>::SIDE_BY_SIDE;
+            const int64_t at = begin + i, part = at % SIDE_BY_SIDE, next = at - part + SOON;
+            Coming<K> coming;
+            for (int64_t n = 0; n < SIDE_BY_SIDE; n++)
+                coming.at[n] = reinterpret_cast<const char*>(piece(std::min(next + n, 2 * pieces - 1))) +
+                               part * (size * dim * int64_t(sizeof(K)) / SIDE_BY_SIDE);
+            if constexpr (IN_BYTES) __builtin_prefetch(coming.at[0] + size * dim, 0, 2);
+            body(piece(at), coming, i % count * shared, std::max<int64_t>(0, low - start),
                  std::min(size, high - start), std::max<int64_t>(0, start - low));
         }
     };
-    each(0, [&](const K* at, const K* coming, int64_t head, int64_t from, int64_t to, int64_t key) {
+    each(0, [&](const K* at, const Coming<K>& coming, int64_t head, int64_t from, int64_t to, int64_t key) {
         for (int64_t g = head; g < head + shared; g += 2)
             if (g + 1 < head + shared)
                 score<2>(asked + g * dim, at, coming, dim, from, to, scores + g * num + key, num);
@@ -248,15 +268,15 @@ void attend_one(const T* q, const Cache& cache, const int32_t* table, int64_t kv
     Sum* sums = room(own.totals, heads);
     bound(scores, heads * num, by);
     for (int64_t g = 0; g < heads; g++) sums[g] = weigh(scores + g * num, 0, num, num, by.scale);
-    each(pieces, [&](const K* at, const K* coming, int64_t head, int64_t from, int64_t to, int64_t key) {
+    each(pieces, [&](const K* at, const Coming<K>& coming, int64_t head, int64_t from, int64_t to, int64_t key) {
         if constexpr (IN_BYTES)
             for (int64_t g = head; g < head + shared; g++)
                 scale_by(at, size * dim, from, to, scores + g * num + key);
         for (int64_t g = head; g < head + shared; g += 2)
             if (g + 1 < head + shared)
-                mix<2>(scores + g * num + key, num, at, coming, dim, from, to, mixed + g * dim);
+                mix<2>(scores + g * num + key, num, at, coming, size, dim, from, to, mixed + g * dim);
             else
-                mix<1>(scores + g * num + key, num, at, coming, dim, from, to, mixed + g * dim);
+                mix<1>(scores + g * num + key, num, at, coming, size, dim, from, to, mixed + g * dim);
     });
     for (int64_t g = 0; g < heads; g++) {
         for (int64_t i = 0; i < stretches; i++)

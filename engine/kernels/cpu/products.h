@@ -20,7 +20,7 @@ constexpr int GROUP = 32;        // inputs that share a scale in four bits
 constexpr int MOST = 6;          // rows that are multiplied together in registers
 constexpr int LEAST_ROWS = 64;   // rows that pass a panel together, if there are so many
 constexpr int64_t NEAR_BYTES = 1 << 20;   // of their numbers, which stay in the second cache while panels pass
-constexpr int64_t SOON_BYTES = 16 << 10;  // of a stream of weights, fetched before their turn
+constexpr int64_t SOON_BYTES = 2 * WINDOW;  // of a stream of weights, fetched before their turn
 constexpr int TURNS = 8;         // of a thread in one product of few rows
 constexpr int DEEP = 2048;       // inputs of a block of a panel, so that it stays in the second cache,
 constexpr int WHOLE = 4096;      // but in tiles up to so many are one block, whose sums stay in the first one
@@ -505,7 +505,7 @@ void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside
     };
     int64_t turn_of = 0;  // the buffers
     // `rows` from `top` on past one panel, while what is at `later` is fetched.
-    const auto pass = [&](int64_t p, const char* later, const Taken<W>& in, int64_t top, int64_t rows) {
+    const auto pass = [&](int64_t p, Ahead ahead, const Taken<W>& in, int64_t top, int64_t rows) {
         const char* panel = first + p * bytes;
         const int64_t height = tiled ? HEIGHT : MOST, cuts = (rows + height - 1) / height;
         // tiles are as full as can be, and registers as evenly
@@ -516,7 +516,6 @@ void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside
             turns += tiled ? Tiles::turns(count, inputs)
                            : inputs / Pairs<W>::SIZE * (PANEL / WIDE) / columns(int(count));
         }
-        Ahead ahead{later, std::min(later + bytes, all_end)};
         ahead.spread(turns);
         for (int64_t from = 0; from < inputs; from += deep) {
             const int64_t count = std::min(deep, inputs - from);
@@ -565,9 +564,14 @@ void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside
         if (!tiled) in = taken<W>(map, x.at + top * inputs, rows);
         for (int64_t turn = member.take(), next = 0; turn < num_turns; turn = next) {
             next = member.take();
-            for (int64_t p = turn * share; p < std::min((turn + 1) * share, map.panels); p++) {
-                const char* other = next < num_turns ? first + next * bytes : all_end;
-                pass(p, once ? first + p * bytes + soon : other, in, top, rows);
+            const int64_t end = std::min((turn + 1) * share, map.panels);
+            const char *other = next < num_turns ? first + next * share * bytes : all_end, *edge = first + end * bytes;
+            for (int64_t p = turn * share; p < end; p++) {
+                const char* later = once ? first + p * bytes + soon : other;
+                Ahead ahead{later, std::min(later + bytes, all_end)};
+                if (once || num_rows <= 2 * MOST) ahead.edge = once ? edge : all_end;
+                if (once && other < all_end) ahead.jump = other - edge, ahead.end = later + bytes;
+                pass(p, ahead, in, top, rows);
             }
         }
         finish_rows();

@@ -39,23 +39,37 @@ inline TileRows two_tiles(const Rows<const bf16>& x, int64_t first, int64_t inpu
     return {row.of(input), STRIP, TILE * STRIP, row.step};
 }
 
-// What is fetched meanwhile: from `at` on to `end`.
+// Pages that are fetched at the same time, a line of each in turn. [measured] A processor's own prefetcher follows a
+// stream within a page: two threads of a Xeon read 23 GB/s when each fetches one page after the other, and 30 when it
+// fetches four.
+constexpr int64_t PAGES = 4, PAGE = 4096, WINDOW = PAGES * PAGE;
+
+// What is fetched meanwhile: from `at` on to `end`. With an `edge` it is fetched by several pages at a time, and what
+// lies there or behind is fetched from `jump` bytes further.
 struct Ahead {
-    const char* at;
-    const char* end;
-    uint32_t share = 0;  // lines of a turn, in 2^16ths
-    uint32_t due = 0;    // what of them is left over
+    const char *at, *end, *edge = nullptr;
+    int64_t jump = 0;
+    uint32_t passed = 0;  // lines
+    uint32_t share = 0;   // lines of a turn, in 2^16ths
+    uint32_t due = 0;     // what of them is left over
 
     // All of it in so many turns, a share in each.
     void spread(int64_t turns) {
-        share = at < end ? uint32_t(((end - at) / LINE << 16) / turns + 1) : 0;
+        int64_t lines = (end - at + LINE - 1) / LINE;
+        if (edge) lines = (lines * LINE + WINDOW - 1) / WINDOW * (WINDOW / LINE);
+        share = at < end ? uint32_t((lines << 16) / turns + 1) : 0;
     }
 
     void turn() {
         for (due += share; due >= 1 << 16; due -= 1 << 16) {
-            if (at >= end) continue;
-            __builtin_prefetch(at, 0, 2);
-            at += LINE;
+            if (edge) {
+                if (at < end) __builtin_prefetch(at < edge ? at : at + jump, 0, 2);
+                at += PAGE;
+                if (++passed % PAGES == 0) at += passed % (WINDOW / LINE) ? LINE - WINDOW : LINE - PAGE;
+            } else if (at < end) {
+                __builtin_prefetch(at, 0, 2);
+                at += LINE;
+            }
         }
     }
 };
