@@ -69,7 +69,7 @@ def write_random_model(size: str, folder: Path, *, seed: int = 0) -> None:
         save_file(tensors, folder / shard, metadata={"format": "pt"})
         where |= dict.fromkeys(names, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    moved = _write_tokenizer(folder, shape.vocab_size)
+    moved = write_tokenizer(folder, shape.vocab_size)
     generation = json.loads((CHECKPOINT / "generation_config.json").read_text())
     eos = [moved[token_id] for token_id in generation["eos_token_id"]]
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": eos[0]}, indent=1))
@@ -101,7 +101,7 @@ def _weight(size: list[int], generator: torch.Generator) -> Tensor:
     return torch.empty(size, dtype=torch.bfloat16).normal_(0.0, _SPREAD, generator=generator)
 
 
-def _write_tokenizer(folder: Path, vocab_size: int) -> dict[int, int]:
+def write_tokenizer(folder: Path, vocab_size: int) -> dict[int, int]:
     """The shipped model's, with words up to the tags, which end the vocabulary; old ids of tags to new."""
     tokenizer = json.loads((CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
     vocab, tags = tokenizer["model"]["vocab"], tokenizer["added_tokens"]

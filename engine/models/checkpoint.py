@@ -49,6 +49,10 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
+    def names(self) -> list[str]:
+        """Of all tensors."""
+        return list(self._where)
+
     def take(self, name: str) -> Tensor:
         """Read one tensor in the dtype it is stored in, and mark it as used."""
         path = self._where.get(name)
@@ -81,7 +85,8 @@ class Checkpoint:
             sizes[part.get_dtype()] = sizes.get(part.get_dtype(), 0) + _elements(tuple(part.get_shape()))
         largest = max(sizes, key=lambda dtype: sizes[dtype])
         known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        known["F8_E4M3"] = torch.bfloat16  # no type to compute in: its numbers times their scales are
+        # no types to compute in: their numbers times their scales are
+        known["F8_E4M3"] = known["U8"] = torch.bfloat16
         if largest not in known:
             raise LoadError(f"{self.folder} stores its weights as {largest}, which this engine does not read")
         return known[largest]

@@ -19,7 +19,7 @@ from engine.kernels import Workspace
 from engine.kernels.cpu import Library, Panels
 from engine.models.checkpoint import Checkpoint, require_finite
 from engine.models.families import LAYER_PACKING, MODEL_PACKING, DecoderShape, Packed
-from engine.models.fp8 import AS_NUMBERS, Stored
+from engine.models.fp8 import AS_NUMBERS, UNUSED_SCALES, Stored
 from engine.models.interface import Attention, ModelSpec
 from engine.models.layers import MAPS, Layer, run_layers
 from engine.models.linear import Blocked, Int8, Linear, is_int8, make_linear
@@ -31,8 +31,7 @@ from engine.vision import Sight
 
 log = logging.getLogger("antiphon.engine")
 
-# ends of names not needed: what is computed anew, and scales of activations, which are not rounded here
-UNUSED = ("rotary_emb.inv_freq", ".input_scale", ".k_scale", ".v_scale")
+UNUSED = ("rotary_emb.inv_freq", *UNUSED_SCALES)  # ends of names not needed: what is computed anew, and these
 
 
 class NativeDecoder:

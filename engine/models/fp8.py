@@ -1,6 +1,7 @@
 """Linear maps of eight-bit floats: half the memory of bfloat16, and on a GPU half the reads.
 
-Checkpoints whose matrices are stored as eight-bit floats are read here, too.
+Checkpoints whose matrices are stored as eight-bit floats are read here, too, and those whose experts are
+stored as four-bit ones, as gpt-oss has them (MXFP4, of the Open Compute Project).
 
 A GPU with instructions for such floats multiplies many rows as eight-bit floats too, each row with a scale of
 its own; few rows are multiplied as they are, by weights that are widened on the way. Any other device widens
@@ -21,6 +22,13 @@ from engine.kernels import FP8, Workspace, computes_fp8, quantize_rows, read_int
 from engine.models.checkpoint import Checkpoint
 from engine.types import LoadError
 
+SCALES = ("_scale_inv", "_scale", "_scales")  # ends of the names of a matrix's scales
+BLOCKS = "_blocks"  # and of those of a matrix of four bits
+# of activations and of the cache, which are not rounded here
+UNUSED_SCALES = (".input_scale", ".k_scale", ".v_scale")
+# floats of four bits, of two for the exponent and one for the mantissa: what they are without their sign
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+EXPONENT_BIAS = 127  # of the power of two that 32 of them have together
 PIECE = 1 << 19  # weights that are widened at a time on a CPU: they stay in the cache until they are used
 
 Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -94,8 +102,8 @@ def _quantizer(weight: Tensor) -> Quantize | None:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How a checkpoint's eight-bit matrices read: `block` is what shares a scale (rows, columns), where that
-    is neither a row nor the whole matrix.
+    """How a checkpoint's matrices of few bits read: of eight-bit floats `block` is what shares a scale (rows,
+    columns), where that is neither a row nor the whole matrix.
     """
 
     block: tuple[int, int] = (1, 1)
@@ -119,8 +127,49 @@ class Stored:
         spread = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
         return whole.mul_(spread)
 
+    def take_all(self, checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
+        """All tensors of a checkpoint by their names in a model, those of few bits as numbers of `dtype`."""
+        tensors: dict[str, Tensor] = {}
+        for name in checkpoint.names():
+            if name.endswith(BLOCKS):
+                whole = name.removesuffix(BLOCKS)
+                parts = checkpoint.take(name), checkpoint.take(f"{whole}_scales")
+                tensors[whole] = numbers_of_blocks(whole, *parts).to(dtype)
+            elif not (name.endswith(UNUSED_SCALES) or _has_matrix(checkpoint, name)):
+                tensors[name] = self.take(checkpoint, name).to(dtype)
+        return tensors
+
+
+def numbers_of_blocks(name: str, blocks: Tensor, scales: Tensor) -> Tensor:
+    """blocks [experts, outputs, n, 16] uint8, of two numbers each, the first in the low bits, with scales
+    [experts, outputs, n] uint8 -> [experts, inputs, outputs] bfloat16, which holds every such number exactly.
+
+    Raises LoadError for tensors that do not fit together.
+    """
+    if blocks.dtype is not torch.uint8 or scales.dtype is not torch.uint8 or blocks.ndim != 4:
+        raise LoadError(f"{name} is not stored as blocks of four-bit floats")
+    if blocks.shape[:-1] != scales.shape:
+        shapes = f"{list(blocks.shape)}, and scales of shape {list(scales.shape)}"
+        raise LoadError(f"{name} has blocks of shape {shapes}")
+    values = torch.tensor([*MAGNITUDES, *(-own for own in MAGNITUDES)], dtype=torch.bfloat16)
+    pairs = torch.cartesian_prod(values, values).flip(1)  # of each byte: its low bits are the first number
+    experts, outputs, *_ = blocks.shape
+    whole = torch.empty(experts, blocks.shape[2] * blocks.shape[3] * 2, outputs, dtype=torch.bfloat16)
+    for own, block, scale in zip(whole, blocks, scales, strict=True):  # one by one: their numbers are large
+        numbers = pairs[block.int()].flatten(-2)
+        exponents = (scale.int() - EXPONENT_BIAS)[..., None]
+        own.copy_(torch.ldexp(numbers.float(), exponents).flatten(1).T)
+    return whole
+
+
+def _has_matrix(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a tensor is the scales of another one."""
+    of = [name.removesuffix(end) for end in SCALES if name.endswith(end)]
+    return any(whole in checkpoint or whole + BLOCKS in checkpoint for whole in of)
+
 
 AS_NUMBERS = Stored()
+MXFP4 = Stored((1, 32))
 
 
 def how_stored(config: dict[str, Any], architecture: str) -> Stored:
@@ -131,6 +180,8 @@ def how_stored(config: dict[str, Any], architecture: str) -> Stored:
     method = quantization.get("quant_method", "unknown")
     if method == "fp8" and quantization.get("fmt", "e4m3") == "e4m3":
         return Stored(tuple(quantization.get("weight_block_size") or (1, 1)))
+    if method == "mxfp4":
+        return MXFP4
     if method == "compressed-tensors":
         kinds = [group.get("weights") or {} for group in (quantization.get("config_groups") or {}).values()]
         method = f"compressed-tensors {quantization.get('format')}"
@@ -139,5 +190,5 @@ def how_stored(config: dict[str, Any], architecture: str) -> Stored:
             return Stored(tuple(kind.get("block_structure") or (1, kind.get("group_size") or 1)))
     raise LoadError(
         f"{architecture} is quantized by {method}, which is not read; load the unquantized checkpoint, "
-        "or one in fp8 (quant_method fp8, or compressed-tensors with float weights of 8 bits)"
+        "or one in fp8 (quant_method fp8, or compressed-tensors with float weights of 8 bits) or mxfp4"
     )

@@ -136,6 +136,7 @@ class GeneralDecoder:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        weights: Callable[[], dict[str, Tensor]] | None = None,
         library: Library | None = None,
         compile: bool = False,
         row: Seeing | None = None,
@@ -146,11 +147,11 @@ class GeneralDecoder:
         Of the configuration it reads `quantization`, which is of all linear maps but those that choose among
         experts, while the head is as in `NativeDecoder.load`; `max_model_len`, which with longrope chooses
         the factors, see `_choose_long`; and of a model that sees `text_only`, `image_cache_bytes`, and
-        `step_timeout_s`, of which a layer may take half for one image. library: as in `make_linear`. row: of
-        a model that sees.
+        `step_timeout_s`, of which a layer may take half for one image. weights: read in the place of the
+        folder's, where these are quantized. library: as in `make_linear`. row: of a model that sees.
         """
         folder, quantization = Path(config.model), config.quantization
-        text, model, whole = _open(folder, dtype, device, row, config.max_model_len)
+        text, model, whole = _open(folder, dtype, device, row, config.max_model_len, weights)
         for name, weight in whole.named_parameters():
             require_finite(name, weight)
         architecture = type(whole).__name__
@@ -186,7 +187,7 @@ class GeneralDecoder:
                 raise LoadError(f"{architecture} is not served with quantization {quantization}: {why}")
             log.info("%s keeps its weights as they are stored: %s", architecture, why)
             del model, whole
-            _, model, whole = _open(folder, dtype, device, row, config.max_model_len)
+            _, model, whole = _open(folder, dtype, device, row, config.max_model_len, weights)
         sight = None
         if processor is not None:
             sight = Sight(whole, processor, dtype, image_bytes)
@@ -275,10 +276,16 @@ def _forward(
 
 
 def _open(
-    folder: Path, dtype: torch.dtype, device: torch.device, row: Seeing | None, max_model_len: int | None
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    row: Seeing | None,
+    max_model_len: int | None,
+    weights: Callable[[], dict[str, Tensor]] | None,
 ) -> tuple[Any, Any, Any]:
     """The text configuration, the decoder, its attention going through `_attend`, and the whole model: of one
     that sees, its decoder is a part."""
+    import transformers
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
@@ -289,6 +296,7 @@ def _open(
     # A vision tower attends by itself: its tokens are no sequence of the batch. Nor are its scores ever in
     # memory as a whole, which of a photo of 2,048 x 2,048 pixels are some 27 GiB.
     attention = IMPLEMENTATION if row is None else {"text_config": IMPLEMENTATION, "vision_config": "sdpa"}
+    read = None if weights is None else weights()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -296,8 +304,17 @@ def _open(
             text = config.get_text_config()
             if max_model_len is not None and max_model_len > _max_positions(text):
                 _choose_long(text)
-            whole: Any = kind.from_pretrained(
-                folder, config=config, dtype=dtype, attn_implementation=attention, local_files_only=True
+            if read is not None:  # which the automatic classes do not take
+                kind = getattr(transformers, config.architectures[0])
+                del config.quantization_config
+            whole, found = kind.from_pretrained(
+                folder if read is None else None,
+                state_dict=read,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                local_files_only=True,
+                output_loading_info=True,
             )
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):  # its attention classes are looked up in a table of its own
@@ -307,6 +324,8 @@ def _open(
     except Exception as error:  # transformers raises what it likes; one line says what it was
         line = (str(error).strip().splitlines() or [""])[0]
         raise LoadError(f"transformers cannot load {folder}: {type(error).__name__}: {line}") from error
+    for name in sorted(found["missing_keys"]):  # transformers fills it with random numbers
+        raise LoadError(f"{folder} lacks {name}, which its model has")
     if "logits_to_keep" not in inspect.signature(whole.forward).parameters:
         raise LoadError(f"{type(whole).__name__} is not a decoder with a language head")
     whole = whole.eval().to(device)

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,17 +150,21 @@ def _load_general(
 ) -> GeneralDecoder:
     from engine.models.general import GeneralDecoder  # imports transformers, which native families do without
 
-    if stored is not AS_NUMBERS:
-        raise LoadError(
-            f"{architecture} is quantized, and that is read of "
-            f"{', '.join(families.FAMILIES)} only; load the unquantized checkpoint"
-        )
     compile = config.compile
     for why in (config.lora and "has adapters", row is not None and "sees images"):
         if compile and why:
             log.warning("%s %s, so it is not compiled", architecture, why)
             compile = False
-    return GeneralDecoder.load(config, checkpoint, compute, device, library=library, compile=compile, row=row)
+    return GeneralDecoder.load(
+        config,
+        checkpoint,
+        compute,
+        device,
+        weights=None if stored is AS_NUMBERS else partial(stored.take_all, checkpoint, compute),
+        library=library,
+        compile=compile,
+        row=row,
+    )
 
 
 def attach(

@@ -111,6 +111,20 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
         },
     ),
+    # with experts of whole blocks of 32
+    "gpt_oss-mxfp4": (
+        "gpt_oss",
+        {
+            "head_dim": 32,
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
     "qwen3_moe-32": (
         "qwen3_moe",
         {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40},

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -242,13 +243,58 @@ def test_other_quantizations_are_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
-def test_the_general_tier_does_not_read_what_is_stored_so(checkpoint: Find, tmp_path: Path) -> None:
-    shutil.copytree(checkpoint("olmo2"), tmp_path / "copy")
-    config = json.loads((tmp_path / "copy" / "config.json").read_text())
-    fields = {**config, "quantization_config": {"quant_method": "fp8"}}
-    (tmp_path / "copy" / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(LoadError, match="Olmo2ForCausalLM is quantized, and that is read of Llama"):
-        load(tmp_path / "copy")
+@pytest.mark.parametrize("name", ["olmo2", "qwen3_moe-32"])
+def test_the_general_tier_reads_what_is_stored_so(checkpoint: Find, tmp_path: Path, name: str) -> None:
+    """Experts too, which are stored one by one, and are one tensor in the model."""
+    kept, plain = write_stored(checkpoint(name), tmp_path, "block")
+    drivers = [Driver(folder, dtype="float32", num_blocks=100) for folder in (kept, plain)]
+    found, expected = ([driver.generate(prompt, greedy(10)) for prompt in PROMPTS] for driver in drivers)
+    assert found == expected
+
+
+def write_mxfp4(folder: Path, kept: Path, plain: Path) -> None:
+    """A checkpoint with experts of four-bit floats, and the same as numbers."""
+    tensors, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
+    )
+    generator = np.random.default_rng(0)
+    packed, numbers = dict(tensors), dict(tensors)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors[name].shape
+        whole = np.zeros((experts, outputs, inputs))
+        blocks = generator.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8)
+        scales = generator.integers(122, 127, (experts, outputs, inputs // 32), dtype=np.uint8)
+        for at in np.ndindex(*whole.shape):
+            bits = int(blocks[at[0], at[1], at[2] // 32, at[2] % 32 // 2]) >> 4 * (at[2] % 2) & 15
+            exponent, mantissa = bits >> 1 & 3, bits & 1
+            magnitude = (1 + mantissa / 2) * 2.0 ** (exponent - 1) if exponent else mantissa / 2
+            power = 2.0 ** (int(scales[at[0], at[1], at[2] // 32]) - 127)
+            whole[at] = magnitude * power * (-1 if bits & 8 else 1)
+        numbers[name] = torch.from_numpy(whole).float().transpose(1, 2).contiguous()
+        del packed[name]
+        packed |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+    for to, own, fields in (
+        (kept, packed, {"quantization_config": {"quant_method": "mxfp4"}}),
+        (plain, numbers, {}),
+    ):
+        shutil.copytree(folder, to)
+        save_file(own, to / "model.safetensors", {"format": "pt"})
+        (to / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+def test_experts_of_four_bit_floats_are_read(checkpoint: Find, tmp_path: Path) -> None:
+    """As gpt-oss stores its own."""
+    write_mxfp4(checkpoint("gpt_oss-mxfp4"), tmp_path / "kept", tmp_path / "plain")
+    drivers = [Driver(tmp_path / each, dtype="float32", num_blocks=100) for each in ("kept", "plain")]
+    found, expected = ([driver.generate(prompt, greedy(10)) for prompt in PROMPTS] for driver in drivers)
+    assert found == expected
+    tensors = load_file(tmp_path / "kept" / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("_scales"))
+    tensors[name] = tensors[name][:, 1:].contiguous()
+    save_file(tensors, tmp_path / "kept" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match=r"has blocks of shape .*, and scales of shape"):
+        load(tmp_path / "kept")
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -148,6 +148,16 @@ def test_weights_that_are_not_finite_are_refused(checkpoint: Find, tmp_path: Pat
         load_model(EngineConfig(tmp_path), torch.device("cpu"))
 
 
+def test_weights_that_are_not_there_are_refused(checkpoint: Find, tmp_path: Path) -> None:
+    """transformers would fill them with random numbers."""
+    shutil.copytree(checkpoint("olmo2"), tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(EngineConfig(tmp_path), torch.device("cpu"))
+
+
 def logits_of(folder: Path, ids: list[int], max_model_len: int | None) -> torch.Tensor:
     """Logits of each of these tokens, by a model that is loaded for this context."""
     model = load_model(EngineConfig(folder, max_model_len=max_model_len), torch.device("cpu"))
