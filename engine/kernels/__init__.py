@@ -8,6 +8,7 @@ from __future__ import annotations
 from engine.kernels import sampler
 from engine.kernels.fp8 import FP8, computes_fp8, quantize_rows, raw, read_into
 from engine.kernels.large_pages import Reserve, free_memory
+from engine.kernels.large_pages import large_pages as zeros_in_large_pages
 from engine.kernels.threads import own_threads, set_threads
 from engine.kernels.torch_attention import (
     GroupStep,
@@ -47,4 +48,5 @@ __all__ = [
     "set_threads",
     "token_bytes",
     "write_kv",
+    "zeros_in_large_pages",
 ]

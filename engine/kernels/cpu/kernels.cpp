@@ -342,6 +342,20 @@ void antiphon_draw(const Draw* draws, Drawn* out, int threads) {
     biased.raise_peaks(out);
 }
 
+// Reads `bytes`, which are whole windows, once; returns what its words sum to, so that it is not left out.
+uint32_t antiphon_read(const char* from, int64_t bytes, int threads) {
+    uint32_t total = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : total)
+    for (int64_t window = 0; window < bytes / WINDOW; window++) {
+        Words sums[PAGES]{};
+        for (int64_t at = 0; at < PAGE; at += sizeof(Words))
+            for (int page = 0; page < PAGES; page++) sums[page] += load<Words>(from + window * WINDOW + page * PAGE + at);
+        for (const Words& sum : sums)
+            for (int i = 0; i < WIDE; i++) total += sum[i];
+    }
+    return total;
+}
+
 // weight [outputs, inputs] of `bytes` each -> panels [inputs / pair, PANEL, pair]; `order` [panels * PANEL]: which
 // output is where (negative: zeros).
 void antiphon_pack(const char* weight, const int64_t* order, int64_t panels, int64_t inputs, int64_t bytes,

@@ -234,6 +234,10 @@ class Library:
         self._functions.antiphon_draw(_at(draw), out.ctypes.data, torch.get_num_threads())
         return out
 
+    def read(self, memory: Tensor) -> None:
+        """Read memory once, as quickly as it can be read."""
+        self._functions.antiphon_read(memory.data_ptr(), memory.nbytes, torch.get_num_threads())
+
     def pack(self, weight: Tensor, order: Tensor, out: Tensor, pair: int) -> None:
         """weight [outputs, inputs] into panels, `order` [panels * PANEL] of its rows (-1: zeros)."""
         self._functions.antiphon_pack(
@@ -376,6 +380,8 @@ def _load(path: Path) -> Library:
     functions.antiphon_draw.argtypes = [_pointer, _pointer, threads]
     functions.antiphon_pack.argtypes = [_pointer, _pointer, _int, _int, _int, _int, _pointer, threads]
     functions.antiphon_pack_whole.argtypes = [_pointer, _pointer, _int, _int, _pointer, _pointer, threads]
+    functions.antiphon_read.argtypes = [_pointer, _int, threads]
+    functions.antiphon_read.restype = ctypes.c_uint32
     for name in ("forward", "attend", "product", "draw", "pack", "pack_whole"):
         getattr(functions, f"antiphon_{name}").restype = None
     functions.antiphon_together.restype = _int
