@@ -173,7 +173,8 @@ inline void score(const Q* q, const K* keys, const Coming<K>& coming, int64_t di
                   float* scores, int64_t stride) {
     for (int64_t j = begin; j < end; j++) {
         Floats total[N]{};
-        for (int64_t d = 0; d < dim; d += 2 * WIDE) coming.template fetch<2 * WIDE * sizeof(K)>((j * dim + d) / (2 * WIDE));
+        for (int64_t d = j * dim; d < (j + 1) * dim; d += 2 * WIDE)
+            coming.template fetch<2 * WIDE * sizeof(K)>(d / (2 * WIDE));
         for (int64_t d = 0; d < dim; d += 2 * WIDE)
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) total[n] = along(total[n], keys + j * dim + d, q + n * dim + d);

@@ -50,8 +50,9 @@ struct Step {
     int64_t alone;
 };
 
-// One layer's attention, of a model that is computed elsewhere: `queries` [tokens, heads, head_dim], and the tokens' own
-// `keys` and `values` [tokens, kv_heads, head_dim], which are kept; `out` [tokens, heads * head_dim]. alone: see `Step`.
+// One layer's attention, of a model that is computed elsewhere: `queries` [tokens, heads, head_dim], and the tokens'
+// own `keys` and `values` [tokens, kv_heads, head_dim], which are kept; `out` [tokens, heads * head_dim]. alone: see
+// `Step`.
 struct Attention {
     const void *queries, *keys, *values;
     void* out;
@@ -286,15 +287,16 @@ void antiphon_forward(const Decoder* decoder, const Batch* batch, const Step* st
         forward<float>(*decoder, *batch, *step, threads);
 }
 
-void antiphon_attend(const Attention* attention, const Cache* cache, const Batch* batch, const Group* group, int threads) {
+void antiphon_attend(const Attention* attention, const Cache* cache, const Batch* batch, const Group* group,
+                     int threads) {
     if (attention->is_bf16)
         attend_alone<bf16>(*attention, *cache, *batch, *group, threads);
     else
         attend_alone<float>(*attention, *cache, *batch, *group, threads);
 }
 
-// x [rows, inputs], of which rows `begins[i]..begins[i + 1]` by map i of `count`, which are of one shape, plus `residual`
-// [rows, outputs] unless it is null -> out.
+// x [rows, inputs], of which rows `begins[i]..begins[i + 1]` by map i of `count`, which are of one shape, plus
+// `residual` [rows, outputs] unless it is null -> out.
 void antiphon_product(const Map* maps, const int64_t* begins, int64_t count, int is_bf16, const void* x,
                       const void* residual, void* out, int threads) {
     const int64_t inputs = maps->inputs, outputs = maps->outputs;
@@ -349,7 +351,8 @@ uint32_t antiphon_read(const char* from, int64_t bytes, int threads) {
     for (int64_t window = 0; window < bytes / WINDOW; window++) {
         Words sums[PAGES]{};
         for (int64_t at = 0; at < PAGE; at += sizeof(Words))
-            for (int page = 0; page < PAGES; page++) sums[page] += load<Words>(from + window * WINDOW + page * PAGE + at);
+            for (int page = 0; page < PAGES; page++)
+                sums[page] += load<Words>(from + window * WINDOW + page * PAGE + at);
         for (const Words& sum : sums)
             for (int i = 0; i < WIDE; i++) total += sum[i];
     }

@@ -483,7 +483,8 @@ void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside
     Unpacked* unpacked = is_unpacked ? room(own.unpacked, deep * PANEL) : nullptr;
     // What is fetched meanwhile is the thread's next panel. Of a single pass it is what comes soon, and nothing where
     // rows are multiplied in registers and the processor foresees that stream.
-    const int64_t soon = tiled || !foresees_streams() ? std::min(SOON_BYTES, bytes) : map.panels * bytes;
+    const bool fetches = !once || tiled || !foresees_streams();
+    const int64_t soon = std::min(SOON_BYTES, bytes);
     const char* first = static_cast<const char*>(map.weight);
     const char* all_end = first + map.panels * bytes;
     const int64_t share = once ? std::max<int64_t>(1, map.panels / (TURNS * member.threads)) : 1;
@@ -568,9 +569,10 @@ void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside
             const char *other = next < num_turns ? first + next * share * bytes : all_end, *edge = first + end * bytes;
             for (int64_t p = turn * share; p < end; p++) {
                 const char* later = once ? first + p * bytes + soon : other;
-                Ahead ahead{later, std::min(later + bytes, all_end)};
+                Ahead ahead{later, fetches ? std::min(later + bytes, all_end) : later};
                 if (once || num_rows <= 2 * MOST) ahead.edge = once ? edge : all_end;
-                if (once && other < all_end) ahead.jump = other - edge, ahead.end = later + bytes;
+                // behind a turn's last panel comes the next turn's first
+                if (fetches && once && other < all_end) ahead.jump = other - edge, ahead.end = later + bytes;
                 pass(p, ahead, in, top, rows);
             }
         }
