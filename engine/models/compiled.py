@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.models.trial_run import tolerance
 
 if TYPE_CHECKING:
-    from engine.models.experts import Experts
+    from engine.models.cpu_modules import Experts
     from engine.models.interface import Attention
     from engine.models.linear import Linear
 

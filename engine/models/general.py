@@ -27,7 +27,7 @@ from engine.kernels import Workspace
 from engine.kernels.cpu import Library
 from engine.models.checkpoint import Checkpoint, require_finite
 from engine.models.compiled import Compiled, Mapped, Routed
-from engine.models.experts import Experts, find
+from engine.models.cpu_modules import Experts, find_experts, replace_norms
 from engine.models.interface import Attention, ModelSpec
 from engine.models.linear import Plain, make_linear
 from engine.models.lora import Adapters, Place, Stack
@@ -181,6 +181,10 @@ class GeneralDecoder:
             largest = largest_image(whole, row, config.step_timeout_s / 2)
             processor = ImageProcessor.load(folder, image_bytes, largest)
             spec = replace(spec, fingerprint=spec.fingerprint + processor.fingerprint)
+        if library is not None and dtype in (torch.float32, torch.bfloat16) and not compile:
+            replace_norms(
+                model, library, dtype
+            )  # where they are compiled, they become parts of other operations
         if not _repack(model, quantization, library):
             why = "it computes with the weights of its linear maps by itself"
             if quantization != "none":
@@ -433,7 +437,7 @@ def _repack(model: Any, quantization: Quantization, library: Library | None) -> 
         if not isinstance(linear, Plain):
             model.set_submodule(path, Mapped(module, linear))
     if library is not None and quantization != "fp8":
-        for experts in find(model):
+        for experts in find_experts(model):
             experts.forward = Routed(Experts(experts, library, quantization))
     try:
         return bool(_run(model, Trial()).isfinite().all())  # the weights that a module shows are not

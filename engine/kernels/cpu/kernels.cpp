@@ -64,6 +64,8 @@ struct Attention {
 
 namespace {
 
+constexpr int64_t FEW_NORMED = 1 << 16;  // numbers that one thread norms before another has woken
+
 // A head's q or k, turned by its position; `weight`, if any, is of the norm before.
 template <class T>
 inline void rotate(const Row<T>& x, const T* weight, float eps, const float* cosines, const float* sines, int64_t dim,
@@ -87,8 +89,8 @@ inline void rotate(const Row<T>& x, const T* weight, float eps, const float* cos
     }
 }
 
-template <class T>
-inline void normalise(const Row<T>& x, const T* weight, float eps, int64_t size, const Row<T>& out) {
+template <class T, class U, class W>
+inline void normalise(const Row<U>& x, const W* weight, float eps, int64_t size, const Row<T>& out) {
     Floats squares{};
     int64_t i = 0;
     for (; i + WIDE <= size; i += WIDE) squares += read(x.of(i)) * read(x.of(i));
@@ -327,6 +329,22 @@ void antiphon_product(const Map* maps, const int64_t* begins, int64_t count, int
                             Rows<T>{static_cast<T*>(out) + begin * outputs, outputs});
             }
         }
+    };
+    if (is_bf16)
+        run(bf16{});
+    else
+        run(0.0f);
+}
+
+// x [rows, size] -> out, each row normed by its root mean square and multiplied by `weight` [size].
+void antiphon_norm(const void* x, const float* weight, float eps, int is_bf16, int64_t rows, int64_t size, void* out,
+                   int threads) {
+    const auto run = [&](auto kind) {
+        using T = decltype(kind);
+        const Rows<const T> from{static_cast<const T*>(x), size};
+        const Rows<T> to{static_cast<T*>(out), size};
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > FEW_NORMED)
+        for (int64_t r = 0; r < rows; r++) normalise(from[r], weight, eps, size, to[r]);
     };
     if (is_bf16)
         run(bf16{});

@@ -201,6 +201,20 @@ class Library:
             torch.get_num_threads(),
         )
 
+    def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """x [..., H], normed by its root mean square and multiplied by weight [H] f32, into out; both
+        contiguous and of one type."""
+        self._functions.antiphon_norm(
+            x.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            x.dtype is torch.bfloat16,
+            x.numel() // len(weight),
+            len(weight),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+
     def draw(
         self,
         scores: NDArray[np.float32],
@@ -380,9 +394,14 @@ def _load(path: Path) -> Library:
     functions.antiphon_draw.argtypes = [_pointer, _pointer, threads]
     functions.antiphon_pack.argtypes = [_pointer, _pointer, _int, _int, _int, _int, _pointer, threads]
     functions.antiphon_pack_whole.argtypes = [_pointer, _pointer, _int, _int, _pointer, _pointer, threads]
+    functions.antiphon_norm.argtypes = [
+        *(_pointer, _pointer, ctypes.c_float),
+        *(threads, _int, _int),
+        *(_pointer, threads),
+    ]
     functions.antiphon_read.argtypes = [_pointer, _int, threads]
     functions.antiphon_read.restype = ctypes.c_uint32
-    for name in ("forward", "attend", "product", "draw", "pack", "pack_whole"):
+    for name in ("forward", "attend", "product", "norm", "draw", "pack", "pack_whole"):
         getattr(functions, f"antiphon_{name}").restype = None
     functions.antiphon_together.restype = _int
     return Library(functions, functions.antiphon_together())

@@ -20,7 +20,7 @@ from engine.kernels import Workspace
 from engine.kernels.cpu import Panels, open_library
 from engine.models import compiled, general, load_model
 from engine.models.compiled import Mapped
-from engine.models.experts import Experts, find
+from engine.models.cpu_modules import Experts, Norm, find_experts
 from engine.models.fp8 import Fp8
 from engine.models.general import GeneralDecoder
 from engine.models.linear import Blocked, Int8, Plain, make_linear
@@ -274,6 +274,33 @@ def test_its_weights_have_fewer_bits_in_the_kernels_layout_too(
         assert (logits[1] - logits[0]).norm() < (0.4 if quantization == "int4" else 0.1) * logits[0].norm()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gemma2-32", "qwen3_moe-32", "olmo2"])
+def test_norms_are_the_kernels_where_they_are_seen_to_be_the_same(
+    checkpoint: Find, name: str, dtype: str
+) -> None:
+    need_kernels()
+    plain, replaced = (
+        loaded(checkpoint(name), dtype=dtype, cpu_kernels=kernels) for kernels in (False, True)
+    )
+    kinds = {type(each).__name__ for each in replaced._model.modules()}
+    assert "Norm" in kinds and not any(kind.endswith("RMSNorm") for kind in kinds)
+    x = torch.randn(3, 70, 48).to(plain.spec.dtype)
+    with torch.inference_mode():
+        found, expected = (each._model.model.norm(x) for each in (replaced, plain))
+    torch.testing.assert_close(found, expected, rtol=2**-7 if dtype == "bfloat16" else 1e-5, atol=1e-6)
+
+
+def test_a_norm_that_does_something_else_is_left(checkpoint: Find, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+    need_kernels()
+    plain = Olmo2RMSNorm.forward
+    monkeypatch.setattr(Olmo2RMSNorm, "forward", lambda self, x: plain(self, x) * 1.1)
+    model = loaded(checkpoint("olmo2"), cpu_kernels=True)
+    assert not any(isinstance(each, Norm) for each in model._model.modules())
+
+
 def test_what_chooses_among_experts_is_never_rounded(checkpoint: Find) -> None:
     folder = checkpoint("gpt_oss")
     assert not any(path.rpartition(".")[2] in general.CHOOSERS for path in maps(loaded(folder)))
@@ -315,7 +342,7 @@ def test_experts_without_a_gate_and_choices_of_none(
                     middle = module.act_fn(module.up_proj[expert] @ x[t] + module.up_proj_bias[expert])
                     out = module.down_proj[expert] @ middle + module.down_proj_bias[expert]
                     expected[t] += weight * module.post_expert_norm(out)
-        assert list(find(module)) == [module]
+        assert list(find_experts(module)) == [module]
         found = Experts(module, library, quantization)(x, chosen, weights)
     assert (found - expected).norm() < most * expected.norm()
     assert module.up_proj.shape == (5, 96, 64) and module.up_proj.isnan().all()
@@ -358,7 +385,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("gemma2", {"kv_cache_dtype": "fp8"}),
         ("olmo2", {"quantization": "int8"}),
-        ("qwen3_moe-32", {"dtype": "bfloat16"}),
+        ("qwen3_moe-32", {}),
     ],
 )
 def test_compiled_it_says_the_same(checkpoint: Find, name: str, settings: dict[str, Any]) -> None:
