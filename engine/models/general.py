@@ -192,6 +192,11 @@ class GeneralDecoder:
             log.info("%s keeps its weights as they are stored: %s", architecture, why)
             del model, whole
             _, model, whole = _open(folder, dtype, device, row, config.max_model_len, weights)
+        if (
+            device.type == "cpu"
+        ):  # what is left may be the file itself, mapped: a copy outlives one that is replaced
+            for parameter in whole.parameters():
+                parameter.data = parameter.data.clone()
         sight = None
         if processor is not None:
             sight = Sight(whole, processor, dtype, image_bytes)

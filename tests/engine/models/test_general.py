@@ -158,6 +158,18 @@ def test_weights_that_are_not_there_are_refused(checkpoint: Find, tmp_path: Path
         load_model(EngineConfig(tmp_path), torch.device("cpu"))
 
 
+def test_a_file_that_is_overwritten_under_it_does_not_reach_a_loaded_model(
+    checkpoint: Find, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint("olmo2"), tmp_path, dirs_exist_ok=True)
+    model = loaded(tmp_path)
+    with torch.inference_mode():
+        before = general._run(model._model, Trial())
+        with (tmp_path / "model.safetensors").open("r+b") as file:
+            file.write(bytes((tmp_path / "model.safetensors").stat().st_size))
+        torch.testing.assert_close(general._run(model._model, Trial()), before, rtol=0, atol=0)
+
+
 def logits_of(folder: Path, ids: list[int], max_model_len: int | None) -> torch.Tensor:
     """Logits of each of these tokens, by a model that is loaded for this context."""
     model = load_model(EngineConfig(folder, max_model_len=max_model_len), torch.device("cpu"))
