@@ -23,6 +23,9 @@ safe_open: Any = _safe_open  # a Rust class without annotations
 
 INDEX = "model.safetensors.index.json"
 
+BLOCKS = "_blocks"
+"""How the name of a matrix of four-bit floats ends, two of which are a byte; bfloat16 computes them."""
+
 _WHOLE = 64 << 20  # files up to this many bytes are hashed whole
 _SAMPLE = 1 << 16  # of larger ones: this many bytes at each of `_SAMPLES` evenly spaced offsets
 _SAMPLES = 64
@@ -82,11 +85,13 @@ class Checkpoint:
         sizes: dict[str, int] = {}
         for name, path in self._where.items():
             part = self._handles[path].get_slice(name.removeprefix(self._prefix))
-            sizes[part.get_dtype()] = sizes.get(part.get_dtype(), 0) + _elements(tuple(part.get_shape()))
+            kind = part.get_dtype()
+            if kind == "U8" and name.endswith(BLOCKS):
+                kind = "BF16"
+            sizes[kind] = sizes.get(kind, 0) + _elements(tuple(part.get_shape()))
         largest = max(sizes, key=lambda dtype: sizes[dtype])
         known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        # no types to compute in: their numbers times their scales are
-        known["F8_E4M3"] = known["U8"] = torch.bfloat16
+        known["F8_E4M3"] = torch.bfloat16  # no type to compute in: its numbers times their scales are
         if largest not in known:
             raise LoadError(f"{self.folder} stores its weights as {largest}, which this engine does not read")
         return known[largest]

@@ -19,11 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels import FP8, Workspace, computes_fp8, quantize_rows, read_into
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import BLOCKS, Checkpoint
 from engine.types import LoadError
 
 SCALES = ("_scale_inv", "_scale", "_scales")  # ends of the names of a matrix's scales
-BLOCKS = "_blocks"  # and of those of a matrix of four bits
 # of activations and of the cache, which are not rounded here
 UNUSED_SCALES = (".input_scale", ".k_scale", ".v_scale")
 # floats of four bits, of two for the exponent and one for the mantissa: what they are without their sign

@@ -505,7 +505,7 @@ void product_by(const Map& map, const Rows<const T>& x, bool tiled, const Beside
         while (due.row < due.end) finish_row();
     };
     int64_t turn_of = 0;  // the buffers
-    // `rows` from `top` on past one panel, while what is at `later` is fetched.
+    // `rows` from `top` on past one panel, while what is `ahead` is fetched.
     const auto pass = [&](int64_t p, Ahead ahead, const Taken<W>& in, int64_t top, int64_t rows) {
         const char* panel = first + p * bytes;
         const int64_t height = tiled ? HEIGHT : MOST, cuts = (rows + height - 1) / height;

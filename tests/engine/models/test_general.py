@@ -18,7 +18,7 @@ from engine.benchmark.roofline import weight_bytes
 from engine.config import EngineConfig, Quantization
 from engine.kernels import Workspace
 from engine.kernels.cpu import Panels, open_library
-from engine.models import compiled, general, load_model
+from engine.models import Checkpoint, compiled, general, load_model
 from engine.models.compiled import Mapped
 from engine.models.cpu_modules import Experts, Norm, find_experts
 from engine.models.fp8 import Fp8
@@ -156,6 +156,15 @@ def test_weights_that_are_not_there_are_refused(checkpoint: Find, tmp_path: Path
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
         load_model(EngineConfig(tmp_path), torch.device("cpu"))
+
+
+def test_bytes_that_nothing_says_how_to_read_are_refused(checkpoint: Find, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("olmo2"), tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    whole = {name: tensor.to(torch.uint8) for name, tensor in tensors.items()}
+    save_file(whole, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match="stores its weights as U8, which this engine does not read"):
+        _ = Checkpoint(tmp_path).dtype
 
 
 def test_a_file_that_is_overwritten_under_it_does_not_reach_a_loaded_model(
