@@ -5,7 +5,8 @@ It also lays a step's plan out as the library takes it, for whole forwards too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.cpu import MOST_DIM, STRIP, Attention, Batch, Cache, Group, Library, Scoring
-from engine.models import ModelSpec
+from engine.kernels.cpu import MOST_DIM, STRIP, Batch, Cache, Group, Library, Scoring
+from engine.kernels.cpu import Attention as AttentionCall
+from engine.models import Attention, ModelSpec
 from engine.step import StepPlan
 
 
@@ -100,28 +102,29 @@ class CpuAttention:
         ]
         self._kept = layers  # the structures point there
 
-    def lay_out(self, plan: StepPlan) -> PlanForLibrary:
-        """What all layers are given of a plan."""
-        return PlanForLibrary(plan, self._windows)
+    def of(self, plan: StepPlan, moved: Callable[[], None]) -> Attention:
+        """What a model calls in the step of a plan; `moved` is told of each layer."""
+        return partial(self._attend, PlanForLibrary(plan, self._windows), moved)
 
-    def __call__(
+    def _attend(
         self,
         plan: PlanForLibrary,
+        moved: Callable[[], None],
         layer: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         *,
         scale: float,
-        softcap: float | None,
-        sinks: Tensor | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `models.Attention`."""
+        moved()
         group, cache = self._layers[layer]
         queries, keys, values = (part.to(self._dtype).contiguous() for part in (q, k, v))
         out = torch.empty_like(queries)
         own_sinks = None if sinks is None else sinks.float().contiguous()
-        attention = Attention(
+        given = AttentionCall(
             queries=queries.data_ptr(),
             keys=keys.data_ptr(),
             values=values.data_ptr(),
@@ -133,5 +136,5 @@ class CpuAttention:
                 sinks=None if own_sinks is None else own_sinks.data_ptr(), scale=scale, softcap=softcap or 0.0
             ),
         )
-        self._library.attend(attention, cache, plan.batch, plan.groups[group])
+        self._library.attend(given, cache, plan.batch, plan.groups[group])
         return out.to(q.dtype)

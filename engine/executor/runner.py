@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.executor import deterministic as exact
-from engine.executor.cpu_attention import CpuAttention, PlanForLibrary, unfit
+from engine.executor.cpu_attention import CpuAttention, unfit
 from engine.executor.cpu_forward import Forward, fits
 from engine.executor.gpu_launcher import Launcher, kernels_for
 from engine.executor.kv_sizing import PoolSizes
@@ -38,7 +38,7 @@ from engine.kernels import (
     set_threads,
     write_kv,
 )
-from engine.models import Model, ModelSpec
+from engine.models import Attention, Model, ModelSpec
 from engine.step import Floats, Ints, RowLogprobs, StepPlan
 
 TAKEN = 256 << 20  # bytes of a CPU's pools that are taken before there is any use, see `Reserve`,
@@ -118,14 +118,9 @@ class Drawing:
 class StepAttention:
     """What the model calls once a layer (`models.Attention`): this step's cache views and metadata."""
 
-    def __init__(self, runner: Runner, plan: StepPlan) -> None:
+    def __init__(self, runner: Runner, groups: Sequence[GroupStep]) -> None:
         self._runner = runner
-        self._laid: PlanForLibrary | None = None
-        self._groups: list[GroupStep] = []
-        if runner.cpu_attention is not None:
-            self._laid = runner.cpu_attention.lay_out(plan)
-        else:
-            self._groups = [runner.group_step(plan, g) for g in range(len(runner.pools))]
+        self._groups = groups
 
     def __call__(
         self,
@@ -140,8 +135,6 @@ class StepAttention:
     ) -> Tensor:
         runner = self._runner
         runner.progress.at = time.monotonic()
-        if runner.cpu_attention is not None and self._laid is not None:
-            return runner.cpu_attention(self._laid, layer, q, k, v, scale=scale, softcap=softcap, sinks=sinks)
         group, k_cache, v_cache = runner.layers[layer]
         step = self._groups[group]
         write_kv(k, v, k_cache, v_cache, step)
@@ -245,14 +238,18 @@ class Runner:
         self._prepare(plan)
         if self.launcher is not None:
             return self.launcher.compute(plan)[:, : self.vocab_size]
-        if self.cpu_attention is None:
+        attention: Attention
+        if self.cpu_attention is not None:
+            attention = self.cpu_attention.of(plan, self._moved)
+        else:
             self._clear_begun(plan)
+            attention = StepAttention(self, [self._group_step(plan, g) for g in range(len(self.pools))])
         if self.model.adapters is not None:
             self.model.adapters.choose(np.repeat(plan.adapters, np.diff(plan.query_start)))
         logits = self.model.forward(
             self._move(plan.token_ids),
             self._move(plan.positions),
-            StepAttention(self, plan),
+            attention,
             self._move(plan.logits_at),
         )
         return logits[:, : self.vocab_size]
@@ -370,8 +367,7 @@ class Runner:
             attended += nbytes * int(seen @ further)
         return cached, attended
 
-    def group_step(self, plan: StepPlan, g: int) -> GroupStep:
-        """What torch's attention needs to know of a plan in one layer group."""
+    def _group_step(self, plan: StepPlan, g: int) -> GroupStep:
         group, dtype = self.model.spec.groups[g], self.model.spec.dtype
         if self.deterministic:
             tiles = exact.make_tiles(
